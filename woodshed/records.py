@@ -1,0 +1,334 @@
+"""The nouns that flow through everything: frozen records with a JSON form.
+
+Nothing here does work. A record is built once, travels between rooms, and is written to a run folder as one JSON
+line (`to_json`) and read back (`from_json`). Tensors live in `training.packing`; this module imports no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+
+class WoodshedError(Exception):
+    """Something a person can act on. The message says what happened, the value seen, and what would work.
+
+    The subclass names the boundary that was crossed. The command line prints `Class: message` and exits with 2.
+    """
+
+
+class TaskError(WoodshedError):
+    """A repository or task folder that cannot be used."""
+
+
+class SandboxError(WoodshedError):
+    """The sandbox could not be created, or was lost."""
+
+
+class ModelError(WoodshedError):
+    """Weights, tokenizer or adapter that cannot be found, verified or loaded."""
+
+
+class SamplerError(WoodshedError):
+    """An inference engine or endpoint that did not answer as it must."""
+
+
+class RecipeError(WoodshedError):
+    """A setting that is unknown, mistyped or contradicts another."""
+
+
+class RunError(WoodshedError):
+    """A run folder that cannot be written, read or resumed."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a repository needs in order to run, shared by all of its tasks."""
+
+    python: str
+    """Python version, major and minor: "3.11"."""
+    requirements: tuple[str, ...]
+    """Exact pins of every dependency ("pytest==9.2.0"), sorted; the package itself is never among them."""
+    packages: tuple[str, ...]
+    """Import names that the repository provides ("toolz",); they must be imported from the workspace."""
+    source_roots: tuple[str, ...] = (".",)
+    """Workspace-relative folders that go on PYTHONPATH ("src",)."""
+    distribution: str = ""
+    """"name==version" of the distribution, whose metadata (no code) the environment offers to importlib.metadata."""
+    entry_points: str = ""
+    """Text of the distribution's entry_points.txt, or ""."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Work with hidden tests. On disk it is a Harbor task folder (`tasks.folder`)."""
+
+    id: str
+    """First 16 hex digits of the SHA-256 of everything in the task but its name."""
+    name: str
+    """Folder name, unique in its set: "toolz-stub-groupby"."""
+    folder: Path = field(compare=False)
+    instruction: str
+    environment: Environment
+    allowed_paths: tuple[str, ...]
+    """Workspace-relative files or folders whose changes cross over to grading."""
+    fail_to_pass: tuple[str, ...]
+    """pytest node ids, taken from a hook: fail before the gold patch, pass after it."""
+    pass_to_pass: tuple[str, ...]
+    """pytest node ids that pass before and after."""
+    operator: str
+    """How the work was made: "stub" or "remove"."""
+    level: int
+    """0 (one branch) to 6 (a sub-package); a stubbed function is 1, a removed one 2."""
+    target_path: str
+    """The file that the gold patch changes first."""
+    target_symbol: str
+    """Dotted name inside that file: "groupby", "LRU.get"."""
+    target_lines: tuple[int, int]
+    """First and last line (1-based) of the gap in the workspace as the agent sees it."""
+    test_command: str
+    """What the agent may run to try its work, from the workspace root."""
+    verify_timeout_s: float = 120.0
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Source, its sha256, licence, generator version, seed."""
+
+
+ErrorKind = Literal[
+    "no_call",  # the message holds no call at all
+    "truncated",  # the turn hit its token limit
+    "unparseable",  # something that looks like a call but cannot be read
+    "unknown_tool",
+    "bad_arguments",  # missing, extra or mistyped arguments
+    "bad_path",  # outside the workspace, missing, or a directory where a file is needed
+    "old_missing",  # edit whose old text is absent
+    "old_ambiguous",  # edit whose old text occurs more than once
+    "too_many_calls",
+    "timeout",
+    "nonzero_exit",  # a shell command that failed: news, not a fault
+]
+
+CALL_FAULTS: tuple[ErrorKind, ...] = (
+    "no_call",
+    "truncated",
+    "unparseable",
+    "unknown_tool",
+    "bad_arguments",
+    "bad_path",
+    "old_missing",
+    "old_ambiguous",
+    "too_many_calls",
+)
+"""Error kinds that make a turn *invalid*: the policy called wrongly. The invalid-call rate is invalid turns / turns."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One tool call as the policy wrote it."""
+
+    id: str
+    tool: str
+    arguments: dict[str, Any]
+    raw: str
+    """The text it was parsed from."""
+    error_kind: ErrorKind | None = None
+    """Set when the call could not be executed as written."""
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one call gave back, already truncated to what the policy reads."""
+
+    call_id: str
+    text: str
+    error_kind: ErrorKind | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model call and what came back.
+
+    Token-exact: the whole sequence of a segment is context_ids + sampled_ids of its turns, in order. The prompt of
+    turn t is everything before its sampled_ids, so turn t's sampled ids are an exact prefix of turn t+1's prompt.
+    """
+
+    context_ids: tuple[int, ...]
+    """Tokens the harness added before this turn: the opening prompt (turn 0), else the previous turn's observations."""
+    opening: int
+    """How many of the last context_ids open the assistant's message; a hint is inserted right before them."""
+    sampled_ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    """Natural-log probability of each sampled id under the exact sampling distribution."""
+    policy_version: int
+    """Optimizer steps behind the weights that sampled this turn."""
+    finish_reason: Literal["stop", "length"]
+    text: str
+    calls: tuple[Call, ...]
+    observations: tuple[Observation, ...]
+    error_kind: ErrorKind | None
+    """First call fault of the turn, or None."""
+    sample_s: float = 0.0
+    tools_s: float = 0.0
+    oracle: str = ""
+    """Set on scripted turns only: "" for the right move, else which fault or reminder was planted."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """What an attempt changed, by whole file; the only thing that crosses from a rollout to grading."""
+
+    files: dict[str, str | None]
+    """Workspace-relative path to new text, or None where the file was deleted."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Changed paths that do not cross, with the reason: "not a regular file", "not UTF-8", "too large"."""
+    diff: str = ""
+    """Unified diff for people."""
+
+
+Ended = Literal[
+    "finished",  # the policy said so
+    "max_turns",
+    "max_tokens",
+    "max_errors",  # too many faulty turns in a row
+    "timeout",
+    "context_full",
+    "sandbox_lost",  # voids the attempt: never trained on
+]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt at one task."""
+
+    id: str
+    """"<phase>-<step>-<task name>-<attempt>"; the same attempt made again has the same id."""
+    task_id: str
+    task_name: str
+    attempt: int
+    seed: int
+    turns: tuple[Turn, ...]
+    patch: Patch
+    ended: Ended
+    seconds: float
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The whole sequence, harness tokens and sampled tokens."""
+        return tuple(i for turn in self.turns for i in (*turn.context_ids, *turn.sampled_ids))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Tokens by kind, calls, turns: what effort is measured by."""
+        return {
+            "turns": len(self.turns),
+            "calls": sum(len(t.calls) for t in self.turns),
+            "faulty_turns": sum(t.error_kind in CALL_FAULTS for t in self.turns),
+            "sampled_tokens": sum(len(t.sampled_ids) for t in self.turns),
+            "context_tokens": sum(len(t.context_ids) for t in self.turns),
+        }
+
+
+@dataclass(frozen=True)
+class Group:
+    """The attempts at one task that share a baseline."""
+
+    task_id: str
+    rollouts: tuple[Rollout, ...]
+
+
+Outcome = Literal["passed", "failed", "error", "skipped", "missing"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What grading found."""
+
+    rollout_id: str
+    task_id: str
+    status: Literal["graded", "invalid"]
+    """"invalid": the infrastructure failed; never a reward."""
+    reward: float
+    """In [0, 1]."""
+    solved: bool
+    """Every F2P and P2P test passed, in a run whose integrity held."""
+    outcomes: dict[str, Outcome]
+    """Every expected test id to its outcome."""
+    integrity: tuple[str, ...] = ()
+    """Checks that failed: "no end record", "sentinel passed", ..."""
+    detail: str = ""
+    """The end of what the runner printed, for people."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A suspicion with evidence. Raises a hand, never edits a reward."""
+
+    rollout_id: str
+    rule: str
+    turn: int
+    quote: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What the policy should have known, tied to the one turn where it mattered."""
+
+    rollout_id: str
+    turn: int
+    """Index into Rollout.turns."""
+    detector: str
+    text: str
+
+
+R = TypeVar("R")
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """A record as JSON-ready values (tuples become lists, paths become strings)."""
+
+    def plain(value: Any) -> Any:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, tuple | list):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, Path) else value
+
+    return plain(record)
+
+
+def from_json(kind: type[R], data: Any) -> R:
+    """The record that `to_json` wrote.
+
+    Raises:
+        ValueError: a field is unknown or missing (a run of another version).
+    """
+    return _read(kind, data)
+
+
+def _read(kind: Any, data: Any) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        unknown = set(data) - set(hints)
+        if unknown:
+            raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+        try:
+            return kind(**{name: _read(hints[name], value) for name, value in data.items()})
+        except TypeError as error:
+            raise ValueError(f"{kind.__name__}: {error}") from error
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple:
+        items = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else arguments
+        return tuple(_read(item, value) for item, value in zip(items, data, strict=True))
+    if origin is dict:
+        return {key: _read(arguments[1], value) for key, value in data.items()}
+    if origin in (typing.Union, types.UnionType):
+        return None if data is None else _read(next(a for a in arguments if a is not type(None)), data)
+    return Path(data) if kind is Path else data

@@ -1,0 +1,110 @@
+"""Strict typed settings: one TOML file, dotted overrides, and 'did you mean' for every mistake.
+
+Each room owns a `Settings` subclass next to the code that reads it; `training.recipe` composes them. Nothing here
+knows any setting by name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from woodshed.records import RecipeError
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, unknown keys refused, every field described by the docstring under it."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def read(kind: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
+    """Settings from a TOML file with `section.key=value` overrides applied on top.
+
+    An override's value is read as TOML, and as a plain string where it is not valid TOML ("model=smollm2-135m").
+
+    Raises:
+        RecipeError: no such file, not TOML, an unknown key (with the nearest name) or a value of the wrong type.
+    """
+    tree = _load(path) if path is not None else {}
+    for override in overrides:
+        _override(tree, override)
+    return validate(kind, tree, origin=str(path) if path is not None else "settings")
+
+
+def validate(kind: type[S], tree: dict[str, Any], *, origin: str = "settings") -> S:
+    """Settings from plain values.
+
+    Raises:
+        RecipeError: lists every mistake, one a line.
+    """
+    try:
+        return kind.model_validate(tree)
+    except ValidationError as error:
+        lines = [_explain(kind, mistake) for mistake in error.errors()]
+        raise RecipeError("\n".join([f"{origin}: {lines[0]}", *lines[1:]])) from None
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        nearby = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
+        listing = f"; {path.parent} holds {', '.join(nearby)}" if nearby else ""
+        raise RecipeError(f"no recipe at {path}{listing}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    names = key.strip().split(".")
+    if not equals or not all(names):
+        raise RecipeError(f"override {override!r} is not of the form section.key=value (training.steps=4)")
+    for name in names[:-1]:
+        node = tree.setdefault(name, {})
+        if not isinstance(node, dict):
+            raise RecipeError(f"override {override!r}: {name!r} is a value ({node!r}), not a section")
+        tree = node
+    try:
+        tree[names[-1]] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        tree[names[-1]] = text.strip()
+
+
+def _explain(kind: type[BaseModel], mistake: Any) -> str:
+    *parents, name = mistake["loc"] or ("",)
+    dotted = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] != "extra_forbidden":
+        return f"{dotted} = {mistake['input']!r}: {mistake['msg'][0].lower()}{mistake['msg'][1:]}"
+    names = list(_section(kind, parents).model_fields)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(names)}"
+    return f"unknown setting {dotted!r}; {hint}"
+
+
+def _section(kind: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel]:
+    for parent in parents:
+        field = kind.model_fields.get(str(parent))
+        for candidate in _classes(field.annotation) if field else ():
+            kind = candidate
+    return kind
+
+
+def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _classes(argument)
