@@ -1,0 +1,1 @@
+"""How good is a policy: suites of tasks, and figures with intervals."""

@@ -1,0 +1,1 @@
+"""What a person looks at: one HTML page per run."""
