@@ -174,7 +174,7 @@ class Turn:
     sample_s: float = 0.0
     tools_s: float = 0.0
     oracle: str = ""
-    """Set on scripted turns only: "" for the right move, else which fault or reminder was planted."""
+    """Set on scripted turns only: the class of the fault that was planted, "" for the right move."""
 
 
 @dataclass(frozen=True)

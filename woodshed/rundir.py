@@ -1,0 +1,240 @@
+"""What a run keeps on disk: enough to resume, to judge again and to report.
+
+    runs/NAME/
+        recipe.toml        the resolved recipe
+        manifest.json      versions, hardware, git revision, seed
+        tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
+        rollouts.jsonl  verdicts.jsonl  hints.jsonl  oracle.jsonl  metrics.jsonl
+        checkpoints/NAME/  weights and training state, complete or absent
+        report.html
+
+The JSONL files are append-only. Every line is `{"phase", "step", "part", "record"}`; a batch of records is followed
+by `{"phase", "step", "part", "done": count}` and counts only once that line is there. What was written and not
+completed before a kill is ignored by readers; what was completed is never made again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from woodshed.records import RunError, from_json, to_json
+
+Kind = Literal["rollouts", "verdicts", "hints", "oracle", "metrics"]
+
+At = tuple[str, int, int]
+
+R = TypeVar("R")
+
+
+class RunDir:
+    """One run's folder. Open it with `create` or `open`; only one process may write to it at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    def create(cls, path: Path, *, recipe: str, manifest: dict[str, Any]) -> RunDir:
+        """A new run folder, locked for writing.
+
+        Raises:
+            RunError: the folder exists and holds a run, or cannot be written.
+        """
+        if (path / "recipe.toml").exists():
+            raise RunError(
+                f"{path} already holds a run. Go on with `woodshed train --resume {path}`, "
+                "or choose another name with `name=OTHER`."
+            )
+        run = cls(path)
+        with run._writing():
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+            write_atomically(path / "recipe.toml", recipe)
+        run.lock()
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """A run folder for reading.
+
+        Raises:
+            RunError: there is no run at `path`; names the runs beside it.
+        """
+        if not (path / "recipe.toml").is_file():
+            beside = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
+            known = f"; runs there: {', '.join(beside)}" if beside else ""
+            raise RunError(f"no run at {path}{known}")
+        return cls(path)
+
+    def lock(self) -> None:
+        """Claim the folder for writing until this process ends.
+
+        Raises:
+            RunError: another process is writing to it.
+        """
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(descriptor, 32).decode().strip() or "unknown"
+            os.close(descriptor)
+            raise RunError(
+                f"{self.path} is being written by process {owner}; wait for it or stop it first"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+
+    def unlock(self) -> None:
+        """Let another process write."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return json.loads((self.path / "manifest.json").read_text())
+
+    # -- records ---------------------------------------------------------------------------------------------------
+
+    def once(
+        self,
+        kind: Kind,
+        record: type[R],
+        phase: str,
+        step: int,
+        produce: Callable[[], Iterable[R]],
+        *,
+        part: int = 0,
+    ) -> list[R]:
+        """The records of one part of a step: read back if they were completed before, else produced and kept."""
+        kept = self.find(kind, record, phase, step, part=part)
+        if kept is None:
+            kept = list(produce())
+            self.append(kind, kept, phase, step, part=part)
+        return kept
+
+    def find(self, kind: Kind, record: type[R], phase: str, step: int, *, part: int = 0) -> list[R] | None:
+        """The completed records of one part of a step, or None when there are none."""
+        found = None
+        for at, records in self._batches(kind):
+            if at == (phase, step, part):
+                found = [from_json(record, r) for r in records]
+        return found
+
+    def read(self, kind: Kind, record: type[R] = dict) -> list[tuple[str, int, R]]:
+        """All completed records as (phase, step, record), in order; a batch written twice counts once, the last."""
+        latest: dict[At, list[Any]] = {}
+        for at, records in self._batches(kind):
+            latest.pop(at, None)
+            latest[at] = records
+        return [
+            (phase, step, r if record is dict else from_json(record, r))
+            for (phase, step, _part), records in latest.items()
+            for r in records
+        ]
+
+    def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
+        """Write a batch and its completion line in one go.
+
+        Raises:
+            RunError: the disk is full or the folder is read-only. What was complete before stays complete.
+        """
+        at = {"phase": phase, "step": step, "part": part}
+        lines = [json.dumps({**at, "record": to_json(record)}, ensure_ascii=False) for record in records]
+        lines.append(json.dumps({**at, "done": len(lines)}))
+        path = self.path / f"{kind}.jsonl"
+        with self._writing(), path.open("a+b") as file:
+            file.seek(0, os.SEEK_END)
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(
+                        b"\n"
+                    )  # a torn line stays behind, alone on its line, and is skipped by readers
+            file.write(("\n".join(lines) + "\n").encode("utf-8", errors="surrogatepass"))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _batches(self, kind: Kind) -> Iterator[tuple[At, list[Any]]]:
+        path = self.path / f"{kind}.jsonl"
+        if not path.exists():
+            return
+        open_batches: dict[At, list[Any]] = {}
+        with path.open("rb") as file:
+            for raw in file:
+                try:
+                    line = json.loads(raw.decode("utf-8", errors="surrogatepass"))
+                    at = (line["phase"], line["step"], line["part"])
+                except (ValueError, KeyError, TypeError):
+                    continue  # torn by a kill
+                if "record" in line:
+                    open_batches.setdefault(at, []).append(line["record"])
+                elif len(records := open_batches.pop(at, [])) >= line["done"]:
+                    yield at, records[len(records) - line["done"] :]
+
+    # -- checkpoints and tasks -------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, name: str, fill: Callable[[Path], None]) -> Path:
+        """A checkpoint folder that is either complete or absent; `fill` writes the files into a temporary one."""
+        target = self.path / "checkpoints" / name
+        partial = target.with_name(f".{name}.partial")
+        with self._writing():
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            fill(partial)
+            for file in partial.rglob("*"):
+                if file.is_file():
+                    with file.open("rb") as handle:
+                        os.fsync(handle.fileno())
+            shutil.rmtree(target, ignore_errors=True)
+            partial.rename(target)
+        return target
+
+    def checkpoints(self, prefix: str) -> list[Path]:
+        """Complete checkpoints whose name starts with `prefix`, oldest first."""
+        return sorted((self.path / "checkpoints").glob(f"{prefix}*"))
+
+    def keep_tasks(self, name: str, folders: Iterable[Path]) -> Path:
+        """The run's own copy of a task set, by hard link where possible, so that the run stands alone."""
+        target = self.path / "tasks" / name
+        if target.exists():
+            return target
+        partial = target.with_name(f".{name}.partial")
+        with self._writing():
+            shutil.rmtree(partial, ignore_errors=True)
+            for folder in folders:
+                shutil.copytree(folder, partial / folder.name, copy_function=_link_or_copy, symlinks=True)
+            partial.rename(target)
+        return target
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"cannot write to {self.path}: {error.strerror or error}. "
+                f"Nothing that was complete is lost: make room, then `woodshed train --resume {self.path}`."
+            ) from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content; readers see the old or the new, never a part."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.rename(path)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target, follow_symlinks=False)

@@ -1,0 +1,104 @@
+"""How training stops and goes on: weights, optimizer, random state and position, complete or absent.
+
+Resuming equals never having stopped: with the same threads on a CPU, bit for bit. Attempts in flight are not here
+but in the run folder, where every finished wave of them is kept and never made again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from woodshed.records import RunError
+from woodshed.rundir import RunDir
+from woodshed.training.policy import Policy
+from woodshed.training.update import GradientScale
+
+Phase = Literal["warmup", "rl"]
+
+KEPT = 2  # newest checkpoints of a phase; older ones are removed
+
+
+@dataclass
+class Position:
+    """Where a run stands: `step` is the next one to take."""
+
+    phase: Phase = "warmup"
+    step: int = 0
+    scale: GradientScale = field(default_factory=GradientScale)
+    curriculum: dict[str, Any] = field(default_factory=dict)
+
+
+def save(run: RunDir, policy: Policy, optimizer: torch.optim.Optimizer, position: Position) -> Path:
+    """Write a checkpoint after a step."""
+
+    def fill(folder: Path) -> None:
+        save_file(_on_cpu(policy.snapshot()), folder / "policy.safetensors")
+        torch.save(
+            {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, folder / "optimizer.pt"
+        )
+        (folder / "position.json").write_text(json.dumps(asdict(position), indent=2) + "\n")
+
+    saved = run.save_checkpoint(f"{position.phase}-{position.step:06d}", fill)
+    for old in run.checkpoints(f"{position.phase}-")[:-KEPT]:
+        shutil.rmtree(old)
+    return saved
+
+
+def latest(run: RunDir) -> Path | None:
+    """The newest complete checkpoint of the furthest phase."""
+    found = run.checkpoints("rl-") or run.checkpoints("warmup-")
+    return found[-1] if found else None
+
+
+def read_position(folder: Path) -> Position:
+    """Where the run stood when the checkpoint was written.
+
+    Raises:
+        RunError: the file is missing or of another version.
+    """
+    try:
+        data = json.loads((folder / "position.json").read_text())
+        return Position(data["phase"], data["step"], GradientScale(**data["scale"]), data["curriculum"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"checkpoint {folder} cannot be read ({error}); delete that folder to resume before it"
+        ) from None
+
+
+def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | None) -> None:
+    """Load weights and, unless it is None, the optimizer and random state.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    try:
+        weights = load_file(folder / "policy.safetensors")
+        rest = torch.load(folder / "optimizer.pt", weights_only=True) if optimizer is not None else None
+    except Exception as error:  # safetensors and pickle raise their own, undocumented kinds
+        raise RunError(
+            f"checkpoint {folder} is damaged ({error}); delete that folder to resume before it"
+        ) from None
+    policy.load_weights({name: value.to(policy.device) for name, value in weights.items()})
+    if optimizer is not None and rest is not None:
+        optimizer.load_state_dict(rest["optimizer"])
+        torch.set_rng_state(rest["rng"])
+
+
+def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
+    """The trainable weights as they were when RL began: kept once, read back by every resume."""
+    file = run.path / "checkpoints" / "start" / "policy.safetensors"
+    if not file.is_file():
+        run.save_checkpoint("start", lambda folder: save_file(_on_cpu(policy.snapshot()), folder / file.name))
+    return {name: value.to(policy.device) for name, value in load_file(file).items()}
+
+
+def _on_cpu(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.contiguous().cpu() for name, value in weights.items()}

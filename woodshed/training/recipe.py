@@ -1,0 +1,74 @@
+"""The recipe: every setting of a run, composed from the rooms that read them, in one TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from woodshed.agent.attempt import AgentSettings
+from woodshed.grading.verifier import GradingSettings
+from woodshed.inference.sampler import SamplerSettings
+from woodshed.rollout import RolloutSettings
+from woodshed.settings import Settings
+from woodshed.training.policy import PolicySettings
+from woodshed.training.update import FeedbackSettings, ObjectiveSettings, OptimizerSettings
+from woodshed.training.warmup import WarmupSettings
+
+
+class TaskSettings(Settings):
+    """Which tasks are practised and which are kept for measuring."""
+
+    train: tuple[Path, ...] = ()
+    """Task folders, or folders of them, to practise on."""
+    heldout: tuple[Path, ...] = ()
+    """Task folders never practised on; the policy is evaluated on them before and after."""
+
+
+class TrainingSettings(Settings):
+    """The loop."""
+
+    steps: int = 6
+    """Optimizer steps of RL and targeted feedback."""
+    tasks_per_step: int = 6
+    """Different tasks in one step."""
+
+
+class EvaluationSettings(Settings):
+    """How the policy is measured on the held-out tasks."""
+
+    attempts: int = 1
+    """Attempts per held-out task."""
+    limit: int = 0
+    """Held-out tasks used, the first so many by name; 0 uses all."""
+    every: int = 0
+    """Also evaluate after every so many steps; 0 evaluates before and after only."""
+
+
+class Recipe(Settings):
+    """A whole run."""
+
+    name: str
+    """Name of the run folder below `runs`."""
+    note: str = ""
+    """What a reader of the results must know, shown with them."""
+    runs: Path = Path("runs")
+    """Where run folders go."""
+    seed: int = 0
+    """Seeds everything: sampling, task order, new weights."""
+    tasks: TaskSettings = TaskSettings()
+    policy: PolicySettings = PolicySettings()
+    sampler: SamplerSettings = SamplerSettings()
+    agent: AgentSettings = AgentSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    grading: GradingSettings = GradingSettings()
+    warmup: WarmupSettings = WarmupSettings()
+    training: TrainingSettings = TrainingSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    feedback: FeedbackSettings = FeedbackSettings()
+    optimizer: OptimizerSettings = OptimizerSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+
+    def to_toml(self) -> str:
+        """The resolved recipe, every setting written out."""
+        import tomli_w
+
+        return tomli_w.dumps(self.model_dump(mode="json"))

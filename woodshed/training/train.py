@@ -1,0 +1,230 @@
+"""In which order everything happens: the loop, and nothing but the loop.
+
+    draw tasks -> attempt -> judge -> hint -> pack -> update -> load the new weights into the sampler -> observe
+
+Every stage of a step is kept in the run folder as it ends, so a run that is killed anywhere goes on where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from woodshed import evals, feedback, rollout
+from woodshed.curriculum import Curriculum
+from woodshed.grading import verifier
+from woodshed.inference.local import LocalSampler
+from woodshed.inference.renderer import Renderer, create_renderer
+from woodshed.records import Group, Hint, Rollout, Task, Verdict
+from woodshed.rundir import RunDir
+from woodshed.tasks import folder
+from woodshed.training import checkpoint, packing, warmup
+from woodshed.training.checkpoint import Position
+from woodshed.training.policy import Policy
+from woodshed.training.recipe import Recipe
+from woodshed.training.update import learning_rate, make_optimizer, update
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Session:
+    """What every stage needs: the run, its recipe, the policy and who writes its tokens."""
+
+    recipe: Recipe
+    run: RunDir
+    policy: Policy
+    sampler: LocalSampler
+    renderer: Renderer
+    progress: Progress
+
+
+def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
+    """Warm up, evaluate, practise, evaluate. Resumes from whatever the run folder holds.
+
+    Raises:
+        WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
+    """
+    practice = _task_set(run, "train", recipe.tasks.train)
+    heldout = _task_set(run, "heldout", recipe.tasks.heldout, limit=recipe.evaluation.limit)
+    policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
+    renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
+    sampler = LocalSampler(policy.model, renderer, recipe.sampler)
+    session = Session(recipe, run, policy, sampler, renderer, progress)
+    newest = checkpoint.latest(run)
+    position = checkpoint.read_position(newest) if newest else Position()
+    if position.phase == "warmup":
+        warm_up(session, position, practice)
+        position = Position("rl")
+    practise(session, position, practice, heldout)
+
+
+def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None:
+    """Imitate oracle attempts (SFT), with reminders before a share of their turns."""
+    settings, run, policy = session.recipe.warmup, session.run, session.policy
+    if not settings.steps:
+        return
+    played = warmup.play(
+        run,
+        tasks,
+        session.renderer,
+        settings,
+        session.recipe.agent,
+        seed=session.recipe.seed,
+        threads=session.recipe.rollout.tool_threads,
+        context_length=session.sampler.context_length,
+        progress=session.progress,
+    )
+    rows = [warmup.sft_row(oracle, session.renderer) for oracle in played]
+    optimizer = make_optimizer(policy, settings.optimizer)
+    if newest := checkpoint.latest(run):
+        checkpoint.restore(newest, policy, optimizer)
+    for step in range(position.step, settings.steps):
+        started = time.monotonic()
+        metrics = warmup.imitate(policy, optimizer, rows, step, settings, seed=session.recipe.seed)
+        metrics["seconds"] = {"train": time.monotonic() - started}
+        run.append("metrics", [metrics], "warmup", step)
+        if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
+            checkpoint.save(run, policy, optimizer, Position("warmup", step + 1))
+        session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
+
+
+def practise(session: Session, position: Position, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
+    """Reinforcement learning with targeted feedback."""
+    recipe, run, policy, sampler = session.recipe, session.run, session.policy, session.sampler
+    newest = checkpoint.latest(run)
+    resuming = position.step > 0
+    optimizer = make_optimizer(policy, recipe.optimizer)
+    if newest is not None:
+        checkpoint.restore(newest, policy, optimizer if resuming else None)
+    start_weights = checkpoint.start_weights(run, policy)
+    curriculum = Curriculum(tasks, seed=recipe.seed)
+    if resuming:
+        curriculum.restore(position.curriculum)
+    sampler.load(policy, version=position.step)
+
+    if position.step == 0:
+        evaluate(session, heldout, step=0)
+    for step in range(position.step, recipe.training.steps):
+        clock = Clock()
+        drawn = curriculum.draw(recipe.training.tasks_per_step)
+        groups, verdicts = attempt(session, drawn, "train", step, attempts=recipe.rollout.attempts)
+        clock.lap("attempts")
+        hints = run.once("hints", Hint, "train", step, lambda g=groups, d=drawn: feedback.write(g, d))
+        batch = packing.pack(
+            groups,
+            verdicts,
+            feedback.choose(hints, recipe.feedback.detectors),
+            session.renderer,
+            placement=recipe.feedback.placement,
+            max_targets=recipe.feedback.max_targets,
+            keep_even=recipe.objective.kl_coef > 0,
+        )
+        metrics = update(
+            policy,
+            optimizer,
+            batch,
+            scale=position.scale,
+            start_weights=start_weights,
+            learning_rate=learning_rate(recipe.optimizer, step, recipe.training.steps),
+            message_tokens=recipe.agent.turn_tokens,
+            temperature=recipe.sampler.temperature,
+            objective=recipe.objective,
+            feedback=recipe.feedback,
+            max_grad_norm=recipe.optimizer.max_grad_norm,
+        )
+        clock.lap("update")
+        sampler.load(policy, version=step + 1)
+        curriculum.observe(verdicts.values())
+        metrics |= evals.summarize(_flat(groups), list(verdicts.values())) | {"seconds": clock.laps}
+        run.append("metrics", [metrics], "train", step)
+        position = Position("rl", step + 1, position.scale, curriculum.state())
+        checkpoint.save(run, policy, optimizer, position)
+        every = recipe.evaluation.every
+        if step + 1 == recipe.training.steps or (every and (step + 1) % every == 0):
+            evaluate(session, heldout, step=step + 1)
+    policy.export(run.path / "policy")
+
+
+def attempt(
+    session: Session, tasks: Sequence[Task], phase: str, step: int, *, attempts: int
+) -> tuple[list[Group], dict[str, Verdict]]:
+    """Attempts at the tasks and the verdicts on them, wave by wave; a finished wave is never made again."""
+    recipe, run = session.recipe, session.run
+    groups: list[Group] = []
+    verdicts: dict[str, Verdict] = {}
+    total = len(tasks) * attempts
+    for part, wave in enumerate(rollout.waves(tasks, attempts, recipe.rollout.wave_rows)):
+        done = len(verdicts)
+
+        def report(made: int, _total: int, text: str, done: int = done) -> None:
+            session.progress(done + made, total, f"{phase} step {step}: {text}")
+
+        def collect(wave: Sequence[Task] = wave, report: Progress = report) -> list[Rollout]:
+            made = rollout.collect(
+                session.sampler,
+                wave,
+                recipe.rollout,
+                recipe.agent,
+                phase=phase,
+                step=step,
+                seed=recipe.seed,
+                attempts=attempts,
+                progress=report,
+            )
+            return _flat(made)
+
+        rollouts = run.once("rollouts", Rollout, phase, step, collect, part=part)
+        made = [Group(t.id, tuple(r for r in rollouts if r.task_id == t.id)) for t in wave]
+
+        def judge(made: list[Group] = made, wave: Sequence[Task] = wave) -> list[Verdict]:
+            return list(verifier.judge(made, wave, recipe.grading).values())
+
+        judged = run.once("verdicts", Verdict, phase, step, judge, part=part)
+        verdicts |= {v.rollout_id: v for v in judged}
+        groups += made
+    return groups, verdicts
+
+
+def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> dict[str, Any]:
+    """Measure the policy on the held-out tasks and record it under phase "eval"."""
+    if not tasks:
+        return {}
+    clock = Clock()
+    groups, verdicts = attempt(session, tasks, "eval", step, attempts=session.recipe.evaluation.attempts)
+    session.run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks))
+    clock.lap("attempts")
+    metrics = evals.summarize(_flat(groups), list(verdicts.values())) | {"seconds": clock.laps}
+    session.run.append("metrics", [metrics], "eval", step)
+    return metrics
+
+
+class Clock:
+    """Seconds of each stage. They are the only thing in a metrics line that differs between equal runs."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now
+
+
+def _task_set(run: RunDir, name: str, paths: Sequence[Any], *, limit: int = 0) -> list[Task]:
+    """The run's own copy of a task set; made on the first call, read on later ones."""
+    kept = run.path / "tasks" / name
+    if not kept.is_dir():
+        tasks = [task for path in paths for task in folder.load_set(path)]
+        tasks = tasks[:limit] if limit else tasks
+        if not tasks:
+            return []
+        kept = run.keep_tasks(name, [task.folder for task in tasks])
+    return folder.load_set(kept)
+
+
+def _flat(groups: Sequence[Group]) -> list[Rollout]:
+    return [made for group in groups for made in group.rollouts]

@@ -1,0 +1,369 @@
+"""The warm-up: oracle attempts whose every message is scripted, made with the real tools, then imitated (SFT).
+
+The deleted code is known, so the right attempt can be written down: read the place, edit, run the tests, finish. On
+top of that, three things are planted, because of what two prototypes measured (docs/decisions.md):
+
+- *Repairs*: a share of attempts edits wrongly first, sees the tests fail, and repairs. Without them a small model
+  finishes on failing tests.
+- *Reminders* (hint literacy): before a share of turns stands a reminder. Where it names the fault that was planned
+  for the turn, the turn is right; where it is about something else (placebo, another class), the turn keeps its
+  fault. So the policy learns what a reminder says, not that reminders mean "be right". A policy that was never
+  shown reminders gets *worse* under a hint, and training on it destroys it.
+- *Seeded faults*: optional, for demonstrations on models too small to make natural ones often enough to measure.
+  They teach the model to err at a known rate; whoever reads results must be told (recipes say it in their first lines).
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from woodshed import feedback
+from woodshed.agent.attempt import AgentSettings, Attempt
+from woodshed.agent.tools import TOOLS
+from woodshed.inference.codec import Codec
+from woodshed.inference.renderer import Renderer
+from woodshed.inference.sampler import Sample
+from woodshed.records import Hint, Rollout, Task, TaskError
+from woodshed.rundir import RunDir
+from woodshed.sandbox import open_sandbox
+from woodshed.settings import Settings
+from woodshed.tasks import environment, folder
+from woodshed.training import packing
+from woodshed.training.packing import Row, rollout_row
+from woodshed.training.policy import Policy, token_logps
+from woodshed.training.update import OptimizerSettings, learning_rate
+
+
+class WarmupSettings(Settings):
+    """Supervised steps on oracle attempts before RL."""
+
+    steps: int = 0
+    """Optimizer steps of imitation; 0 skips the warm-up."""
+    attempts: int = 2
+    """Oracle attempts made per training task, each with its own plants."""
+    batch: int = 32
+    """Oracle attempts in one optimizer step."""
+    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
+    """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
+    checkpoint_every: int = 10
+    """Steps between checkpoints."""
+    micro_batch_tokens: int = 4096
+    """Positions in one forward-backward, padding included."""
+    repair_share: float = 0.25
+    """Share of attempts that edit wrongly first, see the tests fail and repair."""
+    reminder_share: float = 0.4
+    """Share of turns with a reminder before them."""
+    seeded_fault_share: float = 0.0
+    """Share of turns replaced by a planted fault. Above 0 the policy learns to err: say so beside every result."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One scripted message."""
+
+    text: str
+    fault: str = ""
+    """Class of the planted fault, or "" for the right move."""
+    reminder: str = ""
+    """Text of the reminder that stands before it, or ""."""
+    reminder_class: str = ""
+
+
+@dataclass(frozen=True)
+class OracleAttempt:
+    """A scripted attempt as it really went, and the reminders that stood before its turns."""
+
+    rollout: Rollout
+    reminders: tuple[Hint, ...]
+
+
+PLANTS: dict[str, float] = {
+    "unknown_tool": 0.40,
+    "bad_arguments": 0.20,
+    "unparseable": 0.15,
+    "old_missing": 0.10,
+    "untested": 0.15,
+}
+"""Fault classes that can be planted, and their shares."""
+
+LENIENT = tuple(replace(tool, parameters={**tool.parameters, "required": []}) for tool in TOOLS)
+"""The tools as a careless caller sees them, for writing calls that lack an argument."""
+
+WRONG_TOOLS = (
+    "run_tests",
+    "open_file",
+    "view",
+    "replace",
+    "bash",
+    "python",
+    "cat",
+    "apply_patch",
+    "list_files",
+)
+
+
+def play(
+    run: RunDir,
+    tasks: Sequence[Task],
+    renderer: Renderer,
+    settings: WarmupSettings,
+    agent: AgentSettings,
+    *,
+    seed: int,
+    threads: int,
+    context_length: int,
+    progress: Callable[[int, int, str], None],
+) -> list[OracleAttempt]:
+    """Oracle attempts at every task, kept in the run folder task by task and never played twice."""
+    usable = [task for task in tasks if len(folder.gold_patch(task).files) == 1]
+    played: list[OracleAttempt] = []
+
+    def attempts(task: Task) -> list[OracleAttempt]:
+        return [
+            oracle_attempt(
+                task, renderer, settings, agent, attempt=n, seed=seed, context_length=context_length
+            )
+            for n in range(settings.attempts)
+        ]
+
+    kept = {task.id: run.find("oracle", OracleAttempt, "warmup", 0, part=i) for i, task in enumerate(usable)}
+    with ThreadPoolExecutor(threads) as pool:
+        pending = {task.id: pool.submit(attempts, task) for task in usable if kept[task.id] is None}
+        for part, task in enumerate(usable):
+            made = kept[task.id]
+            if made is None:
+                made = pending[task.id].result()
+                run.append("oracle", made, "warmup", 0, part=part)
+            played += made
+            progress(part + 1, len(usable), "oracle attempts")
+    return played
+
+
+def imitate(
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[Row],
+    step: int,
+    settings: WarmupSettings,
+    *,
+    seed: int,
+) -> dict[str, float]:
+    """One step of SFT: mean negative log-prob over every scripted token of the step's attempts."""
+    chosen = [rows[i] for i in batch_indices(len(rows), settings.batch, step, seed)]
+    tokens = sum(len(row.wanted) for row in chosen)
+    optimizer.zero_grad(set_to_none=True)
+    total = 0.0
+    for chunk in packing.row_batches(chosen, settings.micro_batch_tokens):
+        padded = packing.pad(chunk, policy.device)
+        logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature=1.0)
+        loss = -(logp_BN * padded.mask_BN).sum() / tokens
+        loss.backward()
+        total += float(loss.detach())
+    norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm))
+    rate = learning_rate(settings.optimizer, step, settings.steps)
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return {"sft_loss": total, "grad_norm": norm, "learning_rate": rate, "sft_tokens": float(tokens)}
+
+
+def batch_indices(count: int, batch: int, step: int, seed: int) -> list[int]:
+    """Which attempts step `step` imitates: every one once before any twice, order shuffled anew each time around."""
+    chosen: list[int] = []
+    for position in range(step * batch, (step + 1) * batch):
+        around, index = divmod(position, count)
+        order = list(range(count))
+        random.Random(f"{seed}/{around}").shuffle(order)
+        chosen.append(order[index])
+    return chosen
+
+
+def oracle_attempt(
+    task: Task,
+    renderer: Renderer,
+    settings: WarmupSettings,
+    agent: AgentSettings,
+    *,
+    attempt: int,
+    seed: int,
+    context_length: int,
+) -> OracleAttempt:
+    """Play one scripted attempt through the real tools in a real sandbox.
+
+    Raises:
+        TaskError: the gold change cannot be written as one edit.
+    """
+    name = f"oracle-0-{task.name}-{attempt}"
+    dice = random.Random(f"{seed}/{name}")
+    sandbox = open_sandbox(environment.sandbox_spec(task))
+    player = Attempt(
+        task,
+        sandbox,
+        renderer,
+        agent,
+        rollout_id=name,
+        attempt=attempt,
+        seed=seed,
+        context_length=context_length,
+    )
+    played: list[Move] = []
+    try:
+        for move in script(task, renderer.codec, settings, agent, dice):
+            if player.done:
+                break
+            ids = renderer.encode_message(move.text)
+            player.act(Sample(ids, (0.0,) * len(ids), "stop", 0), oracle=move.fault)
+            played.append(move)
+    finally:
+        rollout = player.finish()
+    reminders = tuple(
+        Hint(name, index, move.reminder_class, move.reminder)
+        for index, move in enumerate(played)
+        if move.reminder
+    )
+    return OracleAttempt(rollout, reminders)
+
+
+def script(
+    task: Task, codec: Codec, settings: WarmupSettings, agent: AgentSettings, dice: random.Random
+) -> list[Move]:
+    """The messages of one attempt: the right moves, with plants and reminders strewn in."""
+    right = right_moves(task, codec, agent, repair=dice.random() < settings.repair_share, dice=dice)
+    moves: list[Move] = []
+    for tool, text in right:
+        if len(moves) >= agent.max_turns - 1 and tool != "finish":
+            break  # faults have eaten the budget
+        fault = _draw_fault(tool, settings, dice)
+        if dice.random() < settings.reminder_share:
+            kind, reminder = _draw_reminder(fault, tool, codec, dice)
+            if kind == fault:
+                fault = ""
+        else:
+            kind, reminder = "", ""
+        if not fault:
+            moves.append(Move(text, "", reminder, kind))
+            continue
+        moves.append(Move(_faulty(fault, tool, text, task, codec, dice), fault, reminder, kind))
+        if fault == "untested":  # it finished instead of testing
+            return moves
+        if len(moves) < agent.max_turns - 1:
+            moves.append(Move(text))
+    return moves
+
+
+def right_moves(
+    task: Task, codec: Codec, agent: AgentSettings, *, repair: bool, dice: random.Random
+) -> list[tuple[str, str]]:
+    """(tool, message) of an attempt without plants: read, edit, test, finish; or with a wrong edit first."""
+    path, before, after = gold_change(task)
+    first = max(1, task.target_lines[0] - 5)
+    read = codec.format("read_file", {"path": path, "start": first, "count": agent.read_lines}, TOOLS)
+    test = codec.format("shell", {"command": task.test_command}, TOOLS)
+    steps = [before, after]
+    if repair and task.operator == "stub":
+        edit = unique_edit(before, after)
+        indent = edit.old[: len(edit.old) - len(edit.old.lstrip())]
+        wrong = indent + dice.choice(["return None", "return True", "return []", "pass"])
+        steps = [before, before.replace(edit.old, wrong), after]
+    moves = [("read_file", read)]
+    for old, new in itertools.pairwise(steps):
+        edit = unique_edit(old, new)
+        message = codec.format("edit_file", {"path": path, "old": edit.old, "new": edit.new}, TOOLS)
+        moves += [("edit_file", message), ("shell", test)]
+    return [*moves, ("finish", codec.format("finish", {}, TOOLS))]
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One exact replacement of whole lines."""
+
+    old: str
+    new: str
+
+
+def gold_change(task: Task) -> tuple[str, str, str]:
+    """(path, text now, text with the gold patch) of the one file that the gold patch changes.
+
+    Raises:
+        TaskError: the gold change touches several files.
+    """
+    gold = folder.gold_patch(task).files
+    path, after = next(iter(gold.items()))
+    if len(gold) != 1 or after is None:
+        raise TaskError(
+            f"{task.name}: its gold change spans {len(gold)} files; an oracle attempt needs one edit"
+        )
+    return path, (task.folder / "environment" / "workspace" / path).read_bytes().decode(), after
+
+
+def unique_edit(before: str, after: str) -> Edit:
+    """The change between two texts as one replacement of whole lines that occur once, with little context."""
+    old, new = before.split("\n"), after.split("\n")
+    blocks = [
+        b for b in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes() if b[0] != "equal"
+    ]
+    (_, i1, _, j1, _), (_, _, i2, _, j2) = blocks[0], blocks[-1]
+    while True:
+        text = "\n".join(old[i1:i2])
+        if text.strip() and before.count(text) == 1:
+            return Edit(text, "\n".join(new[j1:j2]))
+        if i1 > 0:
+            i1, j1 = i1 - 1, j1 - 1
+        if i2 < len(old):
+            i2, j2 = i2 + 1, j2 + 1
+
+
+def sft_row(oracle: OracleAttempt, renderer: Renderer) -> Row:
+    """The attempt as a training row, reminders inserted; every message counts, none of the harness's tokens do."""
+    reminders = {hint.turn: renderer.hint(hint.text) for hint in oracle.reminders}
+    return rollout_row(oracle.rollout, reminders=reminders)
+
+
+def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str:
+    if dice.random() >= settings.seeded_fault_share:
+        return ""
+    possible = {
+        fault: share
+        for fault, share in PLANTS.items()
+        if fault not in ("unparseable", "old_missing", "untested")
+        or (fault == "untested" and tool == "shell")
+        or (fault in ("unparseable", "old_missing") and tool == "edit_file")
+    }
+    return dice.choices(list(possible), weights=list(possible.values()))[0]
+
+
+def _draw_reminder(fault: str, tool: str, codec: Codec, dice: random.Random) -> tuple[str, str]:
+    """(class, text): half the time about the planned fault, else about another class or nothing at all."""
+    draw = dice.random()
+    if fault and draw < 0.5:
+        kind = fault
+    elif draw < 0.8:
+        kind = dice.choice([k for k in PLANTS if k != fault])
+    else:
+        return "placebo", dice.choice(feedback.PLACEBOS)
+    return kind, feedback.hint_text(kind, tool=tool, tools=TOOLS, codec=codec)
+
+
+def _faulty(fault: str, tool: str, right: str, task: Task, codec: Codec, dice: random.Random) -> str:
+    """The message that commits a fault where `right` would have been right."""
+    if fault == "unknown_tool":
+        return right.replace(tool, dice.choice(WRONG_TOOLS), 1)
+    if fault == "bad_arguments":
+        arguments = {"edit_file": {"path": task.target_path}, "shell": {}}.get(tool, {})
+        return codec.format(tool if tool in ("edit_file", "shell") else "read_file", arguments, LENIENT)
+    if fault == "unparseable":
+        fence = "\n>>>>"
+        return right.replace(fence, "", 1) if fence in right else "".join(right.rsplit("}", 1))
+    if fault == "old_missing":
+        path, before, after = gold_change(task)
+        arguments = {"path": path, "old": "    pass", "new": unique_edit(before, after).new}
+        return codec.format("edit_file", arguments, TOOLS)
+    return codec.format("finish", {}, TOOLS)
