@@ -1,0 +1,206 @@
+"""The controller's end of the line to a supervisor: frames over a socket, every wait bounded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from woodshed.records import SandboxError
+from woodshed.sandbox.spec import Limits, Outcome, Result
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+START_S = 30.0
+"""A machine that swaps may need seconds to start an interpreter."""
+GRACE_S = 15.0
+"""How much longer than a command's own timeout the supervisor may take to answer before it counts as lost."""
+WATCH_EVERY_S = 0.5
+FRAME_BYTES = 1 << 30
+
+Excess = Callable[[], str]
+"""Looks from outside whether a running command takes too much; says what, or ""."""
+
+
+class _Lost(Exception):
+    """The supervisor is gone or silent."""
+
+
+class Supervisor:
+    """A running supervisor process. Calls from several threads take turns."""
+
+    def __init__(self, process: subprocess.Popen[bytes], line: socket.socket):
+        self.process = process
+        self._line = line
+        self._turn = threading.RLock()
+        self._lost = False
+
+    def alive(self) -> bool:
+        """Whether it answers within five seconds."""
+        try:
+            return self._ask([b"ping"], timeout_s=5.0) == [b"ok"]
+        except _Lost:
+            return False
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str,
+        env: Mapping[str, str],
+        stdin: bytes,
+        timeout_s: float,
+        max_output: int,
+        channel: bool,
+        excess: Excess | None = None,
+    ) -> Result:
+        words, variables = "\0".join(argv), "\0".join(f"{key}={value}" for key, value in env.items())
+        if "\0" in "".join(argv) or "\0" in "".join(env.values()):
+            raise ValueError("an argument or environment variable holds a NUL byte")
+        fields = [cwd, repr(float(timeout_s)), str(max_output), str(int(channel))]
+        started = time.monotonic()
+        try:
+            reply = self._ask(
+                [b"exec", *map(os.fsencode, fields), stdin, os.fsencode(words), os.fsencode(variables)],
+                timeout_s=timeout_s + GRACE_S,
+                excess=excess,
+            )
+            end, code, seconds, truncated, stdout, stderr, side = reply
+            exit_code = int(code) if code else None
+            outcome: Outcome = {
+                b"exit": "nonzero" if exit_code else "ok",
+                b"timeout": "timeout",
+                b"oom": "oom",
+                b"limit": "limit",
+            }[end]  # type: ignore[assignment]
+            return Result(outcome, exit_code, stdout, stderr, truncated == b"1", float(seconds), side)
+        except (_Lost, KeyError, ValueError):
+            self._lost = True
+            return Result("sandbox_lost", None, b"", b"", False, time.monotonic() - started)
+
+    def read(self, path: str, most: int) -> bytes:
+        return self._file([b"read", os.fsencode(path), str(most).encode()], path)[0]
+
+    def write(self, path: str, data: bytes) -> None:
+        self._file([b"write", os.fsencode(path), data], path)
+
+    def _file(self, request: list[bytes], path: str) -> list[bytes]:
+        try:
+            status, *fields = self._ask(request, timeout_s=60.0)
+        except _Lost:
+            raise SandboxError(f"the sandbox was lost while it handled {path!r}") from None
+        if status == b"error":
+            number = int(fields[0])
+            raise OSError(number, os.strerror(number), path)
+        return fields
+
+    def stop(self) -> None:
+        """Hang up; the supervisor exits and takes every process of its sandbox along."""
+        self._lost = True
+        with contextlib.suppress(OSError):
+            self._line.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a reply; closing would not
+        try:
+            self.process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with self._turn:
+            self._line.close()
+
+    def _ask(self, fields: list[bytes], *, timeout_s: float, excess: Excess | None = None) -> list[bytes]:
+        with self._turn:
+            if self._lost:
+                raise _Lost
+            deadline = time.monotonic() + timeout_s
+            try:
+                self._line.settimeout(timeout_s)
+                self._line.sendall(_frame(fields))
+                self._watch(deadline, excess)
+                return self._receive(deadline)
+            except (OSError, ValueError, struct.error) as error:
+                self._lost = True
+                raise _Lost from error
+
+    def _watch(self, deadline: float, excess: Excess | None) -> None:
+        """Wait for the reply to begin; stop the command once it takes too much."""
+        poll, pause = select.poll(), WATCH_EVERY_S
+        poll.register(self._line, select.POLLIN)
+        while not poll.poll(1000 * min(pause, max(0.0, deadline - time.monotonic()))):
+            started = time.monotonic()
+            if started >= deadline:
+                raise TimeoutError
+            if excess is not None and (what := excess()):
+                self._line.sendall(_frame([b"stop", b"limit", what.encode()]))
+                excess = None
+            pause = max(WATCH_EVERY_S, 20 * (time.monotonic() - started))
+
+    def _receive(self, deadline: float) -> list[bytes]:
+        def exactly(size: int) -> bytes:
+            if size > FRAME_BYTES:
+                raise ValueError("frame too large")
+            data = bytearray()
+            while len(data) < size:
+                self._line.settimeout(max(0.001, deadline - time.monotonic()))
+                part = self._line.recv(min(size - len(data), 1 << 20))
+                if not part:
+                    raise ConnectionError
+                data += part
+            return bytes(data)
+
+        (count,) = struct.unpack("<I", exactly(4))
+        return [exactly(length) for length in struct.unpack(f"<{count}I", exactly(4 * count))]
+
+
+def _frame(fields: Sequence[bytes]) -> bytes:
+    return struct.pack(f"<{len(fields) + 1}I", len(fields), *map(len, fields)) + b"".join(fields)
+
+
+def launch(
+    command: Sequence[str], *, workspace: str, limits: Limits, extra: Mapping[str, int], log: Path
+) -> Supervisor:
+    """Start a command that ends in a supervisor, without waiting for it (`handshake` does).
+
+    The command line gets the supervisor's own arguments appended: the socket's number, the workspace, the limits.
+    """
+    ours, theirs = socket.socketpair()
+    words = [f"{name}={value}" for name, value in {**vars(limits), **extra}.items()]
+    with theirs, log.open("wb") as output:
+        line = [*command, str(theirs.fileno()), workspace, *words]
+        try:
+            process = _LAUNCHER.submit(_popen, line, theirs.fileno(), output).result()
+        except OSError as error:
+            ours.close()
+            raise SandboxError(f"{command[0]} does not start: {error}") from None
+    return Supervisor(process, ours)
+
+
+def handshake(supervisor: Supervisor) -> bool:
+    """Whether the supervisor says that it is ready; where not, its log tells why."""
+    try:
+        return supervisor._receive(time.monotonic() + START_S) == [b"ready"]
+    except (OSError, ValueError, struct.error):
+        return False
+
+
+def _popen(command: Sequence[str], line: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[line], env={}
+    )
+
+
+def _renew_launcher() -> None:
+    global _LAUNCHER
+    _LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="sandbox-launcher")
+
+
+# bwrap --die-with-parent means the *thread* that started it. So one thread, which lives as long as we do, starts all.
+_LAUNCHER = ThreadPoolExecutor(1, thread_name_prefix="sandbox-launcher")
+os.register_at_fork(after_in_child=_renew_launcher)

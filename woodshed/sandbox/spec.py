@@ -1,0 +1,151 @@
+"""What a sandbox is asked for and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+WORKSPACE = "/workspace"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a command may use at most. A command that asks for more ends with "oom" or "limit"."""
+
+    memory_mb: int = 2048
+    """Resident memory of everything that the command started, together."""
+    pids: int = 128
+    """Processes and threads, together."""
+    file_mb: int = 256
+    """Size of any one file."""
+    disk_mb: int = 1024
+    """All changes to the workspace, together; checked twice a second."""
+    tmp_mb: int = 256
+    """Each of /tmp, /dev/shm and the home directory; they live in memory."""
+    open_files: int = 1024
+    """Per process."""
+    output_mb: int = 64
+    """Printed by one command, whether it is kept or not."""
+
+
+@dataclass(frozen=True)
+class SandboxSpec:
+    """What a sandbox is made of. Nothing in it is ever written to."""
+
+    lowers: tuple[Path, ...]
+    """Read-only layers of the workspace, bottom first; shown copy-on-write at /workspace."""
+    environment: Path | None = None
+    """A virtual environment of a Python on this machine, read-only at /env. None: an empty one of this Python."""
+    binds: Mapping[str, Path] = field(default_factory=dict)
+    """Extra read-only files or folders: absolute path in the sandbox, outside the workspace, to path on the host."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables on top of the fixed ones; none of the host's are passed on."""
+    limits: Limits = Limits()
+
+
+Outcome = Literal["ok", "nonzero", "timeout", "oom", "limit", "sandbox_lost"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one command went."""
+
+    outcome: Outcome
+    """"limit": too many processes, too large a file, too much output or disk. "sandbox_lost": no news of the
+    command, only of the sandbox; never show it to a policy."""
+    exit_code: int | None
+    """128 + n where signal n ended it; None where we ended it."""
+    stdout: bytes
+    """Where `truncated`, its beginning and its end with a line in between that counts what is missing."""
+    stderr: bytes
+    truncated: bool
+    seconds: float
+    channel: bytes = b""
+    """What the command wrote to its file descriptor 3 (exec with channel=True)."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One path of the workspace that differs from the lowers."""
+
+    path: str
+    """Relative to the workspace. A renamed file is one "deleted" and one "added"."""
+    kind: Literal["added", "modified", "deleted"]
+    file_type: Literal["file", "dir", "symlink", "other"]
+    """What it is now; what it was, where it was deleted."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of `woodshed doctor`."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    """What to do where it is not ok."""
+
+
+class Sandbox(Protocol):
+    """A place where untrusted code runs. Calls from several threads are safe and take turns."""
+
+    @property
+    def workspace(self) -> str:
+        """Absolute path of the workspace as commands see it: "/workspace"."""
+        ...
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 120.0,
+        max_output: int = 1 << 20,
+        channel: bool = False,
+    ) -> Result:
+        """Run a command (a string goes to the shell) to its end. Whatever it leaves running is killed.
+
+        Args:
+            cwd: absolute or relative to the workspace, which is the default.
+            max_output: bytes kept of stdout, and of stderr.
+            channel: give the command a pipe as file descriptor 3 and return what it wrote there.
+        """
+        ...
+
+    def read(self, path: str) -> bytes:
+        """A regular file of at most `Limits.file_mb`; path absolute or relative to the workspace.
+
+        Raises:
+            OSError: the sandbox's own reason (FileNotFoundError, IsADirectoryError, ...).
+            SandboxError: the sandbox was lost.
+        """
+        ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Create or overwrite a regular file, and the folders above it. Raises like `read`."""
+        ...
+
+    def diff(self) -> list[Change]:
+        """How the workspace differs from the lowers, sorted by path."""
+        ...
+
+    def fork(self) -> Sandbox:
+        """A second sandbox with the same workspace, independent from now on.
+
+        Files outside the workspace (/tmp, the home directory) start empty again, in both.
+        """
+        ...
+
+    def alive(self) -> bool: ...
+
+    def close(self) -> None:
+        """Kill everything inside and delete what it wrote. Closing twice is fine."""
+        ...
+
+    def __enter__(self) -> Sandbox: ...
+
+    def __exit__(self, *exception: object) -> None: ...

@@ -1,0 +1,333 @@
+"""Runs inside a sandbox as its first process, and does there what the controller asks for. Standard library only.
+
+Requests and replies are frames of byte fields over an inherited socket (`control.py` is the other end). One command
+runs at a time, as a leader of its own session; when it ends, for whatever reason, every other process in the sandbox
+is killed, so nothing outlives the command that started it.
+
+Being process 1 of its own PID namespace, it cannot be killed or stopped from inside; being not dumpable, its memory
+and its file descriptors cannot be reached through /proc or ptrace. When the controller is gone the socket closes, the
+supervisor exits, and the kernel kills the rest.
+
+Imports are few because each costs a millisecond per sandbox.
+"""
+
+import ctypes
+import errno
+import os
+import resource
+import select
+import signal
+import stat
+import struct
+import sys
+import time
+
+TERM_GRACE_S = 0.5
+WATCH_EVERY_S = 0.05
+CHANNEL_BYTES = 64 << 20
+MB = 1 << 20
+PAGE = resource.getpagesize()
+
+
+def receive(control):
+    """The next frame: [4 bytes count] [4 bytes length] * count [fields]. Exits when the controller has gone."""
+
+    def exactly(size):
+        parts = []
+        while size:
+            part = os.read(control, min(size, MB))
+            if not part:
+                os._exit(0)
+            parts.append(part)
+            size -= len(part)
+        return b"".join(parts)
+
+    (count,) = struct.unpack("<I", exactly(4))
+    lengths = struct.unpack(f"<{count}I", exactly(4 * count))
+    return [exactly(length) for length in lengths]
+
+
+def send(control, fields):
+    view = memoryview(struct.pack(f"<{len(fields) + 1}I", len(fields), *map(len, fields)) + b"".join(fields))
+    try:
+        while view:
+            view = view[os.write(control, view) :]
+    except OSError:  # nobody is listening any more
+        os._exit(0)
+
+
+class Capture:
+    """The first and the last `limit / 2` bytes of a stream, however long it is."""
+
+    def __init__(self, limit):
+        self.half, self.head, self.tail, self.total = max(limit // 2, 1), bytearray(), bytearray(), 0
+
+    def feed(self, data):
+        self.total += len(data)
+        room = self.half - len(self.head)
+        if room > 0:
+            self.head += data[:room]
+            data = data[room:]
+        self.tail += data
+        if len(self.tail) > 2 * self.half + MB:
+            del self.tail[: -self.half]
+
+    @property
+    def truncated(self):
+        return self.total > 2 * self.half
+
+    def value(self):
+        if not self.truncated:
+            return bytes(self.head + self.tail)
+        note = f"\n[... {self.total - 2 * self.half} bytes left out ...]\n".encode()
+        return bytes(self.head) + note + bytes(self.tail[-self.half :])
+
+
+def execute(control, limits, cwd, timeout_s, max_output, channel, stdin, argv, env):
+    """Run one command to its end: [end, exit code, seconds, truncated, stdout, stderr, channel].
+
+    `end` is b"exit", b"timeout", b"oom" or b"limit".
+    """
+    started = time.monotonic()
+    captures, theirs = {}, []
+    for size in [int(max_output)] * 2 + [CHANNEL_BYTES] * (channel == b"1"):
+        ours, write_end = os.pipe()
+        os.set_blocking(ours, False)
+        captures[ours] = Capture(size)
+        theirs.append(write_end)
+    stdin_read, feeder = os.pipe()
+    os.set_blocking(feeder, False)
+    pid = os.fork()
+    if pid == 0:
+        _become(limits, cwd, argv, env, [stdin_read, *theirs])
+    for fd in (stdin_read, *theirs):
+        os.close(fd)
+    end, note = _attend(control, limits, pid, captures, feeder, memoryview(stdin), started + float(timeout_s))
+    status = _sweep(pid)
+    for fd, capture in captures.items():
+        _drain(fd, capture)
+        os.close(fd)
+    out, err, *side = captures.values()
+    if end == b"exit" and (status == -signal.SIGXFSZ or status == 128 + signal.SIGXFSZ):
+        end, note = b"limit", b"a file grew past %d MB" % limits["file_mb"]
+    if note:
+        err.feed(b"\n[killed: %s]\n" % note)
+    code = 128 - status if status < 0 else status
+    truncated = any(capture.truncated for capture in captures.values())
+    return [
+        end,
+        b"%d" % code if end == b"exit" else b"",
+        b"%f" % (time.monotonic() - started),
+        b"%d" % truncated,
+        out.value(),
+        err.value(),
+        side[0].value() if side else b"",
+    ]
+
+
+def _become(limits, cwd, argv, env, fds):
+    """In the forked child: turn into the command."""
+    try:
+        os.setsid()
+        for number, fd in enumerate(
+            fds
+        ):  # stdin, stdout, stderr, and the channel as 3; all sources are above 2
+            if fd == number:
+                os.set_inheritable(fd, True)
+            else:
+                os.dup2(fd, number)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python or we ignore these
+            signal.signal(number, signal.SIG_DFL)
+        caps = [(resource.RLIMIT_FSIZE, limits["file_mb"] * MB), (resource.RLIMIT_CORE, 0)]
+        caps.append((resource.RLIMIT_NOFILE, limits["open_files"]))
+        if limits["address_mb"]:
+            caps.append((resource.RLIMIT_AS, limits["address_mb"] * MB))
+        if limits["nproc"]:
+            caps.append((resource.RLIMIT_NPROC, limits["nproc"]))
+        for kind, most in caps:
+            hard = resource.getrlimit(kind)[1]
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (most, most))
+        os.umask(0o022)
+        os.chdir(cwd)
+        variables = dict(pair.split(b"=", 1) for pair in env.split(b"\0") if pair)
+        words = argv.split(b"\0")
+        os.execvpe(words[0], words, variables)
+    except BaseException as error:
+        os.write(2, f"cannot start: {error}\n".encode())
+    os._exit(127)
+
+
+def _attend(control, limits, pid, captures, feeder, stdin, deadline):
+    """Feed, drain and watch the command until it ends or must end: (end, note)."""
+    leader = os.pidfd_open(pid)
+    poll = select.poll()
+    for fd in (control, leader, *captures):
+        poll.register(fd, select.POLLIN)
+    poll.register(feeder, select.POLLOUT)
+    end, note, watched = b"", b"", time.monotonic()
+    while True:
+        for fd, event in poll.poll(1000 * max(0.0, min(WATCH_EVERY_S, deadline - time.monotonic()))):
+            if fd == leader:
+                poll.unregister(leader)
+                deadline, end = 0.0, end or b"exit"
+            elif fd == control:  # the controller changed its mind, or has gone
+                end, note = receive(control)[1:]
+            elif fd == feeder:
+                try:
+                    stdin = stdin[os.write(feeder, stdin) :] if event & select.POLLOUT else stdin[:0]
+                except OSError:
+                    stdin = stdin[:0]
+                if not stdin:
+                    poll.unregister(feeder)
+                    os.close(feeder)
+                    feeder = -1
+            elif not _drain(fd, captures[fd], most=MB):
+                poll.unregister(fd)
+        now = time.monotonic()
+        if not end and now - watched > WATCH_EVERY_S:
+            watched = now
+            end, note = _excess(limits, captures)
+        if now >= deadline and not end:
+            end, deadline = b"timeout", now + TERM_GRACE_S
+            os.killpg(pid, signal.SIGTERM)
+        elif now >= deadline or end in (b"oom", b"limit"):
+            break
+    os.close(leader)
+    if feeder >= 0:
+        os.close(feeder)
+    return end, note
+
+
+def _excess(limits, captures):
+    """Which limit is exceeded, if any: (end, note)."""
+    out, err, *_ = captures.values()
+    if out.total + err.total > limits["output_mb"] * MB:
+        return b"limit", b"more than %d MB of output" % limits["output_mb"]
+    if os.getpid() != 1:  # without a PID namespace there is no telling which processes are ours
+        return b"", b""
+    tasks, resident = 0, {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        if pid == "1":
+            continue
+        try:
+            fields = _contents(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        except OSError:
+            continue
+        tasks += int(fields[17])
+        resident[pid] = int(fields[21]) * PAGE
+    if tasks > limits["pids"]:
+        return b"limit", b"more than %d processes and threads" % limits["pids"]
+    if sum(resident.values()) > limits["memory_mb"] * MB:
+        if sum(_proportional(pid, size) for pid, size in resident.items()) > limits["memory_mb"] * MB:
+            return b"oom", b"more than %d MB of memory" % limits["memory_mb"]
+    return b"", b""
+
+
+def _proportional(pid, resident):
+    """Bytes in memory, with pages that several processes share counted once among them."""
+    try:
+        return int(_contents(f"/proc/{pid}/smaps_rollup").partition(b"\nPss:")[2].split()[0]) * 1024
+    except (OSError, IndexError):
+        return resident
+
+
+def _contents(path):
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(fd, 4096)
+    finally:
+        os.close(fd)
+
+
+def _sweep(leader):
+    """Kill and reap everything but ourselves; the leader's exit status (negative: a signal)."""
+    status = -signal.SIGKILL
+    if os.getpid() == 1:
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            try:
+                os.kill(-1, signal.SIGKILL)  # in one pass of the kernel, so that no fork escapes it
+                while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                    if ended[0] == leader:
+                        status = os.waitstatus_to_exitcode(ended[1])
+            except (ProcessLookupError, ChildProcessError):
+                break
+            time.sleep(0.001)
+        return status
+    try:  # never kill(-1) outside a PID namespace
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    return os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
+
+
+def _drain(fd, capture, most=1 << 62):
+    """Read what is there; False at the end of the stream."""
+    while most > 0:
+        try:
+            data = os.read(fd, 1 << 16)
+        except BlockingIOError:
+            return True
+        if not data:
+            return False
+        capture.feed(data)
+        most -= len(data)
+    return True
+
+
+def read(path, most):
+    """[b"ok", data] of a regular file; never blocks on a pipe or a device."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            raise OSError(errno.EISDIR, "") if stat.S_ISDIR(info.st_mode) else OSError(errno.EINVAL, "")
+        if info.st_size > int(most):
+            raise OSError(errno.EFBIG, "")
+        parts = []
+        while part := os.read(fd, MB):
+            parts.append(part)
+        return [b"ok", b"".join(parts)]
+    finally:
+        os.close(fd)
+
+
+def write(path, data):
+    os.makedirs(os.path.dirname(path) or b".", exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    finally:
+        os.close(fd)
+    return [b"ok"]
+
+
+def serve(control, workspace, limits):
+    os.set_inheritable(control, False)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: keep /proc/1 and ptrace shut
+    os.umask(0o022)
+    os.chdir(workspace)
+    send(control, [b"ready"])
+    while True:
+        verb, *fields = receive(control)
+        try:
+            if verb == b"exec":
+                reply = execute(control, limits, *fields)
+            elif verb == b"stop":  # came too late: the command had ended
+                continue
+            else:
+                reply = {b"read": read, b"write": write, b"ping": lambda: [b"ok"]}[verb](*fields)
+        except OSError as error:
+            reply = [b"error", b"%d" % (error.errno or 0)]
+        send(control, reply)
+
+
+if __name__ == "__main__":
+    settings = dict(word.split("=") for word in sys.argv[3:])
+    serve(int(sys.argv[1]), sys.argv[2], {name: int(value) for name, value in settings.items()})
