@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -129,7 +131,7 @@ def attempt(task: str, n: int, *turns: Turn, ended: Ended = "finished") -> Rollo
     return Rollout(f"eval-0-{task}-{n}", task, task, n, 0, turns, Patch({}), ended, 1.0)
 
 
-def verdict(rollout: Rollout, solved: bool, status="graded") -> Verdict:
+def verdict(rollout: Rollout, solved: bool, status: Literal["graded", "invalid"] = "graded") -> Verdict:
     return Verdict(rollout.id, rollout.task_id, status, float(solved), solved, {})
 
 
@@ -139,7 +141,8 @@ def test_summary_counts():
         attempt("a", 1, turn(tool="edit_file"), turn(tool="finish"), ended="finished"),
         attempt("b", 0, turn("nonzero_exit"), turn("bad_path"), turn("no_call"), ended="max_turns"),
     ]
-    summary = measures.summarize(rollouts, {r.id: verdict(r, r.id == "eval-0-a-0") for r in rollouts})
+    graded = measures.pair(rollouts, [verdict(r, r.id == "eval-0-a-0") for r in rollouts])
+    summary = measures.summary(graded)
     figures = summary.estimates
     assert (figures["invalid_calls"].part, figures["invalid_calls"].whole) == (
         3,
@@ -157,18 +160,18 @@ def test_summary_counts():
 def test_void_attempts_are_counted_and_enter_no_figure():
     good, lost, invalid = (attempt("a", n, turn(), ended="finished") for n in range(3))
     lost = attempt("a", 1, turn("no_call"), ended="sandbox_lost")
-    summary = measures.summarize(
-        [good, lost, invalid], {good.id: verdict(good, True), invalid.id: verdict(invalid, False, "invalid")}
-    )
+    verdicts = [verdict(good, True), verdict(invalid, False, "invalid")]
+    summary = measures.summary(measures.pair([good, lost, invalid], verdicts))
     assert (summary.num_attempts, summary.num_void) == (3, 2)
     assert (summary.estimates["solved"].part, summary.estimates["solved"].whole) == (1, 1)
     assert summary.estimates["invalid_calls"].part == 0
 
 
 def test_attempts_that_nobody_judged_have_no_solve_rate():
-    summary = measures.summarize([attempt("a", 0, turn())], {})
-    assert summary.estimates["solved"].value is None
-    assert summary.estimates["turns"].value == 1
+    metrics = json.loads(json.dumps(measures.summarize([attempt("a", 0, turn())], [])))
+    assert metrics["solved"]["value"] is None
+    assert metrics["turns"]["value"] == 1
+    assert metrics["num_attempts"] == 1
 
 
 def test_a_call_that_was_refused_ran_nothing():
@@ -178,8 +181,8 @@ def test_a_call_that_was_refused_ran_nothing():
 
 
 def test_before_and_after_as_written():
-    before = measures.pair([attempt(t, 0, turn("no_call"), turn()) for t in "abcdef"], {})
-    after = measures.pair([attempt(t, 0, turn(), turn()) for t in "abcdef"], {})
+    before = measures.pair([attempt(t, 0, turn("no_call"), turn()) for t in "abcdef"], [])
+    after = measures.pair([attempt(t, 0, turn(), turn()) for t in "abcdef"], [])
     row = measures.compare(before, after)[0]
     assert row.measure.key == "invalid_calls"
     assert write_estimate(row.measure, row.before).startswith("50.0% [")

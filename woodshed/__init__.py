@@ -7,8 +7,8 @@ The ladder. A module imports only from lines below its own; modules that share a
 
     cli
     report
-    evals
     training
+    evals
     synthesis
     curriculum
     feedback
@@ -21,6 +21,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     parallel
     muon
     rundir
+    machine
     settings
     records
 """

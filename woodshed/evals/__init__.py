@@ -1,1 +1,5 @@
-"""How good is a policy: suites of tasks, and figures with intervals."""
+"""How good is a policy: suites of tasks, measures of attempts, figures with intervals."""
+
+from woodshed.evals.measures import summarize
+
+__all__ = ["summarize"]

@@ -8,13 +8,13 @@ the policy: it is counted as void, shown, and enters no figure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from woodshed.evals import statistics
 from woodshed.evals.statistics import Difference, Estimate
-from woodshed.records import CALL_FAULTS, Rollout, Turn, Verdict
+from woodshed.records import CALL_FAULTS, Rollout, Turn, Verdict, to_json
 
 
 @dataclass(frozen=True)
@@ -131,23 +131,30 @@ class Row:
     change: Difference
 
 
-def pair(rollouts: Iterable[Rollout], verdicts: Mapping[str, Verdict]) -> list[Graded]:
+def pair(rollouts: Iterable[Rollout], verdicts: Iterable[Verdict]) -> list[Graded]:
     """Each rollout with its verdict."""
-    return [Graded(rollout, verdicts.get(rollout.id)) for rollout in rollouts]
+    found = {verdict.rollout_id: verdict for verdict in verdicts}
+    return [Graded(rollout, found.get(rollout.id)) for rollout in rollouts]
 
 
-def summarize(rollouts: Iterable[Rollout], verdicts: Mapping[str, Verdict]) -> Summary:
-    """Every measure with its interval. `verdicts` maps rollout ids."""
-    everything = pair(rollouts, verdicts)
-    attempts = [attempt for attempt in everything if not attempt.is_void]
+def summarize(rollouts: Iterable[Rollout], verdicts: Iterable[Verdict]) -> dict[str, Any]:
+    """What a run folder keeps as metrics: `summary` as plain values, measures by their keys at the top."""
+    found = summary(pair(rollouts, verdicts))
+    plain = to_json(found)
+    return plain.pop("estimates") | plain
+
+
+def summary(graded: Sequence[Graded]) -> Summary:
+    """Every measure with its interval."""
+    attempts = [attempt for attempt in graded if not attempt.is_void]
     kinds = Counter(str(t.error_kind) for a in attempts for t in a.rollout.turns if is_fault(t))
     return Summary(
         estimates={measure.key: _estimate(measure, attempts) for measure in MEASURES},
         faults={kind: _fault_share(kind, attempts) for kind, _ in kinds.most_common()},
-        ended=dict(Counter(attempt.rollout.ended for attempt in everything).most_common()),
-        num_tasks=len({attempt.rollout.task_id for attempt in everything}),
-        num_attempts=len(everything),
-        num_void=len(everything) - len(attempts),
+        ended=dict(Counter(attempt.rollout.ended for attempt in graded).most_common()),
+        num_tasks=len({attempt.rollout.task_id for attempt in graded}),
+        num_attempts=len(graded),
+        num_void=len(graded) - len(attempts),
     )
 
 

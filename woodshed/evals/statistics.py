@@ -19,6 +19,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -77,7 +78,7 @@ def mean(values: Sequence[float], tasks: Sequence[Hashable], *, is_share: bool =
     return rate(values, [1.0] * len(values), tasks, is_share=is_share)
 
 
-Sums = Mapping[Hashable, tuple[float, float]]
+Sums = Mapping[Any, tuple[float, float]]
 """Task -> (part, whole), summed over its attempts."""
 
 

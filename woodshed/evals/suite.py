@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from woodshed import grading, rollout
@@ -25,19 +25,14 @@ Progress = Callable[[int, int, str], None]
 class Evaluation:
     """All attempts of one policy at one suite."""
 
-    phase: str
     step: int
-    rollouts: tuple[Rollout, ...]
-    verdicts: Mapping[str, Verdict]
-    """By rollout id; an attempt without one has not been judged."""
-
-    @property
-    def graded(self) -> list[Graded]:
-        return measures.pair(self.rollouts, self.verdicts)
+    """Optimizer steps behind the policy."""
+    graded: tuple[Graded, ...]
 
     @property
     def summary(self) -> Summary:
-        return measures.summarize(self.rollouts, self.verdicts)
+        """Every measure with its interval."""
+        return measures.summary(self.graded)
 
 
 def evaluate(
@@ -70,17 +65,18 @@ def evaluate(
         progress=progress,
     )
     verdicts = grading.judge(groups, tasks, grading_settings, progress=progress)
-    return Evaluation(phase, step, tuple(r for group in groups for r in group.rollouts), verdicts)
+    rollouts = [made for group in groups for made in group.rollouts]
+    return Evaluation(step, tuple(measures.pair(rollouts, verdicts.values())))
 
 
-def from_run(run: RunDir, phase: str) -> list[Evaluation]:
-    """What a run folder holds of one phase, one evaluation per step, oldest first."""
+def from_run(run: RunDir, phase: str = "eval") -> list[Evaluation]:
+    """The attempts of one phase that a run folder holds, one evaluation per step, oldest first."""
+    verdicts = [verdict for found, _, verdict in run.read("verdicts", Verdict) if found == phase]
     rollouts: dict[int, list[Rollout]] = {}
     for found, step, record in run.read("rollouts", Rollout):
         if found == phase:
             rollouts.setdefault(step, []).append(record)
-    verdicts = {v.rollout_id: v for found, _, v in run.read("verdicts", Verdict) if found == phase}
-    return [Evaluation(phase, step, tuple(rollouts[step]), verdicts) for step in sorted(rollouts)]
+    return [Evaluation(step, tuple(measures.pair(rollouts[step], verdicts))) for step in sorted(rollouts)]
 
 
 def before_after(before: Evaluation, after: Evaluation) -> list[Row]:

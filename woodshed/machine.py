@@ -1,0 +1,92 @@
+"""What this machine is and which versions run on it.
+
+Kept with every run and every benchmark, so that figures can be compared with reason. Loads nothing heavy: PyTorch's
+version is read from its metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+import woodshed
+
+SOURCE = Path(woodshed.__file__).resolve().parent.parent
+
+
+def describe() -> dict[str, Any]:
+    """Hardware, versions and the revision of this code, as plain JSON values."""
+    return {
+        "woodshed": woodshed.__version__,
+        "revision": revision(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": cpu_name(),
+        "cores": cores(),
+        "memory_gb": memory_gb(),
+        "gpus": gpus(),
+        "packages": packages(),
+    }
+
+
+def revision() -> str:
+    """Commit of the source tree, with "+" where files differ from it; "" outside a checkout."""
+    if not (SOURCE / ".git").exists():
+        return ""
+    commit = _output("git", "-C", str(SOURCE), "rev-parse", "--short=12", "HEAD")
+    changed = _output("git", "-C", str(SOURCE), "status", "--porcelain", "--untracked-files=no")
+    return commit + ("+" if commit and changed else "")
+
+
+def cpu_name() -> str:
+    """Model name of the processor, or its architecture where the system does not say."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(errors="replace").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_gb() -> float:
+    """Memory of the machine."""
+    return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
+
+
+def gpus() -> list[str]:
+    """Names of NVIDIA GPUs, as their driver tells."""
+    return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+
+
+def packages() -> dict[str, str]:
+    """Installed versions of the distributions that Woodshed declares, extras included."""
+    found = {}
+    for requirement in _declared():
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[requirement] = metadata.version(requirement)
+    return found
+
+
+def _declared() -> list[str]:
+    try:
+        return sorted({Requirement(line).name for line in metadata.requires("woodshed") or []})
+    except metadata.PackageNotFoundError:  # a source tree that nobody installed
+        return []
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
