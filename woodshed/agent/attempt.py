@@ -1,0 +1,289 @@
+"""One attempt at one task, stepped from outside so that many of them can run in lockstep.
+
+    attempt = Attempt(task, sandbox, renderer, settings, ...)
+    while not attempt.done:
+        sample = sampler.sample([attempt.request()])[0]
+        attempt.act(sample)
+    rollout = attempt.finish()
+
+`act` is three steps, for a caller that has many attempts: `read` the sampled message (tokenizer: one thread only),
+`execute` its calls (sandbox: any thread), `record` the turn (tokenizer again). Token in, token out: the sampled ids
+are kept as they came and never tokenised again. A faulty turn stays in the rollout and its fault is answered by an
+observation, because such turns are what targeted feedback trains on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from woodshed.agent import tools
+from woodshed.agent.patch import extract
+from woodshed.agent.prompt import system_prompt, user_prompt
+from woodshed.agent.tools import TOOLS, ToolSettings
+from woodshed.inference.renderer import Context, Renderer
+from woodshed.inference.sampler import Sample, Sampler, SampleRequest
+from woodshed.records import (
+    CALL_FAULTS,
+    Call,
+    Ended,
+    ErrorKind,
+    Observation,
+    Patch,
+    RecipeError,
+    Rollout,
+    SandboxError,
+    Task,
+    Turn,
+)
+from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.settings import Settings
+from woodshed.tasks.environment import sandbox_spec
+
+
+class AgentSettings(Settings):
+    """The budgets of one attempt."""
+
+    max_turns: int = 8
+    """Messages the policy may write."""
+    max_calls: int = 1
+    """Calls carried out per message; the system prompt states it."""
+    turn_tokens: int = 256
+    """Tokens the policy may write in one message."""
+    rollout_tokens: int = 1024
+    """Tokens the policy may write in all."""
+    max_errors: int = 4
+    """Faulty messages in a row that end the attempt."""
+    timeout_s: float = 1800.0
+    """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
+    tools: ToolSettings = ToolSettings()
+    """What a call gives back."""
+    patch_file_bytes: int = 1 << 20
+    """Size above which a changed file does not cross over to grading."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A sampled message, read: its calls in order and the first fault that reading it shows."""
+
+    text: str
+    calls: tuple[Call, ...]
+    error_kind: ErrorKind | None
+
+
+class Attempt:
+    """One attempt at one task in its own sandbox, which it closes when it finishes.
+
+    Raises:
+        RecipeError: the task's prompt leaves no room for a turn in `context_length` tokens.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        sandbox: Sandbox,
+        renderer: Renderer,
+        settings: AgentSettings,
+        *,
+        rollout_id: str,
+        context_length: int = 1 << 30,
+        attempt: int = 0,
+        seed: int = 0,
+    ) -> None:
+        self.task, self.sandbox, self.renderer, self.settings = task, sandbox, renderer, settings
+        self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
+        self.context_length = context_length
+        self.turns: list[Turn] = []
+        self.ended: Ended | None = None
+        self._started = time.monotonic()
+        system = system_prompt(max_calls=settings.max_calls)
+        self._context: Context = renderer.start(system, user_prompt(task), TOOLS)
+        self._ids: list[int] = list(self._context.ids)
+        if self._room() < settings.turn_tokens:
+            raise RecipeError(
+                f"the prompt of task {task.name!r} takes {len(self._ids)} of {context_length} tokens of context "
+                f"and a turn up to {settings.turn_tokens}; lower agent.turn_tokens or drop the task"
+            )
+
+    @property
+    def done(self) -> bool:
+        return self.ended is not None
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy has written so far."""
+        return sum(len(turn.sampled_ids) for turn in self.turns)
+
+    def request(self) -> SampleRequest:
+        """The prompt of the next turn: every token so far."""
+        left = self.settings.rollout_tokens - self.sampled_tokens
+        return SampleRequest(
+            prompt_ids=tuple(self._ids),
+            max_tokens=min(self.settings.turn_tokens, left),
+            seed=turn_seed(self.seed, self.rollout_id, len(self.turns)),
+        )
+
+    def act(self, sample: Sample, *, sample_s: float = 0.0, oracle: str = "") -> None:
+        """Read the message, carry out its calls, record the turn."""
+        message = self.read(sample)
+        self.record(sample, message, self.execute(message), sample_s=sample_s, oracle=oracle)
+
+    def read(self, sample: Sample) -> Message:
+        """The calls in a sampled message. A message cut by its token limit is not acted on at all."""
+        text = self.renderer.decode(sample.ids)
+        if sample.finish_reason == "length":
+            return Message(text, (), "truncated")
+        _, calls, error_kind = self.renderer.codec.parse(text, TOOLS)
+        return Message(text, calls, error_kind)
+
+    def execute(self, message: Message) -> list[Observation] | None:
+        """One observation per call, in order; one for the whole message without calls; None: the sandbox is lost."""
+        if not message.calls:
+            return [self._no_call(message.error_kind)]
+        observations: list[Observation] = []
+        limit, reason = self.settings.max_calls, ""
+        for number, call in enumerate(message.calls):
+            if number >= limit:
+                text = f"error: not executed: at most {limit} call{'s' * (limit > 1)} in a message"
+                observation = Observation(call.id, text, "too_many_calls")
+            elif reason:
+                observation = Observation(call.id, f"not executed: {reason}")
+            elif call.error_kind is not None:
+                observation = tools.refuse(call, self.renderer.codec)
+            else:
+                try:
+                    observation = tools.run(call, self.sandbox, self.settings.tools)
+                except SandboxError:
+                    return None
+            if observation.error_kind is not None:
+                reason = reason or "an earlier call failed"
+            elif call.tool == "finish":
+                reason = reason or "the work is finished"
+            observations.append(observation)
+        return observations
+
+    def record(
+        self,
+        sample: Sample,
+        message: Message,
+        observations: Sequence[Observation] | None,
+        *,
+        sample_s: float = 0.0,
+        oracle: str = "",
+    ) -> None:
+        """Append the turn, decide whether the attempt has ended, and render what the policy reads next."""
+        observed = tuple(observations or ())
+        kinds = (message.error_kind, *(seen.error_kind for seen in observed))
+        turn = Turn(
+            context_ids=tuple(self._context.ids),
+            opening=self._context.opening,
+            sampled_ids=tuple(sample.ids),
+            logps=tuple(sample.logps),
+            policy_version=sample.policy_version,
+            finish_reason=sample.finish_reason,
+            text=message.text,
+            calls=message.calls,
+            observations=observed,
+            error_kind=next((kind for kind in kinds if kind in CALL_FAULTS), None),
+            sample_s=sample_s,
+            tools_s=sum(seen.seconds for seen in observed),
+            oracle=oracle,
+        )
+        self.turns.append(turn)
+        self._ids.extend(sample.ids)
+        self.ended = "sandbox_lost" if observations is None else self._why_ended()
+        if self.ended is None:
+            self._context = self.renderer.extend(sample.ids, sample.finish_reason, observed, message.calls)
+            self._ids.extend(self._context.ids)
+            self.ended = "context_full" if self._room() < self.settings.turn_tokens else None
+
+    def finish(self) -> Rollout:
+        """The attempt as a record. Takes the patch out of the sandbox and closes it."""
+        patch, ended = Patch({}), self.ended or "sandbox_lost"
+        try:
+            if ended != "sandbox_lost":
+                original = self.task.folder / "environment" / "workspace"
+                patch = extract(self.sandbox, original, max_bytes=self.settings.patch_file_bytes)
+        except SandboxError:
+            ended = "sandbox_lost"
+        finally:
+            self.sandbox.close()
+        return Rollout(
+            id=self.rollout_id,
+            task_id=self.task.id,
+            task_name=self.task.name,
+            attempt=self.attempt,
+            seed=self.seed,
+            turns=tuple(self.turns),
+            patch=patch,
+            ended=ended,
+            seconds=time.monotonic() - self._started,
+        )
+
+    def _room(self) -> int:
+        return self.context_length - len(self._ids)
+
+    def _no_call(self, error_kind: ErrorKind | None) -> Observation:
+        if error_kind == "truncated":
+            text = "error: the message was cut at its token limit and not acted on; be shorter"
+        else:
+            text = f"error: no call in the message; tools: {', '.join(spec.name for spec in TOOLS)}"
+        return Observation("", text, error_kind)
+
+    def _why_ended(self) -> Ended | None:
+        settings, turn = self.settings, self.turns[-1]
+        if any(
+            c.tool == "finish" and o.text == "finished"
+            for c, o in zip(turn.calls, turn.observations, strict=False)
+        ):
+            return "finished"
+        recent = self.turns[-settings.max_errors :]
+        if len(recent) == settings.max_errors and all(t.error_kind in CALL_FAULTS for t in recent):
+            return "max_errors"
+        if len(self.turns) >= settings.max_turns:
+            return "max_turns"
+        if self.sampled_tokens >= settings.rollout_tokens:
+            return "max_tokens"
+        return "timeout" if time.monotonic() - self._started > settings.timeout_s else None
+
+
+def run(
+    task: Task,
+    sampler: Sampler,
+    settings: AgentSettings,
+    *,
+    rollout_id: str = "",
+    attempt: int = 0,
+    seed: int = 0,
+    backend: Literal["bwrap", "subprocess"] = "bwrap",
+    unsafe: bool = False,
+) -> Rollout:
+    """One attempt from start to end.
+
+    Raises:
+        SandboxError: the sandbox could not be opened.
+        RecipeError: the task's prompt does not fit.
+    """
+    with open_sandbox(sandbox_spec(task), backend=backend, unsafe=unsafe) as sandbox:
+        made = Attempt(
+            task,
+            sandbox,
+            sampler.renderer,
+            settings,
+            rollout_id=rollout_id or f"run-0-{task.name}-{attempt}",
+            context_length=sampler.context_length,
+            attempt=attempt,
+            seed=seed,
+        )
+        while not made.done:
+            made.act(sampler.sample([made.request()])[0])
+        return made.finish()
+
+
+def turn_seed(seed: int, rollout_id: str, turn: int) -> int:
+    """A turn's own random stream (63 bits), the same in every process and order of work."""
+    digest = hashlib.sha256(f"{seed}/{rollout_id}/{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,22 @@
+"""What the policy is told before its first turn. Short: a small model on a CPU pays for every token."""
+
+from __future__ import annotations
+
+from woodshed.records import Task
+
+
+def system_prompt(*, max_calls: int = 1) -> str:
+    """The rules of the work. The renderer adds how the tools are called."""
+    if max_calls == 1:
+        rule = "Each message is one call and nothing else"
+    else:
+        rule = f"Each message holds up to {max_calls} calls, made in order"
+    return (
+        f"You are a coding agent. Do the task in the repository by calling tools. {rule}. "
+        "Paths are relative to the repository root. Read before you edit, run the tests, then finish."
+    )
+
+
+def user_prompt(task: Task) -> str:
+    """The task, and the command that tries the work."""
+    return f"{task.instruction.strip()}\nTests: {task.test_command}"

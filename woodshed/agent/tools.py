@@ -1,0 +1,373 @@
+"""The six tools of the agent, the same in training, evaluation and deployment.
+
+A tool is a `ToolSpec` (what the policy is told) and a function from arguments to an `Observation`. Whatever goes
+wrong with a call is an observation with a typed `error_kind`; only a lost sandbox raises (`SandboxError`).
+Observations are short, since every character is read by the policy, and hold nothing random.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from woodshed.agent.output import clean, clip, printable
+from woodshed.inference.codec import Codec, ToolSpec, problem
+from woodshed.records import Call, ErrorKind, Observation, SandboxError
+from woodshed.sandbox import Result, Sandbox
+from woodshed.settings import Settings
+
+
+class ToolSettings(Settings):
+    """How much the policy reads back from one call."""
+
+    command_timeout_s: float = 20.0
+    """Seconds before a shell command is killed."""
+    read_lines: int = 40
+    """Lines of a file shown where the call does not say how many."""
+    line_chars: int = 300
+    """Characters shown of one line of a file or of a search hit."""
+    output_chars: int = 1200
+    """Characters shown of a command's output: the first half and the last half."""
+    search_hits: int = 20
+    """Hits shown of a search."""
+
+
+def _schema(required: Sequence[str] = (), **properties: str) -> dict[str, Any]:
+    kinds = {name: {"type": kind} for name, kind in properties.items()}
+    return {"type": "object", "properties": kinds, "required": list(required), "additionalProperties": False}
+
+
+TOOLS: tuple[ToolSpec, ...] = (
+    ToolSpec(
+        name="read_file",
+        description="Show lines of a file.",
+        parameters=_schema(["path"], path="string", start="integer", count="integer"),
+        inline=("path", "start", "count"),
+    ),
+    ToolSpec(
+        name="edit_file",
+        description="Replace text that occurs exactly once in a file.",
+        parameters=_schema(["path", "old", "new"], path="string", old="string", new="string"),
+        inline=("path",),
+        blocks=("old", "new"),
+    ),
+    ToolSpec(
+        name="write_file",
+        description="Write a whole file.",
+        parameters=_schema(["path", "content"], path="string", content="string"),
+        inline=("path",),
+        blocks=("content",),
+    ),
+    ToolSpec(
+        name="search",
+        description="Find lines that match a pattern, below a path.",
+        parameters=_schema(["pattern"], pattern="string", path="string"),
+        inline=("pattern", "path"),
+    ),
+    ToolSpec(
+        name="shell",
+        description="Run a shell command.",
+        parameters=_schema(["command"], command="string"),
+        rest="command",
+    ),
+    ToolSpec(
+        name="finish",
+        description="End the work.",
+        parameters=_schema(),
+    ),
+)
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "read_file": {"path": "package/module.py", "start": 1, "count": 40},
+    "edit_file": {"path": "package/module.py", "old": "old text", "new": "new text"},
+    "write_file": {"path": "package/module.py", "content": "new text"},
+    "search": {"pattern": "name", "path": "package"},
+    "shell": {"command": "python -m pytest -q"},
+    "finish": {},
+}
+"""Arguments that show the form of each call, in error observations and in hints."""
+
+FINISHED = "finished"
+"""The observation of a `finish` that was carried out."""
+
+SHELL_ENV = {
+    "PYTEST_ADDOPTS": "--tb=short --no-header --disable-warnings -p no:cacheprovider"
+    " -o console_output_style=classic",
+}
+"""On top of the sandbox's environment: a passing test run reads as two lines and leaves nothing in the workspace."""
+
+
+class _RefusalError(Exception):
+    """A call that cannot be executed as written."""
+
+    def __init__(self, error_kind: ErrorKind, text: str) -> None:
+        super().__init__(text)
+        self.error_kind: ErrorKind = error_kind
+
+
+def run(call: Call, sandbox: Sandbox, settings: ToolSettings) -> Observation:
+    """Execute one well-formed call (`call.error_kind` is None).
+
+    Raises:
+        SandboxError: the sandbox was lost; the attempt is void.
+    """
+    started = time.perf_counter()
+    error_kind: ErrorKind | None = None
+    try:
+        text, error_kind = _RUN[call.tool](sandbox, settings, **call.arguments)
+    except _RefusalError as refusal:
+        text, error_kind = f"error: {refusal}", refusal.error_kind
+    return Observation(call.id, text, error_kind, time.perf_counter() - started)
+
+
+def refuse(call: Call, codec: Codec) -> Observation:
+    """What the policy reads where the codec found a fault in the call (`call.error_kind` is set)."""
+    text = f"error: {clip(printable(problem(call, TOOLS)), 200)}"
+    known = next((spec.name for spec in TOOLS if spec.name in call.raw), "")
+    if call.error_kind != "unknown_tool" and known:
+        text += f"; write\n{form(known, codec)}"
+    return Observation(call.id, text, call.error_kind)
+
+
+def form(tool: str, codec: Codec) -> str:
+    """The call of `tool` as the policy should write it, with made-up arguments."""
+    return codec.format(tool, EXAMPLES[tool], TOOLS)
+
+
+# One function a tool: what the policy reads, and an error kind where that is an error.
+
+Outcome = tuple[str, ErrorKind | None]
+
+
+def _read_file(
+    sandbox: Sandbox, settings: ToolSettings, path: str, start: int = 1, count: int | None = None
+) -> Outcome:
+    path = _inside(path, sandbox)
+    data = _load(path, sandbox)
+    if b"\0" in data[:8192]:
+        raise _RefusalError("bad_path", f"{path} is a binary file of {len(data)} bytes")
+    lines = data.decode("utf-8-sig", errors="backslashreplace").replace("\r\n", "\n").split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        return f"{path} is empty", None
+    count = settings.read_lines if count is None else count
+    if not 1 <= start <= len(lines) or count < 1:
+        raise _RefusalError("bad_arguments", f"{path} has lines 1-{len(lines)}, not {count} from {start} on")
+    shown = lines[start - 1 : start - 1 + count]
+    header = f"lines {start}-{start + len(shown) - 1} of {len(lines)}"
+    return "\n".join([header, *(_cut(line, settings) for line in shown)]), None
+
+
+def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, new: str) -> Outcome:
+    """Splice `new` in place of the only `old`. Every other byte stays: tabs, line endings, byte order mark."""
+    path = _inside(path, sandbox)
+    if not old.strip():
+        return _create(sandbox, path, old, new)
+    if old == new:
+        raise _RefusalError("bad_arguments", "old and new are the same text")
+    data = _load(path, sandbox)
+    before, after = _encode(old), _encode(new)
+    places = _places(data, before)
+    if not places and b"\r\n" in data:  # the policy writes \n; in this file a line ends in \r\n
+        before, after = (part.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") for part in (before, after))
+        places = _places(data, before)
+    if not places:
+        raise _RefusalError("old_missing", f"old text is not in {path}{_closest(data, old, settings)}")
+    lines = [data.count(b"\n", 0, place) + 1 for place in places]
+    if len(places) > 1:
+        listed = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
+        raise _RefusalError(
+            "old_ambiguous", f"old text occurs {len(lines)} times in {path}, at lines {listed}"
+        )
+    _store(path, data[: places[0]] + after + data[places[0] + len(before) :], sandbox)
+    return f"edited {path} at line {lines[0]}", None
+
+
+def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
+    """An edit with empty `old`: allowed only where it makes a new file."""
+    if old:
+        raise _RefusalError("bad_arguments", "old holds only whitespace")
+    if _exists(path, sandbox) and _load(path, sandbox):
+        raise _RefusalError("bad_arguments", f"old is empty, but {path} exists; give the text to replace")
+    return _write_file(sandbox, ToolSettings(), path, new)
+
+
+def _write_file(sandbox: Sandbox, settings: ToolSettings, path: str, content: str) -> Outcome:
+    path = _inside(path, sandbox)
+    _store(path, _encode(content), sandbox)
+    return f"wrote {path}", None
+
+
+_SEARCH = """
+export LC_ALL=C
+grep -E -e "$0" /dev/null 2>/dev/null; [ $? -gt 1 ] && kind=-F || kind=-E
+find "$1" -name .git -prune -o -name __pycache__ -prune -o -type f -print0 | sort -z \
+    | xargs -0 -r grep -InH --no-messages $kind -e "$0" --
+"""
+
+
+def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = ".") -> Outcome:
+    """Lines in file order that match an extended regular expression, or plain text where it is not one."""
+    path = _inside(path, sandbox)
+    if not pattern or "\n" in pattern:
+        raise _RefusalError("bad_arguments", "pattern must be one line of text")
+    _argument(pattern)
+    argv = ["/bin/bash", "-c", _SEARCH, pattern, path if path == "." else f"./{path}"]
+    result = _exec(argv, sandbox, timeout_s=settings.command_timeout_s)
+    if result.outcome == "timeout":
+        return f"killed after {settings.command_timeout_s:g} s; search below a narrower path", "timeout"
+    hits = [line.removeprefix("./") for line in result.stdout.decode("utf-8", "replace").split("\n") if line]
+    if not hits:
+        if not _exists(path, sandbox):
+            raise _RefusalError("bad_path", _missing(path, sandbox))
+        return "no hits", None
+    shown = [_cut(hit, settings) for hit in hits[: settings.search_hits]]
+    more = [f"[{len(hits) - len(shown)} more hits]"] if len(hits) > len(shown) else []
+    return "\n".join(shown + more), None
+
+
+def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
+    """A fresh, non-login shell at the workspace root, without a terminal and without input."""
+    if not command.strip():
+        raise _RefusalError("bad_arguments", "the command is empty")
+    _argument(command)
+    # The outer shell merges both streams in order of writing and leaves the inner one's messages as they are.
+    argv = ["/bin/bash", "-c", 'exec /bin/bash -c "$0" 2>&1', command]
+    result = _exec(argv, sandbox, env=SHELL_ENV, timeout_s=settings.command_timeout_s)
+    text = clean(result.stdout + result.stderr)
+    if result.outcome in ("timeout", "oom", "limit"):  # how much came out is chance: keep only the beginning
+        text = text[: settings.output_chars // 2]
+        text += "\n[cut]" if len(text) == settings.output_chars // 2 else ""
+    text = clip(text, settings.output_chars)
+    ends = {
+        "ok": "" if text else "(no output)",
+        "nonzero": f"exit code {result.exit_code}",
+        "oom": "killed: out of memory",
+        "timeout": (killed := f"killed: more than {settings.command_timeout_s:g} s or too much output"),
+        "limit": killed,  # which of the two comes first is chance
+    }
+    text = "\n".join(part for part in (text, ends[result.outcome]) if part)
+    kinds: dict[str, ErrorKind] = {
+        "nonzero": "nonzero_exit",
+        "oom": "nonzero_exit",
+        "timeout": "timeout",
+        "limit": "timeout",
+    }
+    return text, kinds.get(result.outcome)
+
+
+def _finish(sandbox: Sandbox, settings: ToolSettings) -> Outcome:
+    return FINISHED, None
+
+
+_RUN: dict[str, Callable[..., Outcome]] = {
+    "read_file": _read_file,
+    "edit_file": _edit_file,
+    "write_file": _write_file,
+    "search": _search,
+    "shell": _shell,
+    "finish": _finish,
+}
+
+
+# Files and paths.
+
+
+def _inside(path: str, sandbox: Sandbox) -> str:
+    """The path relative to the workspace."""
+    _argument(path, "bad_path")
+    whole = posixpath.normpath(posixpath.join(sandbox.workspace, path))
+    if not path.strip() or posixpath.commonpath([whole, sandbox.workspace]) != sandbox.workspace:
+        raise _RefusalError("bad_path", f"{path!r} is not a path inside {sandbox.workspace}")
+    return posixpath.relpath(whole, sandbox.workspace)
+
+
+def _load(path: str, sandbox: Sandbox) -> bytes:
+    try:
+        return sandbox.read(path)
+    except IsADirectoryError:
+        raise _RefusalError("bad_path", f"{path} is a folder") from None
+    except FileNotFoundError:
+        raise _RefusalError("bad_path", _missing(path, sandbox)) from None
+    except OSError as error:
+        raise _RefusalError("bad_path", f"{path} cannot be read: {error.strerror}") from None
+
+
+def _store(path: str, data: bytes, sandbox: Sandbox) -> None:
+    try:
+        sandbox.write(path, data)
+    except IsADirectoryError:
+        raise _RefusalError("bad_path", f"{path} is a folder") from None
+    except OSError as error:
+        raise _RefusalError("bad_path", f"{path} cannot be written: {error.strerror}") from None
+
+
+def _exists(path: str, sandbox: Sandbox) -> bool:
+    return (
+        _exec(["test", "-e", posixpath.join(sandbox.workspace, path)], sandbox, timeout_s=10).outcome == "ok"
+    )
+
+
+def _missing(path: str, sandbox: Sandbox) -> str:
+    """Says that there is no such file, and which one has the nearest name."""
+    found = _exec(
+        ["find", ".", "-name", ".git", "-prune", "-o", "-type", "f", "-print"], sandbox, timeout_s=10
+    )
+    names = sorted(name.removeprefix("./") for name in found.stdout.decode("utf-8", "replace").splitlines())
+    same = [name for name in names if posixpath.basename(name) == posixpath.basename(path)]
+    near = same[:1] or difflib.get_close_matches(path, names, n=1, cutoff=0.7)
+    return f"no file {path}" + (f"; there is {near[0]}" if near else "")
+
+
+def _exec(argv: Sequence[str], sandbox: Sandbox, **options: Any) -> Result:
+    result = sandbox.exec(argv, **options)
+    if result.outcome == "sandbox_lost":
+        raise SandboxError(f"the sandbox was lost while it ran {argv[0]}")
+    return result
+
+
+def _encode(text: str, error_kind: ErrorKind = "bad_arguments") -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
+        raise _RefusalError(error_kind, "the text holds a character that UTF-8 cannot write") from None
+
+
+def _argument(text: str, error_kind: ErrorKind = "bad_arguments") -> None:
+    """Refuse what cannot be an argument of a process."""
+    if "\0" in text or len(_encode(text, error_kind)) > 100_000:
+        raise _RefusalError(error_kind, "the text holds a null character or is too long")
+
+
+def _places(data: bytes, part: bytes) -> list[int]:
+    """Every offset of `part`, overlapping ones included."""
+    places, at = [], data.find(part)
+    while at >= 0:
+        places.append(at)
+        at = data.find(part, at + 1)
+    return places
+
+
+def _closest(data: bytes, old: str, settings: ToolSettings) -> str:
+    """The lines that look most like `old`, found by its longest line."""
+    lines = data.decode("utf-8", errors="backslashreplace").replace("\r\n", "\n").split("\n")
+    wanted = old.strip("\n").split("\n")
+    anchor = max(range(len(wanted)), key=lambda n: len(wanted[n].strip()))
+    stripped = [line.strip() for line in lines]
+    near = difflib.get_close_matches(wanted[anchor].strip(), stripped, n=1, cutoff=0.6)
+    if not near:
+        return ""
+    first = max(0, stripped.index(near[0]) - anchor)
+    shown = lines[first : first + min(len(wanted), 6)]
+    where = f"line {first + 1}" if len(shown) == 1 else f"lines {first + 1}-{first + len(shown)}"
+    return "\n".join([f"; closest, {where}:", *(_cut(line, settings) for line in shown)])
+
+
+def _cut(line: str, settings: ToolSettings) -> str:
+    line = printable(line)
+    left = len(line) - settings.line_chars
+    return line if left <= 0 else f"{line[: settings.line_chars]} [{left} more characters]"

@@ -1,0 +1,69 @@
+"""What should it have known, and at which turn: detectors find the faulty turns, each gets one short hint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from woodshed.agent.tools import TOOLS
+from woodshed.feedback.detectors import DETECTORS, Detector, Fault
+from woodshed.feedback.hints import PLACEBOS, hint_text
+from woodshed.inference.codec import Codec, ToolSpec
+from woodshed.records import Group, Hint, RecipeError, Rollout, Task
+
+__all__ = ["DETECTORS", "PLACEBOS", "Detector", "Fault", "choose", "hint_text", "write"]
+
+
+def write(
+    groups: Iterable[Group],
+    tasks: Iterable[Task],
+    codec: Codec,
+    *,
+    tools: Sequence[ToolSpec] = TOOLS,
+    detectors: Mapping[str, Detector] = DETECTORS,
+) -> list[Hint]:
+    """One hint per faulty turn, in the order of rollouts and turns.
+
+    Rollouts that lost their sandbox are passed over.
+
+    Raises:
+        KeyError: a group's task is not among `tasks`.
+    """
+    known = {task.id: task for task in tasks}
+    return [
+        hint
+        for group in groups
+        for rollout in group.rollouts
+        if rollout.ended != "sandbox_lost"
+        for hint in _hints(known[group.task_id], rollout, codec, tools, detectors)
+    ]
+
+
+def choose(hints: Iterable[Hint], detectors: Sequence[str] = ()) -> list[Hint]:
+    """The hints of these detectors; all of them where none is named.
+
+    Raises:
+        RecipeError: a name that no detector has.
+    """
+    if unknown := set(detectors) - set(DETECTORS):
+        raise RecipeError(f"no detector {min(unknown)!r}; known are {', '.join(DETECTORS)}")
+    return [hint for hint in hints if not detectors or hint.detector in detectors]
+
+
+def _hints(
+    task: Task, rollout: Rollout, codec: Codec, tools: Sequence[ToolSpec], detectors: Mapping[str, Detector]
+) -> Iterator[Hint]:
+    spoken: dict[int, tuple[str, Fault]] = {}
+    for name, detector in detectors.items():
+        for fault in detector(task, rollout):
+            spoken.setdefault(fault.turn, (name, fault))
+    for turn, (name, fault) in sorted(spoken.items(), key=lambda item: item[0]):
+        tool = _tool(fault, tools)
+        text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command)
+        yield Hint(rollout.id, turn, name, text)
+
+
+def _tool(fault: Fault, tools: Sequence[ToolSpec]) -> str | None:
+    """The tool that the faulty call names, also where the call could not be read."""
+    if fault.call is None:
+        return None
+    return fault.call.tool or next((spec.name for spec in tools if spec.name in fault.call.raw), None)

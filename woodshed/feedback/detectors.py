@@ -1,0 +1,113 @@
+"""Which turns went wrong in a way that can be said in words, found by rules alone.
+
+A detector looks at a whole rollout and yields the turns at which its fault was committed. It says nothing about
+what the policy should have known; that is `feedback.hints`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from woodshed.records import CALL_FAULTS, Call, ErrorKind, Observation, Rollout, Task, Turn
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One faulty turn."""
+
+    turn: int
+    """Index into Rollout.turns."""
+    call: Call | None = None
+    """The call that was wrong, where one was."""
+
+
+Detector = Callable[[Task, Rollout], Iterator[Fault]]
+
+
+def by_error(error_kind: ErrorKind) -> Detector:
+    """The turns whose first call fault is of this kind."""
+
+    def detect(task: Task, rollout: Rollout) -> Iterator[Fault]:
+        for index, turn in enumerate(rollout.turns):
+            if turn.error_kind == error_kind:
+                seen = dict(zip((o.call_id for o in turn.observations), turn.observations, strict=True))
+                faulty = (c for c in turn.calls if c.id in seen and seen[c.id].error_kind == error_kind)
+                yield Fault(index, next(faulty, None))
+
+    return detect
+
+
+def repeated(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """The same call as one that failed before, with nothing done in between that could change its result."""
+    failed: set[str] = set()
+    for index, turn in enumerate(rollout.turns):
+        again: Call | None = None
+        for call, seen in executed(turn):
+            if seen.error_kind is None:
+                if call.tool not in ("read_file", "search"):
+                    failed.clear()
+            elif (key := _key(call)) in failed:
+                again = again or call
+            else:
+                failed.add(key)
+        if again:
+            yield Fault(index, again)
+
+
+def syntax_error(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Finishing while a changed Python file does not parse."""
+    if rollout.ended == "finished" and any(_broken(path, text) for path, text in rollout.patch.files.items()):
+        yield Fault(len(rollout.turns) - 1)
+
+
+def untested(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Finishing without having run a command since the last change, or at all."""
+    if rollout.ended != "finished":
+        return
+    tested = False
+    for turn in rollout.turns:
+        for call, seen in executed(turn):
+            if call.tool == "shell":
+                tested = True
+            elif call.tool in ("edit_file", "write_file") and seen.error_kind is None:
+                tested = False
+    if not tested:
+        yield Fault(len(rollout.turns) - 1)
+
+
+DETECTORS: dict[str, Detector] = {
+    "truncated": by_error("truncated"),
+    "repeated": repeated,
+    **{kind: by_error(kind) for kind in CALL_FAULTS if kind != "truncated"},
+    "syntax_error": syntax_error,
+    "untested": untested,
+}
+"""By the name that hints carry. Where several find the same turn, the first in this order speaks."""
+
+
+def executed(turn: Turn) -> Iterator[tuple[Call, Observation]]:
+    """The calls of a turn that were carried out or refused for what they say, with what each gave back."""
+    for call, seen in zip(turn.calls, turn.observations, strict=False):
+        if seen.error_kind != "too_many_calls" and not seen.text.startswith("not executed"):
+            yield call, seen
+
+
+def _key(call: Call) -> str:
+    """What makes two calls the same; calls that could not be read are compared as they were written."""
+    return json.dumps([call.tool, call.arguments] if call.arguments else [call.raw], sort_keys=True)
+
+
+def _broken(path: str, text: str | None) -> bool:
+    if text is None or not path.endswith(".py"):
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes are the author's taste
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return True
+    return False

@@ -1,0 +1,74 @@
+"""What to say about a fault: one short reminder, to be read right before the turn that committed it.
+
+A reminder holds only what was known before the turn: tools, forms, rules. Never anything that was observed later,
+and nothing about the state of a file, which an earlier edit may have changed: a hint that names a line which is no
+longer there makes the turn worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from woodshed.agent.tools import EXAMPLES
+from woodshed.inference.codec import Codec, ToolSpec
+
+PLACEBOS: tuple[str, ...] = (
+    "Reminder: the repository is under an open licence.",
+    "Reminder: other people use this code too.",
+    "Reminder: the maintainers live in several time zones.",
+    "Reminder: this project has been around for some years.",
+    "Reminder: a release is planned for next month.",
+    "Reminder: the documentation is written in English.",
+)
+"""True of any task and about no fault at all: the control for 'any reminder helps'."""
+
+
+def hint_text(
+    detector: str,
+    *,
+    tools: Sequence[ToolSpec],
+    codec: Codec,
+    tool: str | None = None,
+    test_command: str = "the tests",
+) -> str:
+    """The reminder for a class of fault.
+
+    Args:
+        detector: a name in `detectors.DETECTORS`.
+        tool: the tool that the turn called or should call, where its form helps.
+
+    Raises:
+        KeyError: no text is known for this detector.
+    """
+    return f"Reminder: {_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
+
+
+class _Subject:
+    """What a reminder may mention."""
+
+    def __init__(self, tools: Sequence[ToolSpec], codec: Codec, tool: str | None, test_command: str) -> None:
+        known = {spec.name for spec in tools}
+        self.names = ", ".join(spec.name for spec in tools)
+        self.tool = tool if tool in known else tools[0].name
+        self.form = codec.format(self.tool, EXAMPLES[self.tool], tools)
+        self.test_command = test_command
+
+
+_TEXTS: dict[str, Callable[[_Subject], str]] = {
+    "truncated": lambda s: "keep the message short: one call and no explanation.",
+    "repeated": lambda s: "a call that has just failed will fail again. Do something else.",
+    "no_call": lambda s: f"answer with a call, such as {s.form}",
+    "unparseable": lambda s: f"write the call exactly in this form:\n{s.form}",
+    "unknown_tool": lambda s: f"the only tools are {s.names}.",
+    "bad_arguments": lambda s: f"{s.tool} takes exactly these arguments:\n{s.form}",
+    "bad_path": lambda s: (
+        "use a path that exists, relative to the repository root, as the task or a search gives it."
+    ),
+    "old_missing": lambda s: (
+        "copy the old text exactly from the file as it is now. Read the file again if unsure."
+    ),
+    "old_ambiguous": lambda s: "the old text must occur once in the file. Include the lines around it.",
+    "too_many_calls": lambda s: "write fewer calls in one message and read their results first.",
+    "syntax_error": lambda s: "before finishing, make sure that every file you changed is valid Python.",
+    "untested": lambda s: f"before finishing, run {s.test_command} on your last change.",
+}
