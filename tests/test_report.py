@@ -16,40 +16,9 @@ from woodshed.rundir import RunDir
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b]8;;http://x\x07 &amp; \u202egnp.exe"
 )
-TAGS = set(
-    # fmt: off
-    (
-        "html",
-        "head",
-        "meta",
-        "title",
-        "style",
-        "body",
-        "h1",
-        "h2",
-        "h3",
-        "p",
-        "div",
-        "span",
-        "table",
-        "tr",
-        "th",
-        "td",
-        "small",
-        "code",
-        "pre",
-        "details",
-        "summary",
-        "b",
-        "figure",
-        "figcaption",
-        "svg",
-        "line",
-        "text",
-        "polyline",
-        "circle",
-    )
-    # fmt: on
+HARMLESS = (
+    "html head meta title style body h1 h2 h3 p div span table tr th td small code pre details summary b "
+    "figure figcaption svg line text polyline circle"
 )
 RECIPE = 'name = "first"\nnote = "Half of the faults were seeded."\n\n[training]\nsteps = 2\n'
 
@@ -115,7 +84,7 @@ def test_hostile_text_is_shown_and_never_executed(run: RunDir):
     run.append("metrics", [{HOSTILE: 1.0}], HOSTILE, 0)
     text = report.write(run).read_text("utf-8")
     tags = Tags(text).seen
-    assert {tag for tag, _ in tags} <= TAGS
+    assert {tag for tag, _ in tags} <= set(HARMLESS.split())
     assert not [
         name for _, attributes in tags for name in attributes if name.startswith("on") or name == "src"
     ]
