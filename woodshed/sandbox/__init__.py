@@ -24,9 +24,11 @@ from typing import Literal
 
 from woodshed.records import SandboxError
 from woodshed.sandbox.bubblewrap import open_bubblewrap
+from woodshed.sandbox.probe import probe
 from woodshed.sandbox.spec import Change, Check, Limits, Result, Sandbox, SandboxSpec
+from woodshed.sandbox.unsafe import SubprocessSandbox
 
-__all__ = ["Change", "Check", "Limits", "Result", "Sandbox", "SandboxSpec", "open_sandbox"]
+__all__ = ["Change", "Check", "Limits", "Result", "Sandbox", "SandboxSpec", "open_sandbox", "probe"]
 
 
 def open_sandbox(
@@ -37,4 +39,8 @@ def open_sandbox(
     Raises:
         SandboxError: it cannot be made on this machine (the message says what to do), or a path is missing.
     """
-    return open_bubblewrap(spec)
+    if backend == "bwrap":
+        return open_bubblewrap(spec)
+    if not unsafe:
+        raise SandboxError("backend 'subprocess' protects nothing: use 'bwrap', or say unsafe=True in a test")
+    return SubprocessSandbox(spec)

@@ -1,59 +1,24 @@
-"""The default backend: bubblewrap namespaces over overlayfs, one supervisor per sandbox.
-
-The root file system is put together from the host's /usr, a minimal /etc, the Python that the environment was made
-with (at /opt/python) and the environment (at /env), all read-only, and the workspace, copy-on-write. The environment
-is shown with a `bin/python` and a `pyvenv.cfg` that point to /opt/python, so that no path of the host appears inside.
-"""
+"""The default backend: bubblewrap namespaces over overlayfs, one supervisor per sandbox."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
-import os
 import shutil
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from woodshed.records import SandboxError
-from woodshed.sandbox import control, layers
-from woodshed.sandbox.spec import WORKSPACE, Change, Result, SandboxSpec
+from woodshed.sandbox import cgroups, control, layers, rootfs
+from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec
 
-HOME = "/home/agent"
-PYTHON = "/opt/python"
-SUPERVISOR = "/run/supervisor.py"
-UID = 1000
 MAX_FORK_DEPTH = 32
 """The paths of all layers must fit into the 4096 bytes of one mount option."""
 MB = 1 << 20
-
-ENVIRONMENT = {
-    "PATH": "/env/bin:/usr/local/bin:/usr/bin:/bin",
-    "HOME": HOME,
-    "USER": "agent",
-    "SHELL": "/bin/bash",
-    "LANG": "C.UTF-8",
-    "TZ": "UTC",
-    "TERM": "dumb",
-    "PAGER": "cat",
-    "GIT_PAGER": "cat",
-    "CI": "1",
-    "PYTHONHASHSEED": "0",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONUNBUFFERED": "1",  # so that a command that is killed leaves what it printed
-    "OMP_NUM_THREADS": "1",  # thread pools sized by the host's cores would run into the limit on threads
-    "OPENBLAS_NUM_THREADS": "1",
-}
-
-ETC = {
-    "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/bash\n",
-    "group": f"root:x:0:\nagent:x:{UID}:\n",
-    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
-}
 
 
 class BubblewrapSandbox:
@@ -90,8 +55,8 @@ class BubblewrapSandbox:
         channel: bool = False,
     ) -> Result:
         with self._open():
-            return self._supervisor.exec(
-                ["/bin/bash", "-c", command] if isinstance(command, str) else command,
+            result = self._supervisor.exec(
+                command,
                 cwd=cwd or WORKSPACE,
                 env={**ENVIRONMENT, **self._spec.env, **(env or {})},
                 stdin=stdin,
@@ -100,6 +65,14 @@ class BubblewrapSandbox:
                 channel=channel,
                 excess=self._excess,
             )
+            if (
+                result.outcome == "nonzero"
+                and self._group
+                and (kills := self._group.oom_kills()) > self._kills
+            ):
+                self._kills = kills
+                result = dataclasses.replace(result, outcome="oom")
+            return result
 
     def read(self, path: str) -> bytes:
         with self._open():
@@ -124,7 +97,7 @@ class BubblewrapSandbox:
                 raise SandboxError(
                     f"this sandbox descends from {MAX_FORK_DEPTH} forks; open a fresh one instead"
                 )
-            self._supervisor.stop()
+            self._stop()
             self._frozen += (layers.freeze(self._upper, self._store.layer()),)
             self._supervisor = self._launch()
             child = BubblewrapSandbox(self._spec, self)
@@ -145,9 +118,9 @@ class BubblewrapSandbox:
         self._closed = True
         self._supervisor.stop()  # before taking the turn: ends a command that another thread waits for
         with self._busy:
-            self._supervisor.stop()
-            for folder in (self._upper, self._work):
-                layers.remove(folder)
+            self._stop()
+            layers.remove(self._upper)
+            layers.remove(self._work)
             self._store.release()
 
     def __enter__(self) -> BubblewrapSandbox:
@@ -155,6 +128,11 @@ class BubblewrapSandbox:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def wall(self) -> int:
+        """Version of the control groups behind the watch; 0 where there are none."""
+        return self._group.version if self._group else 0
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -164,13 +142,20 @@ class BubblewrapSandbox:
             yield
 
     def _launch(self) -> control.Supervisor:
+        limits = self._spec.limits
         self._upper, self._work = self._store.layer(), self._store.layer()
         self._log = self._store.path / f"{self._upper.name}.log"
+        name = f"woodshed-{self._store.path.name}-{self._upper.name}"
+        self._group = cgroups.make(name, limits, in_memory_mb=3 * limits.tmp_mb + limits.disk_mb)
+        self._kills = 0
+        if self._group:
+            self._store.note(self._group.folders)
+        options = rootfs.arguments(self._spec, self._store.path, self._frozen, self._upper, self._work)
         return control.launch(
-            [str(find_bwrap()), *self._arguments()],
+            [str(find_bwrap()), *options],
             workspace=WORKSPACE,
-            limits=self._spec.limits,
-            extra={"nproc": 0, "address_mb": 0},
+            limits=limits,
+            fallbacks=self._group is None,
             log=self._log,
         )
 
@@ -179,61 +164,19 @@ class BubblewrapSandbox:
             self._supervisor.stop()
             said = self._log.read_text(errors="replace").strip()
             raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
+        if self._group:  # before any command runs
+            self._group.admit(control.only_child(self._supervisor.process.pid))
         return self
+
+    def _stop(self) -> None:
+        self._supervisor.stop()
+        if self._group:
+            self._group.close()
 
     def _excess(self) -> str:
         used_mb = layers.usage(self._upper) / MB
         most = self._spec.limits.disk_mb
         return f"more than {most} MB of changes to the workspace" if used_mb > most else ""
-
-    def _arguments(self) -> list[str]:
-        """bubblewrap's command line up to the supervisor's arguments."""
-        limits, store = self._spec.limits, self._store.path
-        prefix, inside, name = interpreter(self._spec.environment)
-        if not (store / "etc").exists():
-            _furnish(store, inside, name)
-        words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
-        words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
-        words += f" --uid {UID} --gid {UID} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
-        line = words.split()
-        for top in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
-            if Path(top).is_symlink():
-                line += ["--symlink", os.readlink(top), top]
-            elif Path(top).exists():
-                line += ["--ro-bind", top, top]
-        if inside != str(prefix):
-            for folder in ("bin", "lib", "lib64", "include", "share"):  # not pkgs or envs of a conda prefix
-                line += ["--ro-bind-try", f"{prefix}/{folder}", f"{inside}/{folder}"]
-            if any(prefix.glob("lib/libpython*.so*")):  # whose place is written into the executable
-                line += ["--symlink", inside, str(prefix)]
-        for hidden in _site_packages(prefix, inside):
-            line += ["--ro-bind", f"{store}/empty", hidden]
-        for file in ETC:
-            line += ["--ro-bind", f"{store}/etc/{file}", f"/etc/{file}"]
-        for entry in ("alternatives", "ld.so.cache", "ssl/certs"):
-            line += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
-        line += ["--overlay-src", str(self._spec.environment or f"{store}/empty")]
-        line += ["--overlay-src", f"{store}/env", "--ro-overlay", "/env"]
-        for lower in (*(self._spec.lowers or [store / "empty"]), *self._frozen):
-            line += ["--overlay-src", str(lower)]
-        line += ["--overlay", str(self._upper), str(self._work), WORKSPACE]
-        for folder in ("/tmp", "/dev/shm", HOME):
-            line += ["--size", str(limits.tmp_mb * MB), "--tmpfs", folder]
-        line += ["--ro-bind", str(control.SUPERVISOR), SUPERVISOR]
-        for path, source in self._spec.binds.items():
-            line += ["--ro-bind", str(source), path]
-        return [
-            *line,
-            "--remount-ro",
-            "/dev",
-            "--remount-ro",
-            "/",
-            "--",
-            "/env/bin/python",
-            "-I",
-            "-S",
-            SUPERVISOR,
-        ]
 
 
 def open_bubblewrap(spec: SandboxSpec) -> BubblewrapSandbox:
@@ -300,58 +243,6 @@ def remedy(said: str) -> str:
             if Path("/proc/sys", path).read_text().strip() == bad:
                 return f"as root: {advice}"
     return "`woodshed doctor` tells what this machine lacks; inside Docker, run with --security-opt seccomp=unconfined"
-
-
-@functools.cache
-def interpreter(environment: Path | None) -> tuple[Path, str, str]:
-    """The base Python of an environment: its prefix here, its prefix in a sandbox, its executable's name.
-
-    Raises:
-        SandboxError: not a virtual environment of a Python on this machine.
-    """
-    if environment is None:
-        home, names = Path(sys.base_prefix) / "bin", [f"python3.{sys.version_info.minor}", "python3"]
-    else:
-        config = environment / "pyvenv.cfg"
-        try:
-            pairs = (line.partition("=") for line in config.read_text(encoding="utf-8").splitlines())
-            settings = {key.strip().lower(): value.strip() for key, _, value in pairs}
-            home = Path(settings["home"])
-        except (OSError, KeyError):
-            raise SandboxError(f"{environment} is not a virtual environment: no `home` in {config}") from None
-        version = (settings.get("version") or settings.get("version_info") or "3").split(".")
-        names = [f"python{'.'.join(version[:2])}", "python3"]
-    name = next((name for name in names if (home / name).exists()), None)
-    if name is None:
-        raise SandboxError(
-            f"{environment or sys.executable} was made with a Python that is gone: no {home / names[0]}"
-        )
-    prefix = home.resolve().parent
-    return prefix, str(prefix) if prefix.is_relative_to("/usr") else PYTHON, name
-
-
-@functools.cache
-def _site_packages(prefix: Path, inside: str) -> list[str]:
-    """Where installed packages of the host would show."""
-    places = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", prefix: inside}
-    return [
-        inside + str(path).removeprefix(str(root))
-        for root, inside in places.items()
-        for kind in ("site", "dist")
-        for path in sorted(root.glob(f"lib*/python3*/{kind}-packages"))
-        if not path.parent.parent.is_symlink() and not path.is_symlink()
-    ]
-
-
-def _furnish(store: Path, inside: str, name: str) -> None:
-    """Small files that a sandbox shows read-only."""
-    for folder in ("empty", "etc", "env/bin"):
-        (store / folder).mkdir(parents=True)
-    for file, text in ETC.items():
-        (store / "etc" / file).write_text(text)
-    for link in {"python", "python3", name}:
-        (store / "env/bin" / link).symlink_to(f"{inside}/bin/{name}")
-    (store / "env/pyvenv.cfg").write_text(f"home = {inside}/bin\ninclude-system-site-packages = false\n")
 
 
 def _check(spec: SandboxSpec) -> None:

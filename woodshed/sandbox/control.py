@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import struct
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from woodshed.records import SandboxError
+from woodshed.sandbox.cgroups import roomy
 from woodshed.sandbox.spec import Limits, Outcome, Result
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -30,7 +32,7 @@ Excess = Callable[[], str]
 """Looks from outside whether a running command takes too much; says what, or ""."""
 
 
-class _Lost(Exception):
+class _LostError(Exception):
     """The supervisor is gone or silent."""
 
 
@@ -47,12 +49,12 @@ class Supervisor:
         """Whether it answers within five seconds."""
         try:
             return self._ask([b"ping"], timeout_s=5.0) == [b"ok"]
-        except _Lost:
+        except _LostError:
             return False
 
     def exec(
         self,
-        argv: Sequence[str],
+        command: str | Sequence[str],
         *,
         cwd: str,
         env: Mapping[str, str],
@@ -62,6 +64,7 @@ class Supervisor:
         channel: bool,
         excess: Excess | None = None,
     ) -> Result:
+        argv = ["/bin/bash", "-c", command] if isinstance(command, str) else command
         words, variables = "\0".join(argv), "\0".join(f"{key}={value}" for key, value in env.items())
         if "\0" in "".join(argv) or "\0" in "".join(env.values()):
             raise ValueError("an argument or environment variable holds a NUL byte")
@@ -82,7 +85,7 @@ class Supervisor:
                 b"limit": "limit",
             }[end]  # type: ignore[assignment]
             return Result(outcome, exit_code, stdout, stderr, truncated == b"1", float(seconds), side)
-        except (_Lost, KeyError, ValueError):
+        except (_LostError, KeyError, ValueError):
             self._lost = True
             return Result("sandbox_lost", None, b"", b"", False, time.monotonic() - started)
 
@@ -95,7 +98,7 @@ class Supervisor:
     def _file(self, request: list[bytes], path: str) -> list[bytes]:
         try:
             status, *fields = self._ask(request, timeout_s=60.0)
-        except _Lost:
+        except _LostError:
             raise SandboxError(f"the sandbox was lost while it handled {path!r}") from None
         if status == b"error":
             number = int(fields[0])
@@ -118,7 +121,7 @@ class Supervisor:
     def _ask(self, fields: list[bytes], *, timeout_s: float, excess: Excess | None = None) -> list[bytes]:
         with self._turn:
             if self._lost:
-                raise _Lost
+                raise _LostError
             deadline = time.monotonic() + timeout_s
             try:
                 self._line.settimeout(timeout_s)
@@ -127,7 +130,7 @@ class Supervisor:
                 return self._receive(deadline)
             except (OSError, ValueError, struct.error) as error:
                 self._lost = True
-                raise _Lost from error
+                raise _LostError from error
 
     def _watch(self, deadline: float, excess: Excess | None) -> None:
         """Wait for the reply to begin; stop the command once it takes too much."""
@@ -164,14 +167,26 @@ def _frame(fields: Sequence[bytes]) -> bytes:
 
 
 def launch(
-    command: Sequence[str], *, workspace: str, limits: Limits, extra: Mapping[str, int], log: Path
+    command: Sequence[str], *, workspace: str, limits: Limits, log: Path, fallbacks: bool = False
 ) -> Supervisor:
     """Start a command that ends in a supervisor, without waiting for it (`handshake` does).
 
     The command line gets the supervisor's own arguments appended: the socket's number, the workspace, the limits.
+
+    Args:
+        log: where bubblewrap's complaints go.
+        fallbacks: no control group limits memory and processes, so let the kernel limit each process.
     """
+    most = {**vars(limits), "address_mb": 0, "nproc": 0}
+    if fallbacks:
+        most["address_mb"] = 8 * limits.memory_mb  # programs reserve much more than they use
+        if os.getuid() != 0 and _kernel() >= (
+            5,
+            14,
+        ):  # counts per user namespace from then on; never counts root
+            most["nproc"] = roomy(limits.pids)
     ours, theirs = socket.socketpair()
-    words = [f"{name}={value}" for name, value in {**vars(limits), **extra}.items()]
+    words = [f"{name}={value}" for name, value in most.items()]
     with theirs, log.open("wb") as output:
         line = [*command, str(theirs.fileno()), workspace, *words]
         try:
@@ -188,6 +203,15 @@ def handshake(supervisor: Supervisor) -> bool:
         return supervisor._receive(time.monotonic() + START_S) == [b"ready"]
     except (OSError, ValueError, struct.error):
         return False
+
+
+def only_child(pid: int) -> int:
+    """bubblewrap's child is process 1 of the sandbox."""
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
 def _popen(command: Sequence[str], line: int, output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -9,6 +9,7 @@ is copied by `mv`, so a layer holds nothing but entries, whiteouts and opaque fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -21,9 +22,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from woodshed.records import SandboxError
-from woodshed.sandbox.spec import Change
+from woodshed.sandbox.spec import Change, FileType
 
-_TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink"}
+_TYPES: dict[int, FileType] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "symlink"}
 
 
 class Store:
@@ -57,6 +58,11 @@ class Store:
         path.mkdir()
         return path
 
+    def note(self, folders: Iterable[Path]) -> None:
+        """Empty folders elsewhere that go when the store goes."""
+        with self._guard, (self.path / NOTES).open("a") as notes:
+            notes.writelines(f"{folder}\n" for folder in folders)
+
     def acquire(self) -> Store:
         with self._guard:
             self._users += 1
@@ -70,24 +76,44 @@ class Store:
             self._finalizer()
 
 
-SCRATCH_REMEDY = "set WOODSHED_SCRATCH to a folder on a local disk (ext4, xfs, btrfs) or tmpfs with room"
+SCRATCH_REMEDY = (
+    "set WOODSHED_SCRATCH to a folder on a local disk (ext4, xfs, btrfs) or on tmpfs (Linux 6.6 or newer)"
+)
+ROOMY = 2 << 30
+NOTES = "notes"
 
 
 def scratch() -> Path:
-    """This user's folder for stores: below WOODSHED_SCRATCH, else below the system's temporary folder.
+    """This user's folder for stores: below WOODSHED_SCRATCH, else /dev/shm where roomy, else the temporary folder.
+
+    Memory comes before disk because taking an overlay down syncs the whole file system of its upper layer.
 
     Raises:
-        SandboxError: it cannot be made, or somebody else made it.
+        SandboxError: the folder cannot be made, is somebody else's, or cannot hold an upper layer.
     """
-    folder = Path(os.environ.get("WOODSHED_SCRATCH") or tempfile.gettempdir()) / f"woodshed-{os.getuid()}"
+    chosen = os.environ.get("WOODSHED_SCRATCH")
+    places = [Path(chosen)] if chosen else [Path("/dev/shm"), Path(tempfile.gettempdir())]
+    if not chosen and not _roomy(places[0]):
+        del places[0]
+    for place in places:
+        folder = place / f"woodshed-{os.getuid()}"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.lstat().st_uid != os.getuid() or folder.is_symlink():
+                raise OSError(errno.EPERM, "it belongs to somebody else")
+            os.setxattr(folder, "user.overlay.probe", b"y")  # overlayfs marks folders with such attributes
+            return folder.resolve()
+        except OSError as error:
+            problem = f"{folder} cannot hold sandboxes: {error.strerror}"
+    raise SandboxError(f"{problem}; {SCRATCH_REMEDY}")
+
+
+def _roomy(place: Path) -> bool:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        info = folder.lstat()
-    except OSError as error:
-        raise SandboxError(f"cannot make {folder}: {error.strerror}; {SCRATCH_REMEDY}") from None
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
-        raise SandboxError(f"{folder} belongs to somebody else; {SCRATCH_REMEDY}")
-    return folder.resolve()
+        room = os.statvfs(place)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize >= ROOMY
 
 
 def reap() -> int:
@@ -114,6 +140,10 @@ def _lock(path: Path) -> int | None:
 
 
 def _discard(path: Path, descriptor: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        for folder in (path / NOTES).read_text().splitlines():
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
     remove(path)
     os.close(descriptor)
 
@@ -227,7 +257,7 @@ def _mode(path: Path) -> int:
     return _info(path).st_mode
 
 
-def _type(path: Path):
+def _type(path: Path) -> FileType:
     return _TYPES.get(stat.S_IFMT(_mode(path)), "other")
 
 
@@ -250,7 +280,7 @@ def _same(old: Path, new: Path) -> bool:
     if stat.S_ISDIR(before.st_mode):
         return True
     if stat.S_ISLNK(before.st_mode):
-        return os.readlink(old) == os.readlink(new)
+        return old.readlink() == new.readlink()
     if not stat.S_ISREG(before.st_mode):
         return before.st_rdev == after.st_rdev
     if before.st_mode != after.st_mode or before.st_size != after.st_size:

@@ -8,6 +8,26 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 WORKSPACE = "/workspace"
+HOME = "/home/agent"
+
+ENVIRONMENT = {
+    "PATH": "/env/bin:/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME,
+    "USER": "agent",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "TERM": "dumb",
+    "PAGER": "cat",
+    "GIT_PAGER": "cat",
+    "CI": "1",
+    "PYTHONHASHSEED": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",  # so that a command that is killed leaves what it printed
+    "OMP_NUM_THREADS": "1",  # thread pools sized by the host's cores would run into the limit on threads
+    "OPENBLAS_NUM_THREADS": "1",
+}
+"""The environment of every command; `SandboxSpec.env` and `exec(env=...)` come on top."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +86,9 @@ class Result:
     """What the command wrote to its file descriptor 3 (exec with channel=True)."""
 
 
+FileType = Literal["file", "dir", "symlink", "other"]
+
+
 @dataclass(frozen=True)
 class Change:
     """One path of the workspace that differs from the lowers."""
@@ -73,7 +96,7 @@ class Change:
     path: str
     """Relative to the workspace. A renamed file is one "deleted" and one "added"."""
     kind: Literal["added", "modified", "deleted"]
-    file_type: Literal["file", "dir", "symlink", "other"]
+    file_type: FileType
     """What it is now; what it was, where it was deleted."""
 
 

@@ -11,12 +11,12 @@ supervisor exits, and the kernel kills the rest.
 Imports are few because each costs a millisecond per sandbox.
 """
 
+import _signal as signal  # `signal` itself imports enum, functools and collections
 import ctypes
 import errno
 import os
 import resource
 import select
-import signal
 import stat
 import struct
 import sys

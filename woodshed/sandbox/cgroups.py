@@ -1,0 +1,95 @@
+"""A wall behind the supervisor's watch: memory and process limits by the kernel, where we may make control groups.
+
+The supervisor looks 20 times a second and gives a typed result; a burst between two looks meets this wall. Its
+limits are wider than what is watched, so that the result of a command does not depend on whether there is a wall.
+Both versions of control groups do; neither is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from pathlib import Path
+
+from woodshed.sandbox.spec import Limits
+
+ROOT = Path("/sys/fs/cgroup")
+MB = 1 << 20
+
+
+class Group:
+    """The control groups of one sandbox: one folder (version 2), or one per controller (version 1)."""
+
+    def __init__(self, folders: list[Path], version: int):
+        self.folders, self.version = folders, version
+
+    def admit(self, pid: int) -> None:
+        for folder in self.folders:
+            (folder / "cgroup.procs").write_text(str(pid))
+
+    def oom_kills(self) -> int:
+        """How many processes the kernel has killed here for want of memory."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        with contextlib.suppress(OSError, StopIteration, ValueError):
+            lines = (self.folders[0] / name).read_text().splitlines()
+            return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
+        return 0
+
+    def close(self) -> None:
+        remove(self.folders)
+
+
+def make(name: str, limits: Limits, *, in_memory_mb: int) -> Group | None:
+    """A group with room for `limits` and for files kept in memory, or None where this user may not make one."""
+    found = _parents()
+    if found is None:
+        return None
+    parents, version = found
+    memory = (limits.memory_mb + in_memory_mb) * MB * 5 // 4 + 64 * MB
+    settings = {
+        "memory.max" if version == 2 else "memory.limit_in_bytes": memory,
+        "pids.max": roomy(limits.pids),
+    }
+    folders = [parent / name for parent in parents]
+    try:
+        for folder in folders:
+            folder.mkdir()
+            for file, value in settings.items():
+                if (folder / file).exists():
+                    (folder / file).write_text(str(value))
+    except OSError:
+        remove(folders)
+        return None
+    return Group(folders, version)
+
+
+def roomy(pids: int) -> int:
+    """A hard limit on processes that the watch sees exceeded before programs run into it."""
+    return 2 * pids + 32
+
+
+def remove(folders: list[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@functools.cache
+def _parents() -> tuple[list[Path], int] | None:
+    """Where groups can be made: (memory and pids folders, 1) or (one folder, 2)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    mine = {
+        name: path for _, names, path in (line.split(":", 2) for line in lines) for name in names.split(",")
+    }
+    if "memory" in mine and "pids" in mine:
+        return [ROOT / name / mine[name].lstrip("/") for name in ("memory", "pids")], 1
+    folder = ROOT / mine.get("", "/").lstrip("/")
+    while folder.is_relative_to(ROOT):  # the nearest one that passes both controllers on to its children
+        with contextlib.suppress(OSError):
+            if {"memory", "pids"} <= set((folder / "cgroup.subtree_control").read_text().split()):
+                return [folder], 2
+        folder = folder.parent
+    return None

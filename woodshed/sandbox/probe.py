@@ -1,0 +1,83 @@
+"""What this machine can do for sandboxes: the checks behind `woodshed doctor`."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from woodshed.records import SandboxError
+from woodshed.sandbox import cgroups, layers
+from woodshed.sandbox.bubblewrap import find_bwrap, open_bubblewrap, remedy
+from woodshed.sandbox.spec import Change, Check, Limits, SandboxSpec
+
+ALTERNATIVES = "or use a virtual machine, or another Linux machine"
+
+
+def probe() -> list[Check]:
+    """Each check tries the thing itself; after the first failure the rest are not tried. About a second."""
+    checks: list[Check] = []
+    for name, check in CHECKS.items():
+        if checks and not checks[-1].ok:
+            checks.append(Check(name, False, "not tried", f"first mend: {checks[-1].name}"))
+            continue
+        try:
+            checks.append(Check(name, True, check()))
+        except SandboxError as error:
+            detail, _, advice = str(error).rpartition("; ")
+            checks.append(Check(name, False, detail or advice, advice))
+    return checks
+
+
+def _bubblewrap() -> str:
+    path = find_bwrap()
+    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+    return f"{said} ({path})"
+
+
+def _namespaces() -> str:
+    command = "--unshare-all --unshare-user --disable-userns --ro-bind / / true".split()
+    result = subprocess.run([find_bwrap(), *command], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        raise SandboxError(f"{result.stderr.strip()}; {remedy(result.stderr)}, {ALTERNATIVES}")
+    return "user, process, network and mount namespaces can be made"
+
+
+def _overlay() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "kept").write_text("as it was")
+        with open_bubblewrap(SandboxSpec((Path(folder),))) as sandbox:
+            sandbox.exec("rm kept")
+            if sandbox.diff() != [Change("kept", "deleted", "file")] or not (Path(folder) / "kept").exists():
+                raise SandboxError(f"writes are not kept apart; {layers.SCRATCH_REMEDY}")
+    return f"copy-on-write in {layers.scratch()}"
+
+
+def _network() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server, open_bubblewrap(SandboxSpec(())) as sandbox:
+        result = sandbox.exec(f"exec 9<>/dev/tcp/127.0.0.1/{server.getsockname()[1]}", timeout_s=5)
+    if result.outcome != "nonzero":
+        raise SandboxError(f"the host can be reached from a sandbox ({result.outcome}); report this as a bug")
+    return "none inside"
+
+
+def _limits() -> str:
+    with open_bubblewrap(SandboxSpec((), limits=Limits(memory_mb=64))) as sandbox:
+        result = sandbox.exec(["/env/bin/python", "-c", "x = bytearray(1 << 28); input()"], timeout_s=10)
+        wall = f"control groups (version {sandbox.wall})" if sandbox.wall else "rlimits"
+    if result.outcome != "oom":
+        raise SandboxError(
+            f"256 MB under a limit of 64 MB ended with {result.outcome!r}; report this as a bug"
+        )
+    return f"watched from inside; behind that: {wall}"
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "bubblewrap": _bubblewrap,
+    "namespaces": _namespaces,
+    "overlay": _overlay,
+    "network off": _network,
+    "limits": _limits,
+}

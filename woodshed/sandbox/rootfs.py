@@ -1,0 +1,125 @@
+"""What the root file system of a sandbox is made of, as bubblewrap's arguments.
+
+The host's /usr, a minimal /etc, the Python that the environment was made with (at /opt/python) and the environment
+(at /env), all read-only, and the workspace, copy-on-write. The environment is shown with a `bin/python` and a
+`pyvenv.cfg` that point to /opt/python, so that paths inside are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from woodshed.records import SandboxError
+from woodshed.sandbox.control import SUPERVISOR
+from woodshed.sandbox.spec import HOME, WORKSPACE, SandboxSpec
+
+PYTHON = "/opt/python"
+SUPERVISOR_INSIDE = "/run/supervisor.py"
+UID = 1000
+MB = 1 << 20
+
+ETC = {
+    "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/bash\n",
+    "group": f"root:x:0:\nagent:x:{UID}:\n",
+    "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Path, work: Path) -> list[str]:
+    """bubblewrap's options for a sandbox.
+
+    Args:
+        store: a folder for small files that are shown read-only; may hold those of an earlier call.
+        frozen: layers between the lowers and the upper one, bottom first.
+        upper, work: empty folders on one file system.
+    """
+    prefix, inside, name = interpreter(spec.environment)
+    if not (store / "etc").exists():
+        _furnish(store, inside, name)
+    words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
+    words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
+    words += f" --uid {UID} --gid {UID} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
+    line = words.split()
+    for top in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
+        if Path(top).is_symlink():
+            line += ["--symlink", str(Path(top).readlink()), top]
+        elif Path(top).exists():
+            line += ["--ro-bind", top, top]
+    if inside != str(prefix):
+        for folder in ("bin", "lib", "lib64", "include", "share"):  # not pkgs or envs of a conda prefix
+            line += ["--ro-bind-try", f"{prefix}/{folder}", f"{inside}/{folder}"]
+        if any(prefix.glob("lib/libpython*.so*")):  # the executable looks for it where it was built to be
+            line += ["--symlink", inside, str(prefix)]
+    for hidden in _site_packages(prefix, inside):
+        line += ["--ro-bind", f"{store}/empty", hidden]
+    for file in ETC:
+        line += ["--ro-bind", f"{store}/etc/{file}", f"/etc/{file}"]
+    for entry in ("alternatives", "ld.so.cache", "ssl/certs"):
+        line += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
+    line += ["--overlay-src", str(spec.environment or store / "empty")]
+    line += ["--overlay-src", f"{store}/env", "--ro-overlay", "/env"]
+    for lower in (*(spec.lowers or [store / "empty"]), *frozen):
+        line += ["--overlay-src", str(lower)]
+    line += ["--overlay", str(upper), str(work), WORKSPACE]
+    for folder in ("/tmp", "/dev/shm", HOME):
+        line += ["--size", str(spec.limits.tmp_mb * MB), "--tmpfs", folder]
+    for path, source in spec.binds.items():
+        line += ["--ro-bind", str(source), path]
+    line += ["--ro-bind", str(SUPERVISOR), SUPERVISOR_INSIDE, "--remount-ro", "/dev", "--remount-ro", "/"]
+    return [*line, "--", *f"/env/bin/python -I -S {SUPERVISOR_INSIDE}".split()]
+
+
+@functools.cache
+def interpreter(environment: Path | None) -> tuple[Path, str, str]:
+    """The base Python of an environment: its prefix here, its prefix in a sandbox, its executable's name.
+
+    Raises:
+        SandboxError: not a virtual environment of a Python on this machine.
+    """
+    if environment is None:
+        home, names = Path(sys.base_prefix) / "bin", [f"python3.{sys.version_info.minor}", "python3"]
+    else:
+        config = environment / "pyvenv.cfg"
+        try:
+            pairs = (line.partition("=") for line in config.read_text(encoding="utf-8").splitlines())
+            settings = {key.strip().lower(): value.strip() for key, _, value in pairs}
+            home = Path(settings["home"])
+        except (OSError, KeyError):
+            raise SandboxError(f"{environment} is not a virtual environment: no `home` in {config}") from None
+        version = (settings.get("version") or settings.get("version_info") or "3").split(".")
+        names = [f"python{'.'.join(version[:2])}", "python3"]
+    name = next((name for name in names if (home / name).exists()), None)
+    if name is None:
+        raise SandboxError(
+            f"{environment or sys.executable} was made with a Python that is gone: no {home / names[0]}"
+        )
+    prefix = home.resolve().parent
+    return prefix, str(prefix) if prefix.is_relative_to("/usr") else PYTHON, name
+
+
+@functools.cache
+def _site_packages(prefix: Path, inside: str) -> list[str]:
+    """Where installed packages of the host would show."""
+    places = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", prefix: inside}
+    return [
+        inside + str(path).removeprefix(str(root))
+        for root, inside in places.items()
+        for kind in ("site", "dist")
+        for path in sorted(root.glob(f"lib*/python3*/{kind}-packages"))
+        if not path.parent.parent.is_symlink() and not path.is_symlink()
+    ]
+
+
+def _furnish(store: Path, inside: str, name: str) -> None:
+    """Small files that a sandbox shows read-only."""
+    for folder in ("empty", "etc", "env/bin"):
+        (store / folder).mkdir(parents=True)
+    for file, text in ETC.items():
+        (store / "etc" / file).write_text(text)
+    for link in {"python", "python3", name}:
+        (store / "env/bin" / link).symlink_to(f"{inside}/bin/{name}")
+    (store / "env/pyvenv.cfg").write_text(f"home = {inside}/bin\ninclude-system-site-packages = false\n")

@@ -1,0 +1,105 @@
+"""The same supervisor without any walls, for tests on machines without namespaces. Never for a policy's commands.
+
+The workspace is a plain copy in a temporary folder, commands are ordinary processes of this user, and only time and
+output are limited. `binds` are not available; "/workspace" means the copy in `cwd` and in paths given to `read` and
+`write`, but not in a command's own text.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from woodshed.records import SandboxError
+from woodshed.sandbox import control, layers
+from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec
+
+
+class SubprocessSandbox:
+    """See `spec.Sandbox`."""
+
+    def __init__(self, spec: SandboxSpec, sources: Sequence[Path] | None = None):
+        if spec.binds:
+            raise SandboxError("the subprocess backend cannot bind files; use backend='bwrap'")
+        self._spec, self._busy, self._closed = spec, threading.RLock(), False
+        self._store = layers.Store()
+        self._tree = self._store.layer()
+        for source in spec.lowers if sources is None else sources:
+            shutil.copytree(source, self._tree, symlinks=True, dirs_exist_ok=True)
+        python = spec.environment / "bin" / "python" if spec.environment else Path(sys.executable)
+        log = self._store.path / "log"
+        self._supervisor = control.launch(
+            [str(python), "-I", "-S", str(control.SUPERVISOR)],
+            workspace=self.workspace,
+            limits=spec.limits,
+            log=log,
+        )
+        if not control.handshake(self._supervisor):
+            said = log.read_text(errors="replace").strip()
+            self.close()
+            raise SandboxError(f"{python} did not start: {said}")
+        self._env = {
+            **ENVIRONMENT,
+            "HOME": str(self._store.layer()),
+            "PATH": f"{python.parent}:/usr/bin:/bin",
+        }
+
+    @property
+    def workspace(self) -> str:
+        return str(self._tree)
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float = 120.0,
+        max_output: int = 1 << 20,
+        channel: bool = False,
+    ) -> Result:
+        return self._supervisor.exec(
+            command,
+            cwd=self._path(cwd or "."),
+            env={**self._env, **self._spec.env, **(env or {})},
+            stdin=stdin,
+            timeout_s=timeout_s,
+            max_output=max_output,
+            channel=channel,
+        )
+
+    def read(self, path: str) -> bytes:
+        return self._supervisor.read(self._path(path), self._spec.limits.file_mb << 20)
+
+    def write(self, path: str, data: bytes) -> None:
+        self._supervisor.write(self._path(path), data)
+
+    def diff(self) -> list[Change]:
+        paths = {path for tree in (*self._spec.lowers, self._tree) for path in layers.everything(tree)}
+        return layers.compare(self._spec.lowers, [self._tree], paths)
+
+    def fork(self) -> SubprocessSandbox:
+        with self._busy:
+            return SubprocessSandbox(self._spec, [self._tree])
+
+    def alive(self) -> bool:
+        return not self._closed and self._supervisor.alive()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._supervisor.stop()
+            self._store.release()
+
+    def __enter__(self) -> SubprocessSandbox:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _path(self, path: str) -> str:
+        return str(self._tree / Path(path).relative_to(WORKSPACE)) if path.startswith(WORKSPACE) else path
