@@ -47,18 +47,21 @@ def renderer(codec: str = "plain") -> Renderer:
     return create_renderer(tokenizer, codec=codec)
 
 
-def calc_task(folder: Path) -> Task:
-    """A task of one file, whose commands need no environment."""
+NO_ENVIRONMENT = Environment("3.11", (), ("calc",))
+
+
+def calc_task(folder: Path, environment: Environment = NO_ENVIRONMENT) -> Task:
+    """A task of one file, whose commands need nothing but a Python. Its name is the folder's."""
     workspace = folder / "environment" / "workspace"
     workspace.mkdir(parents=True)
     (workspace / "calc.py").write_text(MODULE)
     (workspace / "data.bin").write_bytes(b"\xff\0")
     return Task(
-        id="0" * 16,
-        name="calc-double",
+        id=f"{folder.name:0>16}",
+        name=folder.name,
         folder=folder,
         instruction="Implement double in calc.py, lines 1-2.",
-        environment=Environment("3.11", (), ("calc",)),
+        environment=environment,
         allowed_paths=("calc.py",),
         fail_to_pass=(),
         pass_to_pass=(),
@@ -74,7 +77,7 @@ def calc_task(folder: Path) -> Task:
 def play(task: Task, *messages: str, settings: AgentSettings = SETTINGS, codec: str = "plain") -> Rollout:
     """The attempt that writes these messages, then finishes."""
     sandbox = open_sandbox(SandboxSpec(lowers=(task.folder / "environment" / "workspace",)))
-    attempt = Attempt(task, sandbox, renderer(codec), settings, rollout_id="test-0-calc-double-0")
+    attempt = Attempt(task, sandbox, renderer(codec), settings, rollout_id=f"test-0-{task.name}-0")
     finish = renderer(codec).codec.format("finish", {}, tools.TOOLS)
     sampler = ScriptedSampler(renderer(codec), itertools.chain(messages, itertools.repeat(finish)))
     while not attempt.done:

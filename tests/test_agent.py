@@ -31,7 +31,7 @@ from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    return calc_task(tmp_path / "task")
+    return calc_task(tmp_path / "calc-double")
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ LOOSE = SETTINGS.model_copy(update={"max_errors": 99})
 
 @pytest.fixture
 def task(tmp_path: Path) -> Task:
-    return calc_task(tmp_path / "task")
+    return calc_task(tmp_path / "calc-double")
 
 
 @pytest.fixture

@@ -1,0 +1,162 @@
+"""Many attempts at once: equal however they are scheduled, safe when a sandbox or the sampler fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from threading import Timer
+from typing import Any
+
+import pytest
+from scripted import EDIT, FINISH, READ, SETTINGS, TEST, UNKNOWN, calc_task, renderer
+
+from woodshed.agent import run
+from woodshed.inference.sampler import Sample, SampleRequest, ScriptedSampler
+from woodshed.records import Environment, Group, SamplerError, Task, to_json
+from woodshed.rollout import RolloutSettings, collect, waves
+from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.tasks.environment import resolve
+
+ROLLOUT = RolloutSettings(attempts=3, wave_rows=6, tool_threads=3)
+MESSAGES = [READ, EDIT, TEST, UNKNOWN, FINISH, "<call>shell sleep 0.0$((RANDOM % 9)); echo a; ls</call>"]
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
+    environment = Environment(".".join(map(str, sys.version_info[:2])), resolve(["pytest"]), ("calc",))
+    folder = tmp_path_factory.mktemp("tasks")
+    return [calc_task(folder / name, environment) for name in ("calc-a", "calc-b", "calc-c")]
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
+    """Every sandbox that `collect` opens, in a list that fills."""
+    found: list[Sandbox] = []
+
+    def remembered(*arguments: Any, **options: Any) -> Sandbox:
+        found.append(open_sandbox(*arguments, **options))
+        return found[-1]
+
+    monkeypatch.setattr(sys.modules["woodshed.rollout.collect"], "open_sandbox", remembered)
+    return found
+
+
+def drawn(request: SampleRequest) -> str:
+    """A message that depends on the request's own seed only, as a sampler's does."""
+    return random.Random(request.seed).choice(MESSAGES)
+
+
+def attempts(
+    tasks: list[Task], sampler: Any = None, settings: RolloutSettings = ROLLOUT, **options: Any
+) -> list[Group]:
+    sampler = sampler or ScriptedSampler(renderer(), drawn)
+    return collect(sampler, tasks, settings, SETTINGS, phase="train", step=7, **{"seed": 1, **options})
+
+
+def timeless(record: Any) -> Any:
+    """JSON of a record without its wall times."""
+    if isinstance(record, list):
+        return [timeless(item) for item in record]
+    if isinstance(record, dict):
+        times = ("seconds", "sample_s", "tools_s")
+        return {key: timeless(value) for key, value in record.items() if key not in times}
+    return timeless(to_json(record)) if dataclasses.is_dataclass(record) else record
+
+
+def test_groups_come_in_the_order_of_tasks_and_attempts(tasks: list[Task]) -> None:
+    seen: list[tuple[int, int]] = []
+    groups = attempts(tasks, progress=lambda done, total, text: seen.append((done, total)))
+    assert [group.task_id for group in groups] == [task.id for task in tasks]
+    assert [r.id for g in groups for r in g.rollouts] == [
+        f"train-7-{t.name}-{n}" for t in tasks for n in range(3)
+    ]
+    assert [r.attempt for r in groups[0].rollouts] == [0, 1, 2]
+    assert all(r.turns and r.seed == 1 for g in groups for r in g.rollouts)
+    assert seen == sorted(seen) and seen[-1] == (9, 9)
+
+
+def test_scheduling_changes_nothing(tasks: list[Task]) -> None:
+    groups = timeless(attempts(tasks))
+    for threads, rows in ((1, 1), (4, 99)):
+        settings = ROLLOUT.model_copy(update={"tool_threads": threads, "wave_rows": rows})
+        assert timeless(attempts(tasks, settings=settings)) == groups
+    alone = run(
+        tasks[1],
+        ScriptedSampler(renderer(), drawn),
+        SETTINGS,
+        rollout_id="train-7-calc-b-2",
+        attempt=2,
+        seed=1,
+    )
+    assert timeless(alone) == groups[1]["rollouts"][2]
+    assert timeless(attempts(tasks, seed=2)) != groups
+
+
+def test_a_resumed_run_makes_the_missing_waves_only(tasks: list[Task]) -> None:
+    finished: list[list[Group]] = []
+    groups = attempts(tasks, on_wave=finished.append)
+    assert [[g.task_id for g in wave] for wave in finished] == [[tasks[0].id, tasks[1].id], [tasks[2].id]]
+    assert [group for wave in finished for group in wave] == groups
+    assert timeless(attempts(tasks[2:])) == timeless(groups[2:])
+
+
+def test_waves_hold_whole_groups(tasks: list[Task]) -> None:
+    assert [len(wave) for wave in waves(tasks, 4, 8)] == [2, 1]
+    assert [len(wave) for wave in waves(tasks, 4, 3)] == [1, 1, 1]
+    assert waves([], 4, 8) == []
+
+
+class Saboteur(ScriptedSampler):
+    """Closes sandboxes behind the back of the attempts that sit in them."""
+
+    def __init__(self, opened: list[Sandbox], rounds: Callable[[int], bool]) -> None:
+        super().__init__(renderer(), drawn)
+        self.opened, self.rounds, self.round = opened, rounds, 0
+
+    def sample(self, requests: list[SampleRequest]) -> list[Sample]:  # type: ignore[override]
+        if self.rounds(self.round):
+            for sandbox in self.opened:
+                sandbox.close()
+        self.round += 1
+        return super().sample(requests)
+
+
+def test_a_lost_sandbox_is_made_afresh_and_leaves_no_trace(tasks: list[Task], opened: list[Sandbox]) -> None:
+    groups = attempts(tasks, Saboteur(opened, lambda number: number in (1, 4)))
+    assert len(opened) > 9
+    assert timeless(groups) == timeless(attempts(tasks))
+
+
+def test_a_sandbox_that_is_always_lost_ends_the_attempt(tasks: list[Task], opened: list[Sandbox]) -> None:
+    (group,) = attempts(tasks[:1], Saboteur(opened, lambda number: True))
+    assert [rollout.ended for rollout in group.rollouts] == ["sandbox_lost"] * 3
+    assert len(opened) == 3 * (1 + ROLLOUT.sandbox_retries)
+
+
+@pytest.mark.parametrize("error", [SamplerError, KeyboardInterrupt])
+def test_no_sandbox_outlives_a_failure(
+    tasks: list[Task], opened: list[Sandbox], error: type[BaseException]
+) -> None:
+    def failing(request: SampleRequest) -> str:
+        if len(opened) == 6 and sum(sandbox.alive() for sandbox in opened) < 6:
+            raise error
+        return drawn(request)
+
+    with pytest.raises(error):
+        attempts(tasks, ScriptedSampler(renderer(), failing))
+    assert len(opened) == 6 and not any(sandbox.alive() for sandbox in opened)
+
+
+def test_an_interrupt_does_not_wait_for_a_running_command(tasks: list[Task], opened: list[Sandbox]) -> None:
+    started = time.monotonic()
+    slow = ScriptedSampler(renderer(), lambda request: "<call>shell sleep 15</call>")
+    Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        attempts(tasks, slow)
+    assert time.monotonic() - started < 10
+    assert not any(sandbox.alive() for sandbox in opened)

@@ -1,0 +1,185 @@
+"""Attempts made in waves: one batch of messages from the sampler, then everybody's tools, again and again.
+
+A wave holds whole groups and its rows never change, so the work of a run falls into the same waves each time it is
+done and a resumed run can redo exactly one of them. Within a wave an attempt depends on its own seed and sandbox
+only; threads change when a tool runs, never what it sees.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from woodshed.agent.attempt import AgentSettings, Attempt
+from woodshed.inference.sampler import Sampler
+from woodshed.records import Group, Rollout, Task
+from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.settings import Settings
+from woodshed.tasks.environment import sandbox_spec
+
+Progress = Callable[[int, int, str], None]
+Backend = Literal["bwrap", "subprocess"]
+T = TypeVar("T")
+
+
+class RolloutSettings(Settings):
+    """How attempts are made together."""
+
+    attempts: int = 4
+    """Attempts at each task: the group that shares a baseline."""
+    wave_rows: int = 24
+    """Most attempts in flight; a wave holds as many whole groups as fit, at least one."""
+    tool_threads: int = 2
+    """Sandboxes that work at the same time."""
+    sandbox_retries: int = 2
+    """How often an attempt whose sandbox was lost is made afresh."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seat:
+    """One attempt to be made, however often its sandbox is lost."""
+
+    task: Task
+    attempt: int
+    rollout_id: str
+
+
+def collect(
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    settings: RolloutSettings,
+    agent_settings: AgentSettings,
+    *,
+    phase: str,
+    step: int,
+    seed: int,
+    attempts: int | None = None,
+    progress: Progress | None = None,
+    on_wave: Callable[[list[Group]], None] | None = None,
+    backend: Backend = "bwrap",
+    unsafe: bool = False,
+) -> list[Group]:
+    """Make `attempts` attempts (None: settings.attempts) at each task, in the order of the tasks.
+
+    `on_wave` receives the groups of each wave as it ends; a caller that kept them resumes by passing the tasks after
+    the last whole wave. A rollout that ended with "sandbox_lost" lost its sandbox in every retry: not to be trained on.
+
+    Raises:
+        SandboxError: a sandbox could not be opened.
+        SamplerError: the sampler failed. Every sandbox is closed, whatever is raised.
+    """
+    attempts = settings.attempts if attempts is None else attempts
+    groups: list[Group] = []
+    for wave in waves(tasks, attempts, settings.wave_rows):
+        seats = [Seat(task, n, f"{phase}-{step}-{task.name}-{n}") for task in wave for n in range(attempts)]
+        before = len(groups) * attempts
+
+        def report(done: int, before: int = before) -> None:
+            if progress:
+                progress(before + done, len(tasks) * attempts, "attempts")
+
+        with Workshop(settings.tool_threads, backend, unsafe) as workshop:
+            rollouts = _wave(sampler, seats, settings, agent_settings, seed, workshop, report)
+        made = [
+            Group(task.id, tuple(rollouts[n * attempts : (n + 1) * attempts])) for n, task in enumerate(wave)
+        ]
+        groups += made
+        if on_wave:
+            on_wave(made)
+    return groups
+
+
+def waves(tasks: Sequence[Task], attempts: int, rows: int) -> list[Sequence[Task]]:
+    """The tasks of each wave: as many whole groups as fit in `rows` attempts, at least one."""
+    size = max(1, rows // max(1, attempts))
+    return [tasks[first : first + size] for first in range(0, len(tasks), size)]
+
+
+def _wave(
+    sampler: Sampler,
+    seats: Sequence[Seat],
+    settings: RolloutSettings,
+    agent_settings: AgentSettings,
+    seed: int,
+    workshop: Workshop,
+    report: Callable[[int], None],
+) -> list[Rollout]:
+    """Lockstep rounds until every seat has its rollout; rollouts in the order of the seats."""
+
+    def attempt_in(seat: Seat, sandbox: Sandbox) -> Attempt:
+        return Attempt(
+            seat.task,
+            sandbox,
+            sampler.renderer,
+            agent_settings,
+            rollout_id=seat.rollout_id,
+            context_length=sampler.context_length,
+            attempt=seat.attempt,
+            seed=seed,
+        )
+
+    rollouts: dict[Seat, Rollout] = {}
+    lost = dict.fromkeys(seats, 0)
+    alive: dict[Seat, Attempt] = {}
+    waiting = list(seats)
+    while waiting or alive:
+        alive |= zip(waiting, map(attempt_in, waiting, workshop.map(workshop.open, waiting)), strict=True)
+        _round(sampler, list(alive.values()), workshop)
+        ended = [seat for seat in alive if alive[seat].done]
+        waiting = []
+        for seat, rollout in zip(
+            ended, workshop.map(Attempt.finish, [alive.pop(s) for s in ended]), strict=True
+        ):
+            if rollout.ended == "sandbox_lost" and lost[seat] < settings.sandbox_retries:
+                lost[seat] += 1
+                waiting.append(seat)
+            else:
+                rollouts[seat] = rollout
+        report(len(rollouts))
+    return [rollouts[seat] for seat in seats]
+
+
+def _round(sampler: Sampler, attempts: Sequence[Attempt], workshop: Workshop) -> None:
+    """One message from everybody, then everybody's tools. Tokenizers stay on this thread: they are not safe on more."""
+    started = time.perf_counter()
+    samples = sampler.sample([attempt.request() for attempt in attempts])
+    share_s = (time.perf_counter() - started) / len(attempts)
+    messages = [attempt.read(sample) for attempt, sample in zip(attempts, samples, strict=True)]
+    observed = workshop.map(Attempt.execute, attempts, messages)
+    for attempt, sample, message, seen in zip(attempts, samples, messages, observed, strict=True):
+        attempt.record(sample, message, seen, sample_s=share_s)
+
+
+class Workshop:
+    """Threads and the sandboxes of one wave. Leaving it closes every sandbox, also in the middle of a command."""
+
+    def __init__(self, threads: int, backend: Backend, unsafe: bool) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tools")
+        self._opened: list[Sandbox] = []
+        self._backend: Backend = backend
+        self._unsafe = unsafe
+
+    def open(self, seat: Seat) -> Sandbox:
+        sandbox = open_sandbox(sandbox_spec(seat.task), backend=self._backend, unsafe=self._unsafe)
+        self._opened.append(sandbox)
+        return sandbox
+
+    def map(self, function: Callable[..., T], *items: Iterable[Any]) -> list[T]:
+        """Results in the order of the items, whichever thread is first."""
+        return list(self._threads.map(function, *items))
+
+    def __enter__(self) -> Workshop:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._close()  # ends commands that still run
+        self._threads.shutdown(wait=True)
+        self._close()  # what a thread opened meanwhile
+
+    def _close(self) -> None:
+        for sandbox in self._opened:
+            sandbox.close()
