@@ -1,0 +1,13 @@
+"""Did it work, and can that be believed: the patch alone, in a fresh sandbox, under tests that it could not touch."""
+
+from woodshed.grading.verifier import (
+    GradingSettings,
+    TestRun,
+    crossing,
+    judge,
+    run_tests,
+    verify,
+    with_runner,
+)
+
+__all__ = ["GradingSettings", "TestRun", "crossing", "judge", "run_tests", "verify", "with_runner"]

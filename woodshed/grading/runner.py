@@ -1,0 +1,256 @@
+"""Runs pytest where untrusted code runs, and reports through a pipe. Standard library and pytest only; one file.
+
+What pytest prints, writes and exits with can be forged by the code under test: of 14 planted cheats 12 fooled an exit
+code and 6 fooled a log or JUnit parser. So pytest is driven from here, from outside the workspace:
+
+- the request, with a nonce, arrives on stdin, which is closed before any test code is imported;
+- results leave through an inherited descriptor, one line each, every line led by the nonce: a start record, one
+  record for each test, and an end record that counts them;
+- the tests at the bottom of this file run last in the same session and must fail: failing still works;
+- every function of pytest and unittest must be after the run what it was before it, and every hook must come from
+  the environment or from the project's tests;
+- plugins are the environment's own, by name, loaded before the workspace is on sys.path; no addopts, no cache.
+
+What this cannot stop is code in the same process that searches memory for the nonce. `results.read` is the other side.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import fcntl
+import json
+import os
+import re
+import sys
+import types
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+INI_FILES = (
+    "pytest.toml",
+    ".pytest.toml",
+    "pytest.ini",
+    ".pytest.ini",
+    "pyproject.toml",
+    "tox.ini",
+    "setup.cfg",
+)
+IMPORT_MODE = re.compile(r"--import-mode[=\s\"',]+(prepend|append|importlib)")
+SEVERITY = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
+SHUFFLERS = {"randomly"}
+"""Plugins that change the order of tests as soon as they are loaded."""
+WATCHED = ("_pytest", "pytest", "pluggy", "unittest")
+
+
+class Recorder:
+    """The pytest plugin that sees every test and tells the channel."""
+
+    def __init__(
+        self, channel: int, nonce: str, wanted: list[str] | None, packages: list[str], workspace: str
+    ):
+        self.wanted = None if wanted is None else frozenset(wanted)
+        self.packages, self.workspace = packages, workspace
+        self.count = 0
+        self.before: dict[str, object] = {}
+        self.sentinels: dict[str, str] = {}
+        self.open: dict[str, dict] = {}
+        owner = os.getpid()
+
+        def send(kind: str, **values: object) -> None:
+            if os.getpid() != owner:  # a test forked: the copy must not report
+                return
+            line = f"{nonce} {json.dumps({'kind': kind, **values})}\n".encode()
+            while line:
+                line = line[os.write(channel, line) :]
+
+        self.send = send
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_load_initial_conftests(self) -> None:
+        """pytest and its plugins are imported; from here on, code of the repository runs."""
+        self.before = framework()
+        self.send("start")
+        place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))
+        python_path = os.environ.pop("WOODSHED_PYTHONPATH", "")
+        # Behind the standard library, so that no file of the workspace can stand in for one of its modules.
+        sys.path[place:place] = [*filter(None, python_path.split(":")), self.workspace]
+        os.environ["PYTHONPATH"] = python_path
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_configure(self, config: pytest.Config) -> None:
+        self.hooks = config.pluginmanager.hook
+        if self.wanted is None:
+            config.args.append(__file__)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        """Only the wanted tests, sentinels last, whatever plugins made of the list."""
+        ours = [item for item in session.items if item.path == Path(__file__)]
+        theirs = [item for item in session.items if item.path != Path(__file__)]
+        session.items = [i for i in theirs if self.wanted is None or i.nodeid in self.wanted] + ours
+        self.sentinels = {item.nodeid: item.name for item in ours}
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.send("collection", path=report.nodeid, message=str(report.longrepr)[-2000:])
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        test = self.open.setdefault(report.nodeid, {"outcome": "", "seconds": 0.0, "message": ""})
+        outcome = outcome_of(report)
+        test["seconds"] += report.duration
+        if outcome and (not test["outcome"] or rank(outcome) > rank(test["outcome"])):
+            test["outcome"] = outcome
+            test["message"] = "" if outcome == "passed" else why(report)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """People who read the log are not shown the failures that must be."""
+        return ("", "", "") if report.nodeid in self.sentinels else None
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        test = self.open.pop(nodeid, None)
+        if test is None or not test["outcome"]:
+            return
+        if nodeid in self.sentinels:
+            self.send("sentinel", name=self.sentinels[nodeid], outcome=test["outcome"])
+            return
+        self.count += 1
+        self.send("test", id=nodeid, **{**test, "seconds": round(test["seconds"], 4)})
+
+    def end(self) -> None:
+        after = framework()
+        patched = [name for name, was in self.before.items() if not same(was, after.get(name))]
+        patched += foreign_hooks(self.hooks, self.workspace)
+        packages = {name: imported_from(name, self.workspace) for name in self.packages}
+        self.send("end", count=self.count, workspace=self.workspace, packages=packages, patched=patched)
+
+
+def outcome_of(report: pytest.TestReport) -> str:
+    """What one phase says about its test; "" when it says nothing."""
+    expected_failure = hasattr(report, "wasxfail")
+    if report.skipped:
+        return "xfailed" if expected_failure else "skipped"
+    if report.when != "call":
+        return "error" if report.failed else ""
+    return "xpassed" if report.passed and expected_failure else report.outcome
+
+
+def rank(outcome: str) -> int:
+    return SEVERITY.index(outcome) if outcome in SEVERITY else SEVERITY.index("failed")
+
+
+def why(report: pytest.TestReport) -> str:
+    """Where a test stopped, in one line."""
+    if isinstance(report.longrepr, tuple):
+        path, line, reason = report.longrepr
+        return f"{path}:{line}: {reason}"[:500]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else str(report.longrepr)
+    return text[:500]
+
+
+def imported_from(package: str, workspace: str) -> str:
+    """The file a package was imported from: the first one of its modules that is not the workspace's, if any."""
+    inner = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
+    files = [file for module in inner if isinstance(file := getattr(module, "__file__", None), str)]
+    return next((file for file in files if not file.startswith(workspace + "/")), files[0] if files else "")
+
+
+def framework() -> dict[str, object]:
+    """Every function that tests are run with, by name, and its code."""
+    found: dict[str, object] = {f"builtins.{k}": v for k, v in vars(builtins).items() if k != "_"}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in WATCHED or not isinstance(module, types.ModuleType):
+            continue
+        classes = [v for v in vars(module).values() if isinstance(v, type) and v.__module__ == name]
+        for owner in (module, *classes):
+            place = name if owner is module else f"{name}.{owner.__qualname__}"
+            for key, value in list(vars(owner).items()):
+                function = getattr(value, "__func__", value)
+                if isinstance(function, types.FunctionType):
+                    found[f"{place}.{key}"] = (function, function.__code__)
+    return found
+
+
+def same(was: object, now: object) -> bool:
+    if isinstance(was, tuple) and isinstance(now, tuple):
+        return all(a is b for a, b in zip(was, now, strict=True))
+    return was is now
+
+
+def foreign_hooks(hooks: object, workspace: str) -> list[str]:
+    """Hooks into pytest that are neither the environment's nor the project's tests'."""
+    found = []
+    for name, caller in vars(hooks).items():
+        for hook in caller.get_hookimpls():
+            code = getattr(getattr(hook.function, "__func__", hook.function), "__code__", None)
+            path = Path(code.co_filename if code else sys.prefix)
+            installed = path == Path(__file__) or path.is_relative_to(sys.prefix)
+            tests = path.name == "conftest.py" or not {"test", "tests", "testing"}.isdisjoint(path.parts)
+            if not installed and not (tests and path.is_relative_to(workspace)):
+                found.append(f"{name} in {path}")
+    return found
+
+
+def plugin_names() -> list[str]:
+    """pytest plugins of the environment, by entry point; the repository is not on sys.path yet."""
+    return sorted({point.name for point in entry_points(group="pytest11")} - SHUFFLERS)
+
+
+def arguments(request: dict) -> list[str]:
+    """Command line of the one pytest session."""
+    workspace = request["workspace"]
+    options = ["--rootdir", workspace, "--confcutdir", workspace, "--continue-on-collection-errors"]
+    options += ["-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=native", "--color=no", "--no-header"]
+    for name in INI_FILES:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if mode := IMPORT_MODE.search(Path(workspace, name).read_text("utf-8")):
+                options += ["--import-mode", mode[1]]
+                break
+    for name in plugin_names():
+        options += ["-p", name]
+    if request["ids"] is None:
+        return options
+    files = dict.fromkeys(test.partition("::")[0] for test in request["ids"])
+    return [*options, *(file for file in files if Path(workspace, file).is_file()), __file__]
+
+
+def main() -> None:
+    """One session: the request on stdin, results on descriptor 3 (or the one that the request names)."""
+    request = json.loads(sys.stdin.buffer.read())
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    given = request.get("channel", 3)
+    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 64)  # children of the tests do not inherit it
+    os.close(given)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
+        os.environ.pop(name, None)
+    os.chdir(request["workspace"])
+    recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
+    pytest.main(arguments(request), plugins=[recorder])
+    if recorder.before:
+        recorder.end()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads and atexit handlers of the code under test have no say any more
+
+
+def test_sentinel_assertion() -> None:
+    assert 1 == 2
+
+
+def test_sentinel_exception() -> None:
+    raise RuntimeError("this test must fail")
+
+
+def test_sentinel_expectation() -> None:
+    with pytest.raises(ValueError):
+        pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,280 @@
+"""The environment a repository runs in: its dependencies, built once, read-only, shared by all of its tasks.
+
+Nothing of a third party runs on the host while it is built. Dependencies come as wheels only (unpacked, never
+built), into a virtual environment without pip; the repository itself is never installed, only described by a
+dist-info that holds its name, its version and its entry points. Sandboxes mount the result at /env.
+"""
+
+from __future__ import annotations
+
+import configparser
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from importlib.metadata import distributions
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from woodshed.records import Environment, Task, TaskError, to_json
+from woodshed.sandbox import SandboxSpec
+
+Progress = Callable[[int, int, str], None]
+
+FORMAT = 1
+"""Raise when the same Environment must be built differently: cached builds of before are then left alone."""
+MOUNT = "/env"
+"""Where sandboxes see the environment; scripts and bytecode are written for this path."""
+NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
+
+
+def cache_dir() -> Path:
+    """Where built and fetched things are kept: $WOODSHED_CACHE, else ~/.cache/woodshed."""
+    chosen = os.environ.get("WOODSHED_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "woodshed"
+
+
+def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[str, ...]:
+    """Exact pins of the requirements and everything that they need, pytest included, sorted.
+
+    Raises:
+        TaskError: a requirement that is malformed, does not exist, conflicts, or has no wheel.
+    """
+    wanted = [_requirement(text) for text in requirements]
+    if not any(canonicalize_name(r.name) == "pytest" for r in wanted):
+        wanted.append(Requirement("pytest"))
+    version = python or _our_version()
+    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
+        report = Path(scratch, "report.json")
+        options = ["--dry-run", "--ignore-installed", "--report", str(report)]
+        _pip(_interpreter(version), [*options, *map(str, wanted)], version)
+        installs = json.loads(report.read_text("utf-8"))["install"]
+    pins = [(canonicalize_name(i["metadata"]["name"]), i["metadata"]["version"]) for i in installs]
+    return tuple(sorted(f"{name}=={release}" for name, release in pins))
+
+
+def prepare(environment: Environment, *, progress: Progress | None = None) -> Path:
+    """The environment's folder in the cache, built now if it is not there.
+
+    Built beside its final place and renamed into it, so that a killed or a second process does no harm.
+
+    Raises:
+        TaskError: a pin that cannot be installed as a wheel, pins that are incomplete, no pytest among them, a
+            dependency that brings a copy of the repository's own package, or a Python that is not on this machine.
+    """
+    interpreter = _interpreter(environment.python)
+    folder = cache_dir() / "envs" / _key(environment, interpreter)
+    if (folder / "bin" / "python").exists():
+        return folder
+    pins = _pins(environment)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".build-", dir=folder.parent, ignore_cleanup_errors=True
+        ) as scratch:
+            build = Path(scratch, "env")
+            _build(build, environment, interpreter, pins, progress or (lambda done, total, text: None))
+            _publish(build, folder)
+    except OSError as error:
+        raise TaskError(
+            f"cannot build an environment in {folder.parent}: {error.strerror or error}. "
+            "Set WOODSHED_CACHE to a folder with space that you may write to."
+        ) from error
+    return folder
+
+
+def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = ()) -> SandboxSpec:
+    """A sandbox that shows the task as the agent sees it, with more read-only layers on top of the workspace."""
+    return SandboxSpec(
+        lowers=(task.folder / "environment" / "workspace", *extra_lowers),
+        environment=prepare(task.environment),
+        env={"PYTHONPATH": python_path(task.environment)},
+    )
+
+
+def python_path(environment: Environment) -> str:
+    """PYTHONPATH inside a sandbox: the source roots below /workspace."""
+    roots = ("/workspace" if root in ("", ".") else f"/workspace/{root}" for root in environment.source_roots)
+    return ":".join(roots)
+
+
+def own_files(environment: Environment) -> dict[str, str]:
+    """What stands for the installed distribution, by path below the environment's prefix; code is never in it.
+
+    Metadata without README and RECORD, and console scripts. A pytest11 section is dropped: code that the agent can
+    edit must not become a plugin of the runner that grades it.
+    """
+    name, _, version = environment.distribution.partition("==")
+    if not version:
+        return {}
+    entry_points = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
+    entry_points.optionxform = str  # type: ignore[assignment]  # names keep their case
+    entry_points.read_string(environment.entry_points)
+    entry_points.remove_section("pytest11")
+    info = f"lib/python{environment.python}/site-packages/{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
+    files = {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"}
+    sections = [(s, entry_points.items(s)) for s in entry_points.sections()]
+    if sections:
+        lines = [f"[{section}]\n" + "".join(f"{k} = {v}\n" for k, v in items) for section, items in sections]
+        files[f"{info}/entry_points.txt"] = "\n".join(lines)
+    for section, items in sections:
+        for script, target in items if section == "console_scripts" else ():
+            module, _, function = target.partition("[")[0].strip().partition(":")
+            head = function.partition(".")[0]
+            files[f"bin/{script}"] = (
+                f"#!/usr/bin/env python\nimport sys\n\nfrom {module} import {head}\n\nsys.exit({function}())\n"
+            )
+    return files
+
+
+def _build(
+    build: Path, environment: Environment, interpreter: Path, pins: dict[str, str], progress: Progress
+) -> None:
+    """Dependencies, the distribution's own metadata, bytecode; every path in it says /env."""
+    progress(0, 3, f"installing {len(pins)} packages")
+    _run([str(interpreter), "-I", "-m", "venv", "--without-pip", "--symlinks", str(build)])
+    # The environment's own Python runs pip here, which is safe only while the environment is empty.
+    _pip(build / "bin" / "python", ["--no-compile", *environment.requirements], environment.python)
+    site = build / "lib" / f"python{environment.python}" / "site-packages"
+    progress(1, 3, "checking the environment")
+    _check(site, environment, pins)
+    for path, text in own_files(environment).items():
+        target = build / path
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+            target.chmod(0o755 if path.startswith("bin/") else 0o644)
+    for script in [*(build / "bin").iterdir(), build / "pyvenv.cfg"]:
+        if script.name.lower().startswith("activate"):
+            script.unlink()
+        elif not script.is_symlink():
+            script.write_bytes(script.read_bytes().replace(os.fsencode(build), MOUNT.encode()))
+    progress(2, 3, "compiling bytecode")
+    # Compiling executes nothing; some packages ship files for other Pythons, whose errors do not matter.
+    options = ["--invalidation-mode", "unchecked-hash", "-s", str(build), "-p", MOUNT]
+    subprocess.run(
+        [str(interpreter), "-I", "-m", "compileall", "-qq", *options, str(site)],
+        capture_output=True,
+        check=False,
+    )
+    progress(3, 3, "environment ready")
+
+
+def _publish(build: Path, folder: Path) -> None:
+    """Move a finished build to its place, unless another process was first."""
+    try:
+        build.rename(folder)
+    except OSError:
+        if not (folder / "bin" / "python").exists():
+            raise
+
+
+def _check(site: Path, environment: Environment, pins: dict[str, str]) -> None:
+    installed = {canonicalize_name(d.metadata["Name"]): d.version for d in distributions(path=[str(site)])}
+    if left_out := sorted(f"{name}=={installed[name]}" for name in installed.keys() - pins.keys()):
+        raise TaskError(
+            f"the environment's requirements are incomplete: they also need {', '.join(left_out)}. "
+            "Pin every dependency, as `tasks.environment.resolve` does."
+        )
+    for package in environment.packages:
+        copies = [site / package / "__init__.py", *site.glob(f"{package}.py"), *site.glob(f"{package}.*.so")]
+        if any(copy.exists() for copy in copies):
+            raise TaskError(
+                f"the environment would hold a second copy of {package!r}, the package to work on, because a "
+                f"dependency needs it (pins: {', '.join(environment.requirements)}). "
+                "A repository that pytest or its plugins need cannot be made into tasks."
+            )
+
+
+def _pins(environment: Environment) -> dict[str, str]:
+    pins = {}
+    for text in environment.requirements:
+        requirement = _requirement(text)
+        if not re.fullmatch(r"==[^*,]+", str(requirement.specifier)):
+            raise TaskError(
+                f"requirement {text!r} is not an exact pin: write it as name==version (`resolve` does)."
+            )
+        pins[canonicalize_name(requirement.name)] = str(requirement.specifier)[2:]
+    if int(pins.get("pytest", "0").partition(".")[0]) < 7:
+        seen = f"pytest=={pins['pytest']}" if "pytest" in pins else "no pytest"
+        raise TaskError(
+            f"the environment has {seen} among its requirements: tests are run with pytest 7 or newer. "
+            "Add a pin such as pytest==9.0.0."
+        )
+    return pins
+
+
+def _requirement(text: str) -> Requirement:
+    try:
+        requirement = Requirement(text)
+    except InvalidRequirement as error:
+        raise TaskError(
+            f"requirement {text!r} cannot be read: {error}. Write it as name or name==version."
+        ) from None
+    if requirement.url:
+        raise TaskError(
+            f"requirement {text!r} points to a URL: dependencies come as wheels from the package index, "
+            "so that none of their code runs on this machine. Name a released version instead."
+        )
+    return requirement
+
+
+def _pip(python: Path, arguments: Sequence[str], version: str) -> None:
+    """`pip install` on behalf of another Python, wheels only."""
+    options = [
+        "--only-binary=:all:",
+        "--quiet",
+        "--no-input",
+        "--disable-pip-version-check",
+        "--progress-bar=off",
+    ]
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    if done.returncode == 0:
+        return
+    output = done.stderr + done.stdout
+    lines = "\n    ".join(output.strip().splitlines()[-6:])
+    missing = NO_WHEEL.search(output)
+    if missing:
+        raise TaskError(
+            f"requirement {missing[1]!r} has no wheel for Python {version} on {sysconfig.get_platform()}, or there "
+            "is no such release, or no package index answered. Only wheels are installed, because building from "
+            f"source would run the package's code on this machine. pip said:\n    {lines}"
+        )
+    raise TaskError(f"pip could not install {' '.join(arguments)}. pip said:\n    {lines}")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode != 0:
+        raise TaskError(f"`{' '.join(command)}` failed: {(done.stderr + done.stdout).strip()[-600:]}")
+
+
+def _our_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def _interpreter(version: str) -> Path:
+    """The base interpreter of a Python version: our own, or one on PATH."""
+    if version == _our_version():
+        return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    found = shutil.which(f"python{version}")
+    if found is None:
+        raise TaskError(
+            f"the environment wants Python {version}, and there is no python{version} on PATH. "
+            f"Install it, or make the task again with Python {_our_version()}."
+        )
+    return Path(found).resolve()
+
+
+def _key(environment: Environment, interpreter: Path) -> str:
+    parts = [FORMAT, to_json(environment), str(interpreter), sysconfig.get_platform()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
