@@ -16,6 +16,7 @@ from torch import Tensor
 
 from woodshed.inference.renderer import Renderer
 from woodshed.records import Group, Hint, Rollout, Turn, Verdict
+from woodshed.training.losses import group_advantages
 
 T = TypeVar("T")
 
@@ -95,10 +96,9 @@ def pack(
     trainable: dict[str, Rollout] = {}
     for group in groups:
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
-        rewards = [verdicts[r.id].reward for r in members]
-        for rollout, reward in zip(members, rewards, strict=True):
+        rewards = torch.tensor([verdicts[r.id].reward for r in members], dtype=torch.float64)
+        for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
             trainable[rollout.id] = rollout
-            advantage = reward - sum(rewards) / len(rewards)
             if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
                 rows.append(rollout_row(rollout, advantage=advantage))
     targets = [

@@ -112,7 +112,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         drawn = curriculum.draw(recipe.training.tasks_per_step)
         groups, verdicts = attempt(session, drawn, "train", step, attempts=recipe.rollout.attempts)
         clock.lap("attempts")
-        hints = run.once("hints", Hint, "train", step, lambda g=groups, d=drawn: feedback.write(g, d))
+        hints = run.once("hints", Hint, "train", step, lambda g=groups, d=drawn: feedback.write(g, d, session.renderer.codec))
         batch = packing.pack(
             groups,
             verdicts,
@@ -194,7 +194,7 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> dict[str,
         return {}
     clock = Clock()
     groups, verdicts = attempt(session, tasks, "eval", step, attempts=session.recipe.evaluation.attempts)
-    session.run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks))
+    session.run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks, session.renderer.codec))
     clock.lap("attempts")
     metrics = evals.summarize(_flat(groups), list(verdicts.values())) | {"seconds": clock.laps}
     session.run.append("metrics", [metrics], "eval", step)
