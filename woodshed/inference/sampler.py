@@ -10,8 +10,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from pydantic import Field
+
 from woodshed.inference.renderer import Renderer
 from woodshed.records import SamplerError
+from woodshed.settings import Settings
+
+
+class SamplerSettings(Settings):
+    """How the local sampler draws. There is no top-p and no top-k: they would bias every log-probability."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits; log-probabilities are those of the tempered distribution."""
+    max_rows: int = Field(default=32, ge=1)
+    """Messages written at the same time; more are queued."""
+    cache_mb: int = Field(default=2048, ge=0)
+    """Bound on keys and values kept between calls, in MiB; the least recently used sequences go first."""
 
 
 @dataclass(frozen=True)
