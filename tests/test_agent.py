@@ -22,7 +22,7 @@ from scripted import (
     renderer,
 )
 
-from woodshed.agent import TOOLS, Attempt, turn_seed
+from woodshed.agent import TOOLS, Attempt, run, turn_seed
 from woodshed.agent.prompt import system_prompt
 from woodshed.inference.sampler import SampleRequest, ScriptedSampler
 from woodshed.records import CALL_FAULTS, RecipeError, Rollout, Task, from_json, to_json
@@ -232,3 +232,17 @@ def test_equal_seeds_give_equal_streams_and_others_do_not() -> None:
 def test_the_system_prompt_is_short() -> None:
     assert len(system_prompt().split()) <= 60 and len(system_prompt(max_calls=4).split()) <= 60
     assert all(len(spec.description.split()) <= 10 for spec in TOOLS)
+
+
+def test_a_test_run_reads_short_and_the_same_and_leaves_nothing_behind(tiny_task: Task) -> None:
+    passing = f"<call>shell {tiny_task.test_command}/test_words.py</call>"
+    failing = f"<call>shell {tiny_task.test_command}</call>"
+    rollouts = [
+        run(tiny_task, ScriptedSampler(renderer(), [passing, failing, FINISH]), SETTINGS, rollout_id="r")
+        for _ in range(2)
+    ]
+    assert texts(rollouts[0], 0) == [".\n1 passed in #s"]
+    failed = texts(rollouts[0], 1)[0].splitlines()
+    assert failed[0] == "F" and failed[-2:] == ["1 failed in #s", "exit code 1"]
+    assert rollouts[0].token_ids == rollouts[1].token_ids
+    assert rollouts[0].patch.files == {} and rollouts[0].patch.skipped == {}

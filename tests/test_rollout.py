@@ -6,21 +6,20 @@ import dataclasses
 import os
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable
 from threading import Timer
 from typing import Any
 
 import pytest
+from conftest import tiny_environment
 from scripted import EDIT, FINISH, READ, SETTINGS, TEST, UNKNOWN, calc_task, renderer
 
 from woodshed.agent import run
 from woodshed.inference.sampler import Sample, SampleRequest, ScriptedSampler
-from woodshed.records import Environment, Group, SamplerError, Task, to_json
-from woodshed.rollout import RolloutSettings, collect, waves
+from woodshed.records import Group, SamplerError, Task, to_json
+from woodshed.rollout import RolloutSettings, collect, lockstep, waves
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.tasks.environment import resolve
 
 ROLLOUT = RolloutSettings(attempts=3, wave_rows=6, tool_threads=3)
 MESSAGES = [READ, EDIT, TEST, UNKNOWN, FINISH, "<call>shell sleep 0.0$((RANDOM % 9)); echo a; ls</call>"]
@@ -28,9 +27,8 @@ MESSAGES = [READ, EDIT, TEST, UNKNOWN, FINISH, "<call>shell sleep 0.0$((RANDOM %
 
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> list[Task]:
-    environment = Environment(".".join(map(str, sys.version_info[:2])), resolve(["pytest"]), ("calc",))
     folder = tmp_path_factory.mktemp("tasks")
-    return [calc_task(folder / name, environment) for name in ("calc-a", "calc-b", "calc-c")]
+    return [calc_task(folder / name, tiny_environment()) for name in ("calc-a", "calc-b", "calc-c")]
 
 
 @pytest.fixture
@@ -42,7 +40,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
         found.append(open_sandbox(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(sys.modules["woodshed.rollout.collect"], "open_sandbox", remembered)
+    monkeypatch.setattr(lockstep, "open_sandbox", remembered)
     return found
 
 

@@ -94,8 +94,8 @@ FINISHED = "finished"
 """The observation of a `finish` that was carried out."""
 
 SHELL_ENV = {
-    "PYTEST_ADDOPTS": "--tb=short --no-header --disable-warnings -p no:cacheprovider"
-    " -o console_output_style=classic",
+    "PYTEST_ADDOPTS": "--tb=short --no-header --disable-warnings -p no:cacheprovider -o console_output_style=classic",
+    "CI": "",  # where it is set, pytest prints every comparison in full
 }
 """On top of the sandbox's environment: a passing test run reads as two lines and leaves nothing in the workspace."""
 

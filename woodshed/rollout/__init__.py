@@ -1,5 +1,5 @@
 """Many attempts at once: groups of attempts at one task, made in waves of lockstep rounds."""
 
-from woodshed.rollout.collect import RolloutSettings, collect, waves
+from woodshed.rollout.lockstep import RolloutSettings, collect, waves
 
 __all__ = ["RolloutSettings", "collect", "waves"]

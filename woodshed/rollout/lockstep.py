@@ -1,8 +1,8 @@
 """Attempts made in waves: one batch of messages from the sampler, then everybody's tools, again and again.
 
-A wave holds whole groups and its rows never change, so the work of a run falls into the same waves each time it is
-done and a resumed run can redo exactly one of them. Within a wave an attempt depends on its own seed and sandbox
-only; threads change when a tool runs, never what it sees.
+A wave holds whole groups, and a run falls into the same waves each time it is made, so a resumed run redoes exactly
+one of them. Within a wave an attempt depends on its own seed and sandbox only; threads change when a tool runs,
+never what it sees.
 """
 
 from __future__ import annotations
