@@ -6,6 +6,8 @@ hints say in words what went wrong at the exact turn, and the policy is trained 
 The ladder. A module imports only from lines below its own; modules that share a line do not import each other.
 
     cli
+    terminal
+    doctor
     report
     training
     evals

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from woodshed.records import RecipeError
@@ -23,6 +24,10 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
     )
+
+    def to_toml(self) -> str:
+        """Every setting written out, so that `read` gives it back. TOML knows no null: what is None is left out."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
 S = TypeVar("S", bound=Settings)

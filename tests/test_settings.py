@@ -1,0 +1,111 @@
+"""Strict settings: files, overrides, suggestions, and TOML that reads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from pydantic import Field
+
+from woodshed import settings
+from woodshed.records import RecipeError
+from woodshed.settings import Settings
+
+
+class Loop(Settings):
+    """A loop."""
+
+    steps: int = 6
+    """Optimizer steps."""
+    rate: float = Field(default=1e-3, gt=0)
+    """Learning rate."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decays."""
+
+
+class Whole(Settings):
+    """A recipe."""
+
+    name: str = "first"
+    loop: Loop = Loop()
+    teacher: Literal["frozen", "live"] = "frozen"
+    folders: tuple[Path, ...] = ()
+    timeout_s: float | None = None
+
+
+def read(tmp_path: Path, text: str, *overrides: str) -> Whole:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text, encoding="utf-8")
+    return settings.read(Whole, path, overrides)
+
+
+def test_a_file_and_overrides(tmp_path: Path):
+    read_back = read(
+        tmp_path,
+        'name = "a"\n[loop]\nsteps = 2\n',
+        "loop.steps=4",
+        "loop.betas=[0.8, 0.9]",
+        "teacher=live",
+        "timeout_s=3",
+        'folders=["tasks/a b"]',
+    )
+    assert read_back == Whole(
+        name="a",
+        loop=Loop(steps=4, betas=(0.8, 0.9)),
+        teacher="live",
+        timeout_s=3.0,
+        folders=(Path("tasks/a b"),),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", 'qu"ote\\ \n\t\x7f\x00', "ünï 日本 \U0001f3b7", "[loop]\nsteps = 9"]
+)
+def test_toml_reads_back(tmp_path: Path, name: str):
+    chosen = Whole(name=name, loop=Loop(rate=1e-07), folders=(Path("a"), Path("b c")), timeout_s=2.5)
+    assert read(tmp_path, chosen.to_toml()) == chosen
+    assert read(tmp_path, Whole().to_toml()) == Whole()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loop.stesp=4", r"unknown setting 'loop\.stesp'; did you mean 'steps'\?"),
+        ("lop.steps=4", r"unknown setting 'lop'; did you mean 'loop'\?"),
+        ("zzz=4", r"unknown setting 'zzz'; known here: name, loop, teacher"),
+        ("loop.steps=many", r"loop\.steps = 'many': input should be a valid integer"),
+        ("loop.rate=0", r"loop\.rate = 0: input should be greater than 0"),
+        ("loop.rate=nan", r"loop\.rate = nan: input should be"),
+        ("loop.betas=[0.9]", r"loop\.betas\.1"),
+        ("teacher=alive", r"teacher = 'alive': input should be 'frozen' or 'live'"),
+        ("loop", r"override 'loop' is not of the form section\.key=value"),
+        ("=3", r"override '=3' is not of the form"),
+        ("name.first=3", r"override 'name\.first=3': 'name' is a value"),
+    ],
+)
+def test_mistakes_name_the_value_and_the_way_out(tmp_path: Path, override: str, message: str):
+    with pytest.raises(RecipeError, match=message):
+        read(tmp_path, 'name = "a"\n', override)
+
+
+def test_every_mistake_is_listed(tmp_path: Path):
+    with pytest.raises(RecipeError) as caught:
+        read(tmp_path, "nam = 1\n[loop]\nsteps = 'x'\n")
+    assert str(caught.value).startswith(str(tmp_path / "recipe.toml"))
+    assert "did you mean 'name'" in str(caught.value) and "loop.steps" in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path):
+    (tmp_path / "quickstart.toml").write_text("")
+    with pytest.raises(RecipeError, match=r"no recipe at .*quickstrat\.toml; .* holds quickstart\.toml"):
+        settings.read(Whole, tmp_path / "quickstrat.toml")
+    with pytest.raises(RecipeError, match="is not valid TOML"):
+        read(tmp_path, "name = ")
+    with pytest.raises(RecipeError, match="cannot be read: Is a directory"):
+        settings.read(Whole, tmp_path)
+
+
+def test_settings_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        Whole().name = "b"  # type: ignore[misc]
