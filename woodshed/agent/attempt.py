@@ -40,11 +40,12 @@ from woodshed.records import (
     Turn,
 )
 from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
 
 
-class AgentSettings(ToolSettings):
-    """The budgets of one attempt, and what its calls give back."""
+class AgentSettings(Settings):
+    """The budgets of one attempt."""
 
     max_turns: int = 8
     """Messages the policy may write."""
@@ -58,6 +59,8 @@ class AgentSettings(ToolSettings):
     """Faulty messages in a row that end the attempt."""
     timeout_s: float = 1800.0
     """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
+    tools: ToolSettings = ToolSettings()
+    """What a call gives back."""
     patch_file_bytes: int = 1 << 20
     """Size above which a changed file does not cross over to grading."""
 
@@ -152,7 +155,7 @@ class Attempt:
                 observation = tools.refuse(call, self.renderer.codec)
             else:
                 try:
-                    observation = tools.run(call, self.sandbox, self.settings)
+                    observation = tools.run(call, self.sandbox, self.settings.tools)
                 except SandboxError:
                     return None
             if observation.error_kind is not None:
