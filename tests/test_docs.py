@@ -1,0 +1,107 @@
+"""What the documents and messages tell people to type exists: verbs, options, settings, scripts, files, links."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from woodshed.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+COMMAND = re.compile(r"^\s*(?:\.venv/bin/)?(woodshed|scripts/\w+)((?: .*)?)$")
+
+
+def blocks(page: Path) -> list[str]:
+    """Lines of fenced blocks without a language: what a person types. (Output stands in ```text.)"""
+    lines = []
+    for fence in re.findall(r"^```\n(.*?)^```", page.read_text("utf-8"), re.S | re.M):
+        lines += fence.splitlines()
+    return lines
+
+
+def typed() -> list[tuple[str, str]]:
+    """Every command of a page's blocks, of inline code, and of the quickstart script."""
+    found = []
+    for page in PAGES:
+        inline = re.findall(r"`((?:woodshed|scripts/)[^`]*)`", page.read_text("utf-8"))
+        found += [(page.name, line) for line in [*blocks(page), *inline] if COMMAND.match(line)]
+    script = (ROOT / "scripts" / "quickstart").read_text("utf-8")
+    return found + [
+        ("quickstart", line.replace('"$@"', "")) for line in script.splitlines() if COMMAND.match(line)
+    ]
+
+
+def parse(words: list[str]) -> None:
+    """Parse a command line without running it; click raises where a verb or an option does not exist."""
+    command = typer.main.get_command(app)
+    context = command.make_context("woodshed", [], resilient_parsing=True)
+    while hasattr(command, "commands"):
+        assert words, "a verb is missing"
+        if words[0] == "--help":
+            return
+        verb = words.pop(0)
+        inner = command.get_command(context, verb)  # type: ignore[attr-defined]
+        assert inner is not None, f"there is no verb {verb!r}"
+        command = inner
+    if words:  # a verb alone is a mention
+        command.make_context("verb", words, parent=context)
+
+
+@pytest.mark.parametrize(("page", "line"), typed())
+def test_commands_exist(page: str, line: str):
+    match = COMMAND.match(line)
+    assert match is not None
+    program, rest = match.groups()
+    if program.startswith("scripts/"):
+        assert os.access(ROOT / program, os.X_OK)
+    elif words := shlex.split(rest, comments=True):
+        parse([re.sub(r"\$\{?[\w#*%=]+\}?", "x", word) for word in words])
+
+
+def test_messages_name_verbs_that_exist():
+    """`woodshed tasks check x` inside an error must be good advice."""
+    for path in (ROOT / "woodshed").rglob("*.py"):
+        for advice in re.findall(r"`woodshed ((?:[a-z]+ ?)+)", path.read_text("utf-8")):
+            verbs = typer.main.get_command(app)
+            for word in advice.split():
+                inner = getattr(verbs, "commands", {})
+                if not inner:
+                    break
+                assert word in inner, f"{path.name}: there is no `woodshed {advice}`"
+                verbs = inner[word]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_files_that_are_named_exist(page: Path):
+    if page.name == "CHANGELOG.md":
+        pytest.skip("speaks of the past")
+    named = re.findall(
+        r"`((?:woodshed|scripts|tests|benchmarks|docs|recipes|requirements)/[\w./-]+)`", page.read_text()
+    )
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_first_screen_is_short():
+    """At most 80 words before the first command."""
+    before, _, _ = (ROOT / "README.md").read_text("utf-8").partition("```")
+    assert len(before.split()) <= 80
+
+
+def test_no_figure_without_a_source():
+    """Percentages and counts of results belong to docs/results.md; the first page may only repeat them."""
+    readme = (ROOT / "README.md").read_text("utf-8")
+    results = (ROOT / "docs" / "results.md").read_text("utf-8")
+    for figure in re.findall(r"\d+\.\d+%|\d+%", readme):
+        assert figure in results
