@@ -144,12 +144,12 @@ def rank(outcome: str) -> int:
 
 def why(report: pytest.TestReport) -> str:
     """Where a test stopped, in one line."""
-    if isinstance(report.longrepr, tuple):
-        path, line, reason = report.longrepr
-        return f"{path}:{line}: {reason}"[:500]
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else str(report.longrepr)
-    return text[:500]
+    if isinstance(report.longrepr, tuple):
+        text = "{}:{}: {}".format(*report.longrepr)
+    else:
+        text = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else str(report.longrepr)
+    return text.partition("\n")[0][:500]
 
 
 def imported_from(package: str, workspace: str) -> str:

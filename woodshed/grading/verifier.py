@@ -151,7 +151,6 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
     originals = {str(path) for path in _protected_paths(task)}
     size = 0
     for path, text in sorted(patch.files.items()):
-        size += len(text or "")
         if not folder.is_clean(path):
             left[path] = "not a plain path inside the workspace"
         elif not any(path == allowed or path.startswith(allowed + "/") for allowed in task.allowed_paths):
@@ -160,9 +159,10 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
             left[path] = "a test, or configuration"
         elif any(str(parent) in taken for parent in Path(path).parents):
             left[path] = "below a file"
-        elif size > MAX_PATCH_CHARS or len(taken) == MAX_PATCH_FILES:
+        elif size + len(text or "") > MAX_PATCH_CHARS or len(taken) == MAX_PATCH_FILES:
             left[path] = f"past {MAX_PATCH_CHARS} characters or {MAX_PATCH_FILES} files"
         else:
+            size += len(text or "")
             try:
                 taken[path] = None if text is None else text.encode("utf-8")
             except UnicodeEncodeError:

@@ -1,0 +1,297 @@
+"""The runner's outcomes on a real repository, and the verdicts made of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from woodshed import grading, tasks
+from woodshed.grading import GradingSettings, results, runner, verifier
+from woodshed.records import Group, Patch, Rollout, Task, TaskError
+from woodshed.sandbox import Sandbox, open_sandbox
+
+KINDS = """\
+import subprocess, sys
+import pytest
+
+def test_skips(): pytest.skip("not today")
+@pytest.mark.xfail
+def test_passes_unexpectedly(): pass
+@pytest.mark.xfail(strict=True)
+def test_passes_forbidden(): pass
+@pytest.fixture
+def broken(): raise ValueError("set-up")
+def test_set_up(broken): pass
+@pytest.fixture
+def leaves():
+    yield
+    raise ValueError("tear-down")
+def test_tear_down(leaves): pass
+def test_fails(): assert [1] == [2]
+def test_plugins(request):
+    assert request.config.pluginmanager.has_plugin("timeout")
+    assert not request.config.pluginmanager.has_plugin("cacheprovider")
+def test_child_imports_the_package():
+    subprocess.run([sys.executable, "-c", "import tally"], check=True)
+def test_forks():
+    import os
+    if os.fork() == 0:
+        raise SystemExit
+class TestGroup:
+    def test_inner(self): pass
+"""
+
+
+@pytest.fixture
+def repository(tiny_task: Task, tiny_repository: Path):
+    """A sandbox with the whole repository, ready for tests."""
+    spec = grading.with_runner(tasks.sandbox_spec(tiny_task, extra_lowers=(tiny_repository,)))
+    with open_sandbox(spec) as sandbox:
+        yield sandbox
+
+
+def run(sandbox: Sandbox, ids: list[str] | None = None, packages: tuple[str, ...] = ("tally",)):
+    return grading.run_tests(sandbox, ids=ids, packages=packages, timeout_s=60)
+
+
+def test_the_whole_suite(repository: Sandbox, tiny_task: Task):
+    found = run(repository)
+    expected = dict.fromkeys((*tiny_task.fail_to_pass, *tiny_task.pass_to_pass), "passed")
+    assert found.outcomes == {**expected, "tests/test_words.py::test_count_knows_markup": "skipped"}
+    assert found.integrity == ()
+    assert found.package_files == {"tally": "/workspace/tally/__init__.py"}
+    assert found.durations.keys() == found.outcomes.keys()
+    assert not found.timed_out
+    assert "sentinel" not in found.log
+
+
+def test_only_the_tests_asked_for(repository: Sandbox):
+    ids = ["tests/test_table.py::test_top", "tests/test_table.py::test_gone", "tests/test_gone.py::test_x"]
+    found = run(repository, ids)
+    assert found.outcomes == dict(zip(ids, ["passed", "missing", "missing"], strict=True))
+    assert found.integrity == ()
+
+
+def test_every_kind_of_outcome(repository: Sandbox):
+    repository.write("tests/test_kinds.py", KINDS.encode())
+    repository.write("tests/test_broken.py", b"import nothing_of_that_name\n")
+    found = run(repository)
+    assert {
+        test.partition("::")[2]: outcome for test, outcome in found.outcomes.items() if "kinds" in test
+    } == {
+        "test_skips": "skipped",
+        "test_passes_unexpectedly": "skipped",
+        "test_passes_forbidden": "failed",
+        "test_set_up": "error",
+        "test_tear_down": "error",
+        "test_fails": "failed",
+        "test_plugins": "passed",
+        "test_child_imports_the_package": "passed",
+        "test_forks": "passed",
+        "TestGroup::test_inner": "passed",
+    }
+    assert found.messages["tests/test_kinds.py::test_fails"].endswith("/test_kinds.py:17: assert [1] == [2]")
+    assert found.messages["tests/test_kinds.py::test_set_up"].endswith("ValueError: set-up")
+    assert "nothing_of_that_name" in found.collection_errors["tests/test_broken.py"]
+    assert found.integrity == ()
+
+
+def test_packages_must_come_from_the_workspace(repository: Sandbox):
+    found = run(repository, packages=("tally", "iniconfig", "absent"))
+    assert found.package_files["absent"] == ""
+    assert len(found.integrity) == 1
+    assert found.integrity[0].startswith("iniconfig was imported from /env/")
+
+
+def test_a_run_that_never_starts_is_nobodys_fault(tiny_task: Task):
+    with open_sandbox(tasks.sandbox_spec(tiny_task)) as sandbox:  # without the runner
+        found = run(sandbox)
+    assert not found.started
+    assert found.integrity == ("no start record",)
+
+
+MODE = """\
+def test_mode(request):
+    assert request.config.option.importmode == "importlib"
+    assert not request.config.option.maxfail
+"""
+
+
+def test_import_mode_survives_where_other_options_do_not(repository: Sandbox):
+    repository.write(
+        "pyproject.toml", b'[tool.pytest.ini_options]\naddopts = ["-x", "--import-mode=importlib"]\n'
+    )
+    repository.write("tests/test_mode.py", MODE.encode())
+    found = run(repository, ["tests/test_mode.py::test_mode"])
+    assert found.messages == {}
+
+
+# Verdicts
+
+
+def partial(task: Task) -> Patch:
+    """Right for one text only."""
+    text = (task.folder / "environment/workspace/tally/words.py").read_text("utf-8")
+    return Patch(
+        {"tally/words.py": text.replace('raise NotImplementedError("count")', 'return {"a": 2, "b": 1}')}
+    )
+
+
+def test_rewards(tiny_task: Task):
+    solved = grading.verify(tiny_task, tasks.gold_patch(tiny_task), rollout_id="r")
+    assert (solved.status, solved.reward, solved.solved) == ("graded", 1.0, True)
+    assert (solved.rollout_id, solved.task_id) == ("r", tiny_task.id)
+    assert solved.outcomes.keys() == {*tiny_task.fail_to_pass, *tiny_task.pass_to_pass}
+    half = grading.verify(tiny_task, partial(tiny_task), shaped=True)
+    assert (half.reward, half.solved) == (0.25, False)
+    nothing = grading.verify(tiny_task, Patch({}))
+    assert (nothing.status, nothing.reward) == ("graded", 0.0)
+    assert "NotImplementedError: count" in nothing.detail
+
+
+def test_a_broken_sandbox_is_no_verdict(tiny_task: Task, tmp_path: Path):
+    lost = grading.verify(dataclasses.replace(tiny_task, folder=tmp_path), Patch({}))
+    assert (lost.status, lost.reward, lost.solved) == ("invalid", 0.0, False)
+    assert "no folder" in lost.detail
+
+
+def test_what_crosses(tiny_task: Task):
+    patch = Patch(
+        {
+            "tally/words.py": "x = 1\n",
+            "tally/table.py": None,
+            "tally/data.txt": "naïve\n",
+            "tally/data.txt/inner": "below a file",
+            "tally/lone.py": "\ud800",
+            "tally/../setup.py": "",
+            "/etc/passwd": "",
+            "tally//double.py": "",
+            "tally/new\nline.py": "",
+            f"tally/{'x' * 300}.py": "",
+            "tallyho/x.py": "",
+            "tally/test_x.py": "",
+            "tally/big.py": "x" * (verifier.MAX_PATCH_CHARS + 1),
+        },
+        skipped={"tally/link": "not a regular file"},
+    )
+    taken, left = grading.crossing(tiny_task, patch)
+    assert taken == {
+        "tally/words.py": b"x = 1\n",
+        "tally/table.py": None,
+        "tally/data.txt": "naïve\n".encode(),
+    }
+    assert left.keys() == (patch.files.keys() | patch.skipped.keys()) - taken.keys()
+
+
+def test_deletions_cross(tiny_task: Task):
+    files = {**tasks.gold_patch(tiny_task).files, "tally/table.py": None}
+    verdict = grading.verify(tiny_task, Patch(files))
+    assert verdict.outcomes["tests/test_table.py::test_render"] == "missing"
+    assert verdict.outcomes["tests/test_words.py::test_split"] == "passed"
+    assert verdict.integrity == ()
+
+
+def rollout(task: Task, number: int, patch: Patch, **changes) -> Rollout:
+    made = Rollout(f"r{number}", task.id, task.name, number, 0, (), patch, "finished", 1.0)
+    return dataclasses.replace(made, **changes)
+
+
+def test_judging_groups(tiny_task: Task):
+    gold, calls = tasks.gold_patch(tiny_task), []
+    attempts = [
+        Group(tiny_task.id, (rollout(tiny_task, 0, gold), rollout(tiny_task, 1, Patch({})))),
+        rollout(tiny_task, 2, gold),
+        rollout(tiny_task, 3, gold, ended="sandbox_lost"),
+    ]
+    verdicts = grading.judge(
+        attempts, [tiny_task], GradingSettings(), progress=lambda done, total, _: calls.append((done, total))
+    )
+    assert list(verdicts) == ["r0", "r1", "r2", "r3"]
+    assert [v.rollout_id for v in verdicts.values()] == list(verdicts)
+    assert [(v.status, v.reward) for v in verdicts.values()] == [
+        ("graded", 1.0),
+        ("graded", 0.0),
+        ("graded", 1.0),
+        ("invalid", 0.0),
+    ]
+    assert verdicts["r0"].seconds == verdicts["r2"].seconds  # the same patch was run once
+    assert calls[-1] == (4, 4)
+    with pytest.raises(TaskError, match="attempts at tally-stub-count cannot be judged"):
+        grading.judge(attempts, [])
+
+
+@pytest.mark.parametrize(("solve", "reward"), [(True, 1.0), (False, 0.0)])
+def test_a_harbor_verifier_comes_to_the_same_reward(tiny_task: Task, solve: bool, reward: float):
+    spec = tasks.sandbox_spec(tiny_task)
+    with open_sandbox(
+        dataclasses.replace(
+            spec, binds={"/tests": tiny_task.folder / "tests", "/solution": tiny_task.folder / "solution"}
+        )
+    ) as sandbox:
+        sandbox.write("tally/conftest.py", b"import os\nos._exit(0)\n")
+        if solve:
+            assert sandbox.exec("bash /solution/solve.sh").outcome == "ok"
+        line = (tiny_task.folder / "tests/test.sh").read_text("utf-8").splitlines()[-1]
+        done = sandbox.exec(line.replace("/logs/verifier", "/tmp"))
+        assert done.outcome == "ok", done
+        assert json.loads(sandbox.exec("cat /tmp/reward.json").stdout) == {
+            "reward": reward,
+            "passed": 6 if solve else 2,
+            "tests": 6,
+        }
+
+
+# The channel
+
+
+def line(nonce: str, **record: object) -> bytes:
+    return f"{nonce} {json.dumps(record)}\n".encode()
+
+
+def session(nonce: str = "n", *, count: int = 1, sentinels: tuple[str, ...] = results.SENTINELS) -> bytes:
+    test = {"kind": "test", "id": "t", "outcome": "passed", "seconds": 0.1, "message": ""}
+    parts = [line(nonce, kind="start"), line(nonce, **test)]
+    parts += [line(nonce, kind="sentinel", name=name, outcome="failed") for name in sentinels]
+    end = {"count": count, "workspace": "/workspace", "packages": {}, "patched": []}
+    return b"".join([*parts, line(nonce, kind="end", **end)])
+
+
+def test_a_whole_session_is_believed():
+    report = results.read(session(), "n")
+    assert report.faults == ()
+    assert report.outcomes == {"t": "passed"}
+    assert set(results.SENTINELS) == {name for name in vars(runner) if name.startswith("test_")}
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (b"", "no start record"),
+        (session("other"), "no start record"),
+        (session()[:-40], "no end record"),
+        (session() + b"forged\n", "not the runner's"),
+        (session(count=2), "the end record counts 2"),
+        (session() + line("n", kind="end", count=1, workspace="/w", packages={}, patched=[]), "end record"),
+        (session(sentinels=()), "tests that must fail did not"),
+        (session() + line("n", kind="test"), "garbled"),
+        (session() + line("n", kind="lie"), "not the runner's"),
+    ],
+)
+def test_anything_less_is_not(data: bytes, fault: str):
+    assert fault in "; ".join(results.read(data, "n").faults)
+
+
+def test_noise_in_the_channel_neither_crashes_nor_convinces():
+    chance = random.Random(0)
+    whole = session()
+    for _ in range(2000):
+        noise = bytearray(whole)
+        for _ in range(chance.randint(1, 8)):
+            place = chance.randrange(len(noise))
+            noise[place : place + chance.randint(0, 9)] = chance.randbytes(chance.randint(0, 9))
+        report = results.read(bytes(noise), "n")
+        assert report.faults or report.outcomes.keys() <= {"t"} or bytes(noise) == whole
