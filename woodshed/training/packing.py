@@ -96,7 +96,7 @@ def pack(
     trainable: dict[str, Rollout] = {}
     for group in groups:
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
-        rewards = torch.tensor([verdicts[r.id].reward for r in members], dtype=torch.float64)
+        rewards = torch.tensor([_reward(verdicts[r.id]) for r in members], dtype=torch.float64)
         for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
             trainable[rollout.id] = rollout
             if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
@@ -125,6 +125,14 @@ def is_trainable(rollout: Rollout, verdicts: Mapping[str, Verdict]) -> bool:
     return (
         verdict is not None and verdict.status == "graded" and rollout.ended != "sandbox_lost" and has_tokens
     )
+
+
+def _reward(verdict: Verdict) -> float:
+    if not 0.0 <= verdict.reward <= 1.0:  # NaN too: it would poison the whole group without a word
+        raise ValueError(
+            f"the verdict on {verdict.rollout_id} has reward {verdict.reward}, not one in [0, 1]"
+        )
+    return verdict.reward
 
 
 def rollout_row(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,7 +150,11 @@ def add_adapter(model: Any, rank: int) -> Any:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning
+        )  # peft calls names that transformers has renamed
+        return get_peft_model(model, config)
 
 
 def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:

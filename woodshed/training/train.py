@@ -10,14 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from woodshed import evals, feedback, rollout
+from woodshed import feedback
 from woodshed.curriculum import Curriculum
-from woodshed.grading import verifier
+from woodshed.evals import suite, summarize
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.records import Group, Hint, Rollout, Task, Verdict
+from woodshed.records import Hint, Task
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import checkpoint, packing, warmup
@@ -84,8 +84,8 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
     for step in range(position.step, settings.steps):
         started = time.monotonic()
         metrics = warmup.imitate(policy, optimizer, rows, step, settings, seed=session.recipe.seed)
-        metrics["seconds"] = {"train": time.monotonic() - started}
-        run.append("metrics", [metrics], "warmup", step)
+        seconds = {"update": time.monotonic() - started}
+        run.append("metrics", [{**metrics, "seconds": seconds}], "warmup", step)
         if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
             checkpoint.save(run, policy, optimizer, Position("warmup", step + 1))
         session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
@@ -103,16 +103,35 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     curriculum = Curriculum(tasks, seed=recipe.seed)
     if resuming:
         curriculum.restore(position.curriculum)
-    sampler.load(policy, version=position.step)
+    sampler.load(None, version=position.step)
 
     if position.step == 0:
         evaluate(session, heldout, step=0)
     for step in range(position.step, recipe.training.steps):
         clock = Clock()
         drawn = curriculum.draw(recipe.training.tasks_per_step)
-        groups, verdicts = attempt(session, drawn, "train", step, attempts=recipe.rollout.attempts)
+        groups, verdicts = suite.attempt(
+            run,
+            sampler,
+            drawn,
+            recipe.rollout,
+            recipe.agent,
+            recipe.grading,
+            phase="train",
+            step=step,
+            attempts=recipe.rollout.attempts,
+            seed=recipe.seed,
+            progress=session.progress,
+        )
+        sampler.flush()  # keys and values make room for the update
         clock.lap("attempts")
-        hints = run.once("hints", Hint, "train", step, lambda g=groups, d=drawn: feedback.write(g, d, session.renderer.codec))
+        hints = run.once(
+            "hints",
+            Hint,
+            "train",
+            step,
+            lambda g=groups, d=drawn: feedback.write(g, d, session.renderer.codec),
+        )
         batch = packing.pack(
             groups,
             verdicts,
@@ -136,9 +155,10 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             max_grad_norm=recipe.optimizer.max_grad_norm,
         )
         clock.lap("update")
-        sampler.load(policy, version=step + 1)
+        sampler.load(None, version=step + 1)
         curriculum.observe(verdicts.values())
-        metrics |= evals.summarize(_flat(groups), list(verdicts.values())) | {"seconds": clock.laps}
+        rollouts = [made for group in groups for made in group.rollouts]
+        metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
         run.append("metrics", [metrics], "train", step)
         position = Position("rl", step + 1, position.scale, curriculum.state())
         checkpoint.save(run, policy, optimizer, position)
@@ -148,57 +168,21 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     policy.export(run.path / "policy")
 
 
-def attempt(
-    session: Session, tasks: Sequence[Task], phase: str, step: int, *, attempts: int
-) -> tuple[list[Group], dict[str, Verdict]]:
-    """Attempts at the tasks and the verdicts on them, wave by wave; a finished wave is never made again."""
-    recipe, run = session.recipe, session.run
-    groups: list[Group] = []
-    verdicts: dict[str, Verdict] = {}
-    total = len(tasks) * attempts
-    for part, wave in enumerate(rollout.waves(tasks, attempts, recipe.rollout.wave_rows)):
-        done = len(verdicts)
-
-        def report(made: int, _total: int, text: str, done: int = done) -> None:
-            session.progress(done + made, total, f"{phase} step {step}: {text}")
-
-        def collect(wave: Sequence[Task] = wave, report: Progress = report) -> list[Rollout]:
-            made = rollout.collect(
-                session.sampler,
-                wave,
-                recipe.rollout,
-                recipe.agent,
-                phase=phase,
-                step=step,
-                seed=recipe.seed,
-                attempts=attempts,
-                progress=report,
-            )
-            return _flat(made)
-
-        rollouts = run.once("rollouts", Rollout, phase, step, collect, part=part)
-        made = [Group(t.id, tuple(r for r in rollouts if r.task_id == t.id)) for t in wave]
-
-        def judge(made: list[Group] = made, wave: Sequence[Task] = wave) -> list[Verdict]:
-            return list(verifier.judge(made, wave, recipe.grading).values())
-
-        judged = run.once("verdicts", Verdict, phase, step, judge, part=part)
-        verdicts |= {v.rollout_id: v for v in judged}
-        groups += made
-    return groups, verdicts
-
-
-def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> dict[str, Any]:
-    """Measure the policy on the held-out tasks and record it under phase "eval"."""
-    if not tasks:
-        return {}
-    clock = Clock()
-    groups, verdicts = attempt(session, tasks, "eval", step, attempts=session.recipe.evaluation.attempts)
-    session.run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks, session.renderer.codec))
-    clock.lap("attempts")
-    metrics = evals.summarize(_flat(groups), list(verdicts.values())) | {"seconds": clock.laps}
-    session.run.append("metrics", [metrics], "eval", step)
-    return metrics
+def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
+    """Measure the policy on the held-out tasks; the run folder keeps it under phase "eval"."""
+    if tasks:
+        suite.evaluate(
+            session.run,
+            session.sampler,
+            tasks,
+            session.recipe.rollout,
+            session.recipe.agent,
+            session.recipe.grading,
+            step=step,
+            attempts=session.recipe.evaluation.attempts,
+            seed=session.recipe.seed,
+            progress=session.progress,
+        )
 
 
 class Clock:
@@ -214,7 +198,7 @@ class Clock:
         self._last = now
 
 
-def _task_set(run: RunDir, name: str, paths: Sequence[Any], *, limit: int = 0) -> list[Task]:
+def _task_set(run: RunDir, name: str, paths: Sequence[Path], *, limit: int = 0) -> list[Task]:
     """The run's own copy of a task set; made on the first call, read on later ones."""
     kept = run.path / "tasks" / name
     if not kept.is_dir():
@@ -224,7 +208,3 @@ def _task_set(run: RunDir, name: str, paths: Sequence[Any], *, limit: int = 0) -
             return []
         kept = run.keep_tasks(name, [task.folder for task in tasks])
     return folder.load_set(kept)
-
-
-def _flat(groups: Sequence[Group]) -> list[Rollout]:
-    return [made for group in groups for made in group.rollouts]

@@ -243,7 +243,7 @@ def script(
             break  # faults have eaten the budget
         fault = _draw_fault(tool, settings, dice)
         if dice.random() < settings.reminder_share:
-            kind, reminder = _draw_reminder(fault, tool, codec, dice)
+            kind, reminder = _draw_reminder(fault, tool, task, codec, dice)
             if kind == fault:
                 fault = ""
         else:
@@ -265,7 +265,7 @@ def right_moves(
     """(tool, message) of an attempt without plants: read, edit, test, finish; or with a wrong edit first."""
     path, before, after = gold_change(task)
     first = max(1, task.target_lines[0] - 5)
-    read = codec.format("read_file", {"path": path, "start": first, "count": agent.read_lines}, TOOLS)
+    read = codec.format("read_file", {"path": path, "start": first, "count": agent.tools.read_lines}, TOOLS)
     test = codec.format("shell", {"command": task.test_command}, TOOLS)
     steps = [before, after]
     if repair and task.operator == "stub":
@@ -340,7 +340,7 @@ def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str
     return dice.choices(list(possible), weights=list(possible.values()))[0]
 
 
-def _draw_reminder(fault: str, tool: str, codec: Codec, dice: random.Random) -> tuple[str, str]:
+def _draw_reminder(fault: str, tool: str, task: Task, codec: Codec, dice: random.Random) -> tuple[str, str]:
     """(class, text): half the time about the planned fault, else about another class or nothing at all."""
     draw = dice.random()
     if fault and draw < 0.5:
@@ -349,7 +349,8 @@ def _draw_reminder(fault: str, tool: str, codec: Codec, dice: random.Random) -> 
         kind = dice.choice([k for k in PLANTS if k != fault])
     else:
         return "placebo", dice.choice(feedback.PLACEBOS)
-    return kind, feedback.hint_text(kind, tool=tool, tools=TOOLS, codec=codec)
+    text = feedback.hint_text(kind, tools=TOOLS, codec=codec, tool=tool, test_command=task.test_command)
+    return kind, text
 
 
 def _faulty(fault: str, tool: str, right: str, task: Task, codec: Codec, dice: random.Random) -> str:

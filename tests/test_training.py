@@ -1,0 +1,412 @@
+"""Packing, the update and the warm-up on a tiny real model and real attempts in a real sandbox."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_environment
+from scripted import EDIT, PROSE, READ, TEST, UNKNOWN, calc_task, play, renderer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from woodshed import rollout
+from woodshed.agent import AgentSettings
+from woodshed.inference.local import LocalSampler
+from woodshed.records import Group, Hint, RecipeError, Rollout, Verdict
+from woodshed.training import packing
+from woodshed.training.policy import Policy, add_adapter, token_logps
+from woodshed.training.update import (
+    FeedbackSettings,
+    GradientScale,
+    ObjectiveSettings,
+    OptimizerSettings,
+    learning_rate,
+    make_optimizer,
+    update,
+)
+
+HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tiny_policy(seed: int = 0, rank: int = 4) -> Policy:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=renderer().vocab_size,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    return Policy(add_adapter(model, rank) if rank else model, is_adapter=bool(rank))
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
+    """Four attempts at one task: two with an unknown tool, one with prose, one clean."""
+    task = calc_task(tmp_path_factory.mktemp("tasks") / "calc")
+    scripts = [(READ, EDIT, TEST), (UNKNOWN, READ, EDIT), (PROSE, EDIT, TEST), (READ, UNKNOWN, TEST)]
+    made = [play(task, *messages) for messages in scripts]
+    policy = tiny_policy()
+    named = [replace(r, id=f"train-0-calc-{n}") for n, r in enumerate(made)]
+    return [with_logps(policy, r) for r in named]
+
+
+def with_logps(policy: Policy, made: Rollout) -> Rollout:
+    """The attempt as if the policy had sampled it."""
+    row = packing.rollout_row(made)
+    padded = packing.pad([row])
+    logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)[0].tolist()
+    turns = []
+    for turn in made.turns:
+        turns.append(replace(turn, logps=tuple(logps[: len(turn.sampled_ids)])))
+        logps = logps[len(turn.sampled_ids) :]
+    return replace(made, turns=tuple(turns))
+
+
+def verdicts(rollouts: list[Rollout], rewards: list[float]) -> dict[str, Verdict]:
+    return {
+        r.id: Verdict(r.id, r.task_id, "graded", reward, reward == 1.0, {})
+        for r, reward in zip(rollouts, rewards, strict=True)
+    }
+
+
+def hint_for(made: Rollout, turn: int, text: str = HINT) -> Hint:
+    return Hint(made.id, turn, "unknown_tool", text)
+
+
+def pack(rollouts, rewards, hints=(), **options) -> packing.Batch:
+    group = Group(rollouts[0].task_id, tuple(rollouts))
+    return packing.pack([group], verdicts(rollouts, rewards), hints, renderer(), **options)
+
+
+def step(
+    policy: Policy, batch: packing.Batch, *, feedback=None, objective=None, rate=1e-2, steps=1, start=None
+):
+    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
+    start, scale = start or policy.snapshot(), GradientScale()
+    for _ in range(steps):
+        metrics = update(
+            policy,
+            optimizer,
+            batch,
+            scale=scale,
+            start_weights=start,
+            learning_rate=rate,
+            message_tokens=160,
+            temperature=1.0,
+            objective=objective or ObjectiveSettings(),
+            feedback=feedback or FeedbackSettings(),
+            max_grad_norm=1.0,
+        )
+    return metrics
+
+
+# --- packing ------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_rollout_and_wants_exactly_the_sampled_tokens(rollouts):
+    row = packing.rollout_row(rollouts[1])
+    assert row.ids == rollouts[1].token_ids
+    sampled = [i for turn in rollouts[1].turns for i in turn.sampled_ids]
+    assert [row.ids[i] for i in row.wanted] == sampled
+
+
+def test_a_message_of_one_token_is_wanted(rollouts):
+    """The label shift must not lose the first token of a turn (torchtitan#2755, verl#3287)."""
+    turn = replace(rollouts[0].turns[0], sampled_ids=(7,), logps=(-1.0,))
+    padded = packing.pad([packing.rollout_row(replace(rollouts[0], turns=(turn,)))])
+    assert padded.tokens_BN.tolist() == [[7]] and padded.mask_BN.tolist() == [[1.0]]
+    assert padded.predict_BN.tolist() == [[len(turn.context_ids) - 1]]
+
+
+def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollouts):
+    message = renderer().hint(HINT)
+    row = packing.rollout_row(rollouts[1], reminders={1: message})
+    turn = rollouts[1].turns[1]
+    opening = turn.context_ids[-turn.opening :]
+    start = row.wanted[len(rollouts[1].turns[0].sampled_ids)]
+    assert row.ids[start - len(opening) : start] == opening
+    assert row.ids[start - len(opening) - len(message) : start - len(opening)] == tuple(message)
+    assert len(row.ids) == len(rollouts[1].token_ids) + len(message)
+
+
+def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollouts):
+    target = packing.target(rollouts[3], hint_for(rollouts[3], 1), renderer())
+    wanted = [[row.ids[i] for i in row.wanted] for row in (target.student, target.teacher)]
+    assert wanted[0] == wanted[1] == list(rollouts[3].turns[1].sampled_ids)
+    assert len(target.teacher.ids) - len(target.student.ids) == len(renderer().hint(HINT))
+    assert target.student.ids == rollouts[3].token_ids[: len(target.student.ids)]
+
+
+def test_attempts_that_say_nothing_about_the_policy_are_left_out_of_the_baseline(rollouts):
+    judged = verdicts(rollouts, [1.0, 0.0, 0.0, 0.0])
+    judged[rollouts[3].id] = replace(judged[rollouts[3].id], status="invalid")
+    lost = replace(rollouts[2], ended="sandbox_lost")
+    group = Group("t", (rollouts[0], rollouts[1], lost, rollouts[3]))
+    batch = packing.pack([group], judged, [hint_for(rollouts[3], 1)], renderer())
+    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
+    assert batch.num_rollouts == 2 and batch.targets == ()
+
+
+def test_a_group_of_equal_rewards_has_no_rows_but_counts(rollouts):
+    batch = pack(rollouts, [0.1, 0.1, 0.1, 0.1])
+    assert batch.rows == () and batch.num_rollouts == 4
+    assert len(pack(rollouts, [0.1] * 4, keep_even=True).rows) == 4
+
+
+def test_faulty_turns_stay_in_the_policy_gradient(rollouts):
+    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.0])
+    assert sum(len(row.wanted) for row in batch.rows) == sum(
+        len(turn.sampled_ids) for r in rollouts for turn in r.turns
+    )
+
+
+def test_targets_beyond_the_limit_are_thinned_evenly(rollouts):
+    hints = [hint_for(r, t) for r in rollouts for t in range(3)]
+    chosen = pack(rollouts, [0.0] * 4, hints, max_targets=4).targets
+    assert [t.hint for t in chosen] == [hints[i] for i in (0, 3, 6, 9)]
+
+
+def test_micro_batches_hold_every_row_once_and_respect_the_budget():
+    dice = random.Random(0)
+    rows = [packing.Row(tuple(range(dice.randint(2, 90))), (1,)) for _ in range(50)]
+    chunks = list(packing.row_batches(rows, 200))
+    assert sorted(len(r.ids) for c in chunks for r in c) == sorted(len(r.ids) for r in rows)
+    assert all(len(c) * max(len(r.ids) for r in c) <= 200 for c in chunks)
+
+
+# --- the policy ---------------------------------------------------------------------------------------------------
+
+
+def test_sampler_and_trainer_agree_on_every_token_of_real_attempts(tmp_path):
+    policy = tiny_policy(rank=4)
+    tasks = [calc_task(tmp_path / name, tiny_environment()) for name in ("a", "b")]
+    sampler = LocalSampler(policy.model, renderer())
+    agent = AgentSettings(max_turns=4, turn_tokens=24, rollout_tokens=80)
+    settings = rollout.RolloutSettings(wave_rows=8)
+    groups = rollout.collect(sampler, tasks, settings, agent, phase="train", step=0, attempts=3, seed=0)
+    rows = [packing.rollout_row(r) for group in groups for r in group.rollouts]
+    assert sum(len(row.wanted) for row in rows) > 100
+    padded = packing.pad(rows)
+    right = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
+    gap = ((right - padded.logp_sampler_BN) * padded.mask_BN).abs().max()
+    assert gap <= 1e-3
+
+    length = padded.ids_BT.shape[1]  # the same rows padded on the left
+    ids = torch.zeros_like(padded.ids_BT)
+    mask = torch.zeros_like(padded.attention_BT)
+    for b, row in enumerate(rows):
+        ids[b, length - len(row.ids) :] = torch.tensor(row.ids)
+        mask[b, length - len(row.ids) :] = 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    logits = policy.model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    for b, row in enumerate(rows):
+        index = torch.tensor(row.wanted) + length - len(row.ids)
+        left = logits[b, index - 1].log_softmax(-1).gather(-1, ids[b, index, None])[:, 0]
+        assert (left - torch.tensor(row.logps)).abs().max() <= 1e-3
+
+
+def test_the_frozen_teacher_is_swapped_in_and_out_without_a_trace(rollouts):
+    policy = tiny_policy()
+    padded = packing.pad([packing.rollout_row(rollouts[0])])
+    start = policy.snapshot()
+    before = policy.logits(padded)
+    with torch.no_grad():
+        for parameter in policy.trainable.values():
+            parameter.add_(0.05)
+    changed = policy.logits(padded)
+    with policy.using(start):
+        assert torch.equal(policy.logits(padded), before)
+    assert torch.equal(policy.logits(padded), changed) and not torch.equal(changed, before)
+
+
+def test_only_the_adapter_is_trained():
+    policy = tiny_policy()
+    assert policy.trainable and all("lora_" in name for name in policy.trainable)
+
+
+# --- the update ---------------------------------------------------------------------------------------------------
+
+
+def test_without_hints_the_targeted_loss_is_exactly_zero(rollouts):
+    metrics = step(tiny_policy(), pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    assert metrics["kl_loss"] == 0.0 and metrics["kl_grad_norm"] == 0.0 and metrics["targets"] == 0
+    emptied = [hint_for(rollouts[1], 0, text="")]
+    assert step(tiny_policy(), pack(rollouts, [0.0] * 4, emptied))["kl_loss"] == 0.0
+
+
+def test_with_a_hint_the_targeted_loss_is_not_zero(rollouts):
+    metrics = step(tiny_policy(), pack(rollouts, [0.0] * 4, [hint_for(rollouts[1], 0)]))
+    assert metrics["kl_loss"] > 0 and metrics["kl_grad_norm"] > 0 and metrics["rl_grad_norm"] == 0
+
+
+def test_a_teacher_that_sees_what_the_student_sees_gives_exactly_no_gradient(rollouts):
+    policy = tiny_policy()
+    target = packing.target(rollouts[1], hint_for(rollouts[1], 0), renderer())
+    same = replace(target, teacher=target.student)
+    metrics = step(policy, packing.Batch((), (same,), 4), feedback=FeedbackSettings(teacher="live"))
+    assert metrics["kl_loss"] == 0.0 and metrics["kl_grad_norm"] < 1e-7
+
+
+def test_the_targeted_loss_reads_the_targeted_turn_and_its_past_only(rollouts):
+    hint = hint_for(rollouts[3], 1)
+    target = packing.target(rollouts[3], hint, renderer())
+    later = replace(rollouts[3].turns[2], sampled_ids=(5, 6, 7), logps=(0.0, 0.0, 0.0))
+    changed = replace(rollouts[3], turns=(*rollouts[3].turns[:2], later))
+    assert packing.target(changed, hint, renderer()) == target
+    start = len(target.student.ids) - len(rollouts[3].turns[1].sampled_ids)
+    assert target.student.wanted == tuple(range(start, len(target.student.ids)))
+
+    policy = tiny_policy()
+    seen = []
+    hook = policy.model.get_output_embeddings().register_forward_hook(
+        lambda _module, _inputs, output: (
+            output.retain_grad() if output.requires_grad else None,
+            seen.append(output),
+        )[1]
+    )
+    step(policy, packing.Batch((), (target,), 4))
+    hook.remove()
+    teacher, student = seen
+    assert not teacher.requires_grad and teacher.grad_fn is None
+    assert student.shape[1] == len(
+        rollouts[3].turns[1].sampled_ids
+    )  # no logits elsewhere, so no gradient elsewhere
+    assert (student.grad.abs().sum(-1) > 0).all()
+
+
+def test_feedback_of_weight_zero_equals_rl_alone_bit_for_bit(rollouts):
+    plain, zero = tiny_policy(), tiny_policy()
+    step(plain, pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    hinted = pack(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0)])
+    step(zero, hinted, feedback=FeedbackSettings(weight=0.0))
+    for name, parameter in plain.trainable.items():
+        assert torch.equal(parameter, zero.trainable[name])
+
+
+def test_the_update_does_not_depend_on_the_micro_batch_split(rollouts):
+    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.3], [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1)])
+    gradients = []
+    for tokens in (100, 100_000):
+        policy = tiny_policy()
+        metrics = step(policy, batch, objective=ObjectiveSettings(micro_batch_tokens=tokens))
+        gradients.append(
+            (metrics["rl_grad_norm"], metrics["kl_grad_norm"], metrics["rl_loss"], metrics["kl_loss"])
+        )
+    assert gradients[0] == pytest.approx(gradients[1], rel=1e-4)
+
+
+def test_the_targeted_gradient_never_outgrows_the_policy_gradient(rollouts):
+    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1)])
+    metrics = step(tiny_policy(), batch, feedback=FeedbackSettings(weight=1000.0))
+    assert metrics["kl_grad_norm"] > metrics["rl_grad_norm"]
+    assert metrics["kl_factor"] / 1000.0 * metrics["kl_grad_norm"] == pytest.approx(
+        metrics["rl_grad_norm"], rel=1e-4
+    )
+
+
+def test_policy_gradient_makes_the_rewarded_attempt_likelier_than_the_others(rollouts):
+    policy = tiny_policy()
+    padded = packing.pad([packing.rollout_row(r) for r in rollouts])
+
+    def sums():
+        logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0).detach()
+        return (logps * padded.mask_BN).sum(-1)
+
+    before = sums()
+    step(policy, pack(rollouts, [1.0, 0.0, 0.0, 0.0]), rate=1e-3, steps=3)
+    gain = sums() - before
+    assert gain[0] > 0 and gain[0] > gain[1:].max()
+
+
+def test_training_on_hints_lowers_the_unhinted_probability_of_the_faulty_turn(rollouts):
+    """The policy is taught to err without and to be right with a reminder; then hints alone un-teach the error."""
+    policy = tiny_policy(rank=0)
+    wrong, right = rollouts[1], rollouts[0]
+    hinted_right = replace(right.turns[0], context_ids=wrong.turns[0].context_ids)
+    rows = [
+        packing.rollout_row(replace(wrong, turns=wrong.turns[:1])),
+        packing.rollout_row(replace(right, turns=(hinted_right,)), reminders={0: renderer().hint(HINT)}),
+    ]
+    padded = packing.pad(rows)
+    optimizer = torch.optim.AdamW(policy.trainable.values(), lr=3e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
+        (-(logps * padded.mask_BN).sum() / padded.mask_BN.sum()).backward()
+        optimizer.step()
+
+    target = packing.target(wrong, hint_for(wrong, 0), renderer())
+    student, teacher = packing.pad([target.student]), packing.pad([target.teacher])
+
+    def logp(view):
+        return float(token_logps(policy.logits(view), view.tokens_BN, 1.0).sum().detach())
+
+    assert logp(student) > -1.0 and logp(teacher) < logp(student) - 2.0  # it errs, and the hint helps
+    before = logp(student)
+    metrics = step(policy, packing.Batch((), (target,), 4), rate=1e-3, steps=12)
+    assert metrics["hint_gain"] < 0
+    assert logp(student) < before - 1.0
+
+
+def test_a_gradient_that_is_not_finite_takes_no_step_and_says_so(rollouts):
+    """Some engines return NaN log-probs (trl#6266)."""
+    policy = tiny_policy()
+    before = policy.snapshot()
+    turn = rollouts[0].turns[0]
+    broken = replace(turn, logps=(float("nan"),) * len(turn.logps))
+    spoiled = [replace(rollouts[0], turns=(broken, *rollouts[0].turns[1:])), *rollouts[1:]]
+    with pytest.raises(RecipeError, match="no step was taken"):
+        step(policy, pack(spoiled, [1.0, 0.0, 0.0, 0.0]))
+    assert all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
+
+
+def test_a_reward_that_is_not_a_number_is_refused_by_name(rollouts):
+    with pytest.raises(ValueError, match="train-0-calc-0 has reward nan"):
+        pack(rollouts, [float("nan"), 0.0, 0.0, 0.0])
+
+
+def test_a_step_without_any_signal_leaves_the_weights_alone(rollouts):
+    policy = tiny_policy()
+    step(policy, pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    before = policy.snapshot()
+    step(policy, pack(rollouts, [0.0] * 4))
+    assert all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
+
+
+def test_learning_rate_rises_holds_and_falls():
+    settings = OptimizerSettings(learning_rate=1.0, warmup_steps=2, decay_share=0.5)
+    rates = [learning_rate(settings, step, 8) for step in range(8)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 1.0, 1.0, 0.75, 0.5, 0.25])
+
+
+def test_an_exported_adapter_loads_in_peft_with_the_same_logits(rollouts, tmp_path: Path):
+    from peft import PeftModel
+
+    policy = tiny_policy()
+    step(policy, pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    policy.export(tmp_path / "adapter")
+    base = tiny_policy(rank=0).model
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        model = PeftModel.from_pretrained(base, str(tmp_path / "adapter"), is_trainable=True)
+    loaded = Policy(model, is_adapter=True)
+    padded = packing.pad([packing.rollout_row(rollouts[0])])
+    assert torch.allclose(loaded.logits(padded), policy.logits(padded), atol=1e-5)
