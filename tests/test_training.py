@@ -361,8 +361,7 @@ def test_training_on_hints_lowers_the_unhinted_probability_of_the_faulty_turn(ro
 
     assert logp(student) > -1.0 and logp(teacher) < logp(student) - 2.0  # it errs, and the hint helps
     before = logp(student)
-    metrics = step(policy, packing.Batch((), (target,), 4), rate=1e-3, steps=12)
-    assert metrics["hint_gain"] < 0
+    step(policy, packing.Batch((), (target,), 4), rate=1e-3, steps=12)
     assert logp(student) < before - 1.0
 
 
