@@ -13,11 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from woodshed.records import SandboxError
-from woodshed.sandbox import cgroups, control, layers, rootfs
+from woodshed.sandbox import cgroups, control, layers, rootfs, store
 from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec
 
 MAX_FORK_DEPTH = 32
 """The paths of all layers must fit into the 4096 bytes of one mount option."""
+UPPER, LOG = "u", "log"
 MB = 1 << 20
 
 
@@ -36,7 +37,7 @@ class BubblewrapSandbox:
         else:
             _check(spec)
             _reap_once()
-            self._store = layers.Store()
+            self._store = store.Store()
         try:
             self._supervisor = self._launch()
         except BaseException:
@@ -84,7 +85,7 @@ class BubblewrapSandbox:
 
     def diff(self) -> list[Change]:
         with self._open():
-            mine, lowers = (*self._frozen, self._upper), self._spec.lowers
+            mine, lowers = (*self._frozen, self._layer / UPPER), self._spec.lowers
             return layers.compare(lowers, (*lowers, *mine), layers.touched(mine, lowers))
 
     def fork(self) -> BubblewrapSandbox:
@@ -98,7 +99,8 @@ class BubblewrapSandbox:
                     f"this sandbox descends from {MAX_FORK_DEPTH} forks; open a fresh one instead"
                 )
             self._stop()
-            self._frozen += (layers.freeze(self._upper, self._store.layer()),)
+            self._frozen += (layers.freeze(self._layer / UPPER, self._store.layer()),)
+            store.remove(self._layer)
             self._supervisor = self._launch()
             child = BubblewrapSandbox(self._spec, self)
             try:
@@ -119,8 +121,7 @@ class BubblewrapSandbox:
         self._supervisor.stop()  # before taking the turn: ends a command that another thread waits for
         with self._busy:
             self._stop()
-            layers.remove(self._upper)
-            layers.remove(self._work)
+            store.remove(self._layer)
             self._store.release()
 
     def __enter__(self) -> BubblewrapSandbox:
@@ -143,29 +144,37 @@ class BubblewrapSandbox:
 
     def _launch(self) -> control.Supervisor:
         limits = self._spec.limits
-        self._upper, self._work = self._store.layer(), self._store.layer()
-        self._log = self._store.path / f"{self._upper.name}.log"
-        name = f"woodshed-{self._store.path.name}-{self._upper.name}"
-        self._group = cgroups.make(name, limits, in_memory_mb=3 * limits.tmp_mb + limits.disk_mb)
+        self._layer = self._store.layer()
+        upper, work = self._layer / UPPER, self._layer / "w"
+        upper.mkdir()
+        work.mkdir()
+        self._group = cgroups.make(
+            f"woodshed-{self._store.path.name}-{self._layer.name}",
+            limits,
+            in_memory_mb=3 * limits.tmp_mb + limits.disk_mb,
+        )
         self._kills = 0
         if self._group:
             self._store.note(self._group.folders)
-        options = rootfs.arguments(self._spec, self._store.path, self._frozen, self._upper, self._work)
         return control.launch(
-            [str(find_bwrap()), *options],
+            [str(find_bwrap()), *rootfs.arguments(self._spec, self._store.path, self._frozen, upper, work)],
             workspace=WORKSPACE,
             limits=limits,
+            log=self._layer / LOG,
             fallbacks=self._group is None,
-            log=self._log,
         )
 
     def _handshake(self) -> BubblewrapSandbox:
         if not control.handshake(self._supervisor):
             self._supervisor.stop()
-            said = self._log.read_text(errors="replace").strip()
+            said = (self._layer / LOG).read_text(errors="replace").strip()
             raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
         if self._group:  # before any command runs
-            self._group.admit(control.only_child(self._supervisor.process.pid))
+            try:
+                self._group.admit(control.only_child(self._supervisor.process.pid))
+            except (OSError, ValueError):  # a group that may be made but not entered
+                self._group.close()
+                self._group = None
         return self
 
     def _stop(self) -> None:
@@ -174,7 +183,7 @@ class BubblewrapSandbox:
             self._group.close()
 
     def _excess(self) -> str:
-        used_mb = layers.usage(self._upper) / MB
+        used_mb = layers.usage(self._layer / UPPER) / MB
         most = self._spec.limits.disk_mb
         return f"more than {most} MB of changes to the workspace" if used_mb > most else ""
 
@@ -229,7 +238,7 @@ def find_bwrap() -> Path:
 def remedy(said: str) -> str:
     """What to do about something that bubblewrap said."""
     if "overlay" in said:
-        return layers.SCRATCH_REMEDY
+        return store.REMEDY
     for path, bad, advice in (
         ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
         (
@@ -258,4 +267,4 @@ def _check(spec: SandboxSpec) -> None:
 
 @functools.cache
 def _reap_once() -> None:
-    layers.reap()
+    store.reap()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
@@ -27,6 +28,8 @@ GRACE_S = 15.0
 """How much longer than a command's own timeout the supervisor may take to answer before it counts as lost."""
 WATCH_EVERY_S = 0.5
 FRAME_BYTES = 1 << 30
+
+OUTCOMES: dict[bytes, Outcome] = {b"exit": "ok", b"timeout": "timeout", b"oom": "oom", b"limit": "limit"}
 
 Excess = Callable[[], str]
 """Looks from outside whether a running command takes too much; says what, or ""."""
@@ -65,39 +68,35 @@ class Supervisor:
         excess: Excess | None = None,
     ) -> Result:
         argv = ["/bin/bash", "-c", command] if isinstance(command, str) else command
-        words, variables = "\0".join(argv), "\0".join(f"{key}={value}" for key, value in env.items())
-        if "\0" in "".join(argv) or "\0" in "".join(env.values()):
-            raise ValueError("an argument or environment variable holds a NUL byte")
-        fields = [cwd, repr(float(timeout_s)), str(max_output), str(int(channel))]
+        words, variables = "\0".join(argv), "\0".join(f"{name}={value}" for name, value in env.items())
+        texts = [cwd, repr(float(timeout_s)), str(max_output), str(int(channel)), words, variables]
+        if words.count("\0") >= len(argv) or not all(map(_encodable, texts)):
+            return Result(
+                "nonzero", 127, b"", b"cannot start: the command is not text without NUL\n", False, 0.0
+            )
+        request = [b"exec", *map(os.fsencode, texts[:4]), stdin, *map(os.fsencode, texts[4:])]
         started = time.monotonic()
         try:
-            reply = self._ask(
-                [b"exec", *map(os.fsencode, fields), stdin, os.fsencode(words), os.fsencode(variables)],
-                timeout_s=timeout_s + GRACE_S,
-                excess=excess,
-            )
+            reply = self._ask(request, timeout_s=timeout_s + GRACE_S, excess=excess)
             end, code, seconds, truncated, stdout, stderr, side = reply
             exit_code = int(code) if code else None
-            outcome: Outcome = {
-                b"exit": "nonzero" if exit_code else "ok",
-                b"timeout": "timeout",
-                b"oom": "oom",
-                b"limit": "limit",
-            }[end]  # type: ignore[assignment]
+            outcome = OUTCOMES[end] if exit_code is None or exit_code == 0 else "nonzero"
             return Result(outcome, exit_code, stdout, stderr, truncated == b"1", float(seconds), side)
         except (_LostError, KeyError, ValueError):
             self._lost = True
             return Result("sandbox_lost", None, b"", b"", False, time.monotonic() - started)
 
     def read(self, path: str, most: int) -> bytes:
-        return self._file([b"read", os.fsencode(path), str(most).encode()], path)[0]
+        return self._file(b"read", path, str(most).encode())[0]
 
     def write(self, path: str, data: bytes) -> None:
-        self._file([b"write", os.fsencode(path), data], path)
+        self._file(b"write", path, data)
 
-    def _file(self, request: list[bytes], path: str) -> list[bytes]:
+    def _file(self, verb: bytes, path: str, argument: bytes) -> list[bytes]:
+        if not _encodable(path):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
         try:
-            status, *fields = self._ask(request, timeout_s=60.0)
+            status, *fields = self._ask([verb, os.fsencode(path), argument], timeout_s=60.0)
         except _LostError:
             raise SandboxError(f"the sandbox was lost while it handled {path!r}") from None
         if status == b"error":
@@ -160,6 +159,15 @@ class Supervisor:
 
         (count,) = struct.unpack("<I", exactly(4))
         return [exactly(length) for length in struct.unpack(f"<{count}I", exactly(4 * count))]
+
+
+def _encodable(text: str) -> bool:
+    """Not so for half of a surrogate pair, which a policy can write in JSON."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _frame(fields: Sequence[bytes]) -> bytes:

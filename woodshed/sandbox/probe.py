@@ -9,11 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from woodshed.records import SandboxError
-from woodshed.sandbox import cgroups, layers
+from woodshed.sandbox import store
 from woodshed.sandbox.bubblewrap import find_bwrap, open_bubblewrap, remedy
 from woodshed.sandbox.spec import Change, Check, Limits, SandboxSpec
-
-ALTERNATIVES = "or use a virtual machine, or another Linux machine"
 
 
 def probe() -> list[Check]:
@@ -38,10 +36,10 @@ def _bubblewrap() -> str:
 
 
 def _namespaces() -> str:
-    command = "--unshare-all --unshare-user --disable-userns --ro-bind / / true".split()
+    command = ["--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "true"]
     result = subprocess.run([find_bwrap(), *command], capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise SandboxError(f"{result.stderr.strip()}; {remedy(result.stderr)}, {ALTERNATIVES}")
+        raise SandboxError(f"{result.stderr.strip()}; {remedy(result.stderr)}")
     return "user, process, network and mount namespaces can be made"
 
 
@@ -51,8 +49,8 @@ def _overlay() -> str:
         with open_bubblewrap(SandboxSpec((Path(folder),))) as sandbox:
             sandbox.exec("rm kept")
             if sandbox.diff() != [Change("kept", "deleted", "file")] or not (Path(folder) / "kept").exists():
-                raise SandboxError(f"writes are not kept apart; {layers.SCRATCH_REMEDY}")
-    return f"copy-on-write in {layers.scratch()}"
+                raise SandboxError(f"writes are not kept apart; {store.REMEDY}")
+    return f"copy-on-write in {store.scratch()}"
 
 
 def _network() -> str:

@@ -8,7 +8,11 @@ The host's /usr, a minimal /etc, the Python that the environment was made with (
 from __future__ import annotations
 
 import functools
+import os
+import py_compile
+import stat
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +21,9 @@ from woodshed.sandbox.control import SUPERVISOR
 from woodshed.sandbox.spec import HOME, WORKSPACE, SandboxSpec
 
 PYTHON = "/opt/python"
-SUPERVISOR_INSIDE = "/run/supervisor.py"
 UID = 1000
+NOBODY = 65534
+DEVICES = Path("/dev/woodshed")
 MB = 1 << 20
 
 ETC = {
@@ -43,7 +48,7 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
     words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
     words += f" --uid {UID} --gid {UID} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
-    line = words.split()
+    line = [*words.split(), *_devices()]
     for top in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
         if Path(top).is_symlink():
             line += ["--symlink", str(Path(top).readlink()), top]
@@ -69,8 +74,11 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
         line += ["--size", str(spec.limits.tmp_mb * MB), "--tmpfs", folder]
     for path, source in spec.binds.items():
         line += ["--ro-bind", str(source), path]
-    line += ["--ro-bind", str(SUPERVISOR), SUPERVISOR_INSIDE, "--remount-ro", "/dev", "--remount-ro", "/"]
-    return [*line, "--", *f"/env/bin/python -I -S {SUPERVISOR_INSIDE}".split()]
+    program = next(store.glob("supervisor.*"))
+    line += ["--ro-bind", str(program), f"/run/{program.name}"]
+    for place in ("/proc", "/dev", "/"):  # /proc: without capabilities, root may still write to /proc/sys
+        line += ["--remount-ro", place]
+    return [*line, "--", "/env/bin/python", "-I", "-S", f"/run/{program.name}"]
 
 
 @functools.cache
@@ -114,6 +122,29 @@ def _site_packages(prefix: Path, inside: str) -> list[str]:
     ]
 
 
+@functools.cache
+def _devices() -> list[str]:
+    """Devices that belong to nobody, where root runs us: even without capabilities, root owns the host's /dev/null.
+
+    A `chmod -R` inside would change the mode of the host's device. Read-only mounts do not help: bubblewrap's cannot
+    hold devices. Where we may not make devices the host's are shown.
+    """
+    line = []
+    for name in ("null", "zero", "full", "random", "urandom", "tty") if os.getuid() == 0 else ():
+        device, fresh = DEVICES / name, DEVICES / f"{name}.{os.getpid()}"
+        try:
+            if not device.exists():
+                DEVICES.mkdir(exist_ok=True)
+                os.mknod(fresh, stat.S_IFCHR, Path("/dev", name).stat().st_rdev)
+                fresh.chmod(0o666)
+                os.chown(fresh, NOBODY, NOBODY)
+                fresh.rename(device)
+        except OSError:
+            return []
+        line += ["--dev-bind", str(device), f"/dev/{name}"]
+    return line
+
+
 def _furnish(store: Path, inside: str, name: str) -> None:
     """Small files that a sandbox shows read-only."""
     for folder in ("empty", "etc", "env/bin"):
@@ -123,3 +154,15 @@ def _furnish(store: Path, inside: str, name: str) -> None:
     for link in {"python", "python3", name}:
         (store / "env/bin" / link).symlink_to(f"{inside}/bin/{name}")
     (store / "env/pyvenv.cfg").write_text(f"home = {inside}/bin\ninclude-system-site-packages = false\n")
+    ours = name == f"python3.{sys.version_info.minor}"
+    (store / f"supervisor.py{'c' if ours else ''}").write_bytes(
+        _compiled() if ours else SUPERVISOR.read_bytes()
+    )
+
+
+@functools.cache
+def _compiled() -> bytes:
+    """The supervisor's bytecode, for a Python of our own version: compiling takes longer than starting."""
+    with tempfile.TemporaryDirectory() as folder:
+        py_compile.compile(str(SUPERVISOR), f"{folder}/pyc", doraise=True)
+        return Path(folder, "pyc").read_bytes()

@@ -8,10 +8,12 @@ Being process 1 of its own PID namespace, it cannot be killed or stopped from in
 and its file descriptors cannot be reached through /proc or ptrace. When the controller is gone the socket closes, the
 supervisor exits, and the kernel kills the rest.
 
-Imports are few because each costs a millisecond per sandbox.
+Imports are few because each costs a millisecond per sandbox (`signal` itself costs four: enum, functools, ...).
 """
 
-import _signal as signal  # `signal` itself imports enum, functools and collections
+# ruff: noqa: PTH103, PTH120, PTH208, SIM105
+
+import _signal as signal  # pyright: ignore[reportMissingImports]
 import ctypes
 import errno
 import os
@@ -218,9 +220,9 @@ def _excess(limits, captures):
         resident[pid] = int(fields[21]) * PAGE
     if tasks > limits["pids"]:
         return b"limit", b"more than %d processes and threads" % limits["pids"]
-    if sum(resident.values()) > limits["memory_mb"] * MB:
-        if sum(_proportional(pid, size) for pid, size in resident.items()) > limits["memory_mb"] * MB:
-            return b"oom", b"more than %d MB of memory" % limits["memory_mb"]
+    most = limits["memory_mb"] * MB
+    if sum(resident.values()) > most and sum(map(_proportional, resident, resident.values())) > most:
+        return b"oom", b"more than %d MB of memory" % limits["memory_mb"]
     return b"", b""
 
 
@@ -323,8 +325,8 @@ def serve(control, workspace, limits):
                 continue
             else:
                 reply = {b"read": read, b"write": write, b"ping": lambda: [b"ok"]}[verb](*fields)
-        except OSError as error:
-            reply = [b"error", b"%d" % (error.errno or 0)]
+        except (OSError, ValueError) as error:  # ValueError: a NUL byte in a path
+            reply = [b"error", b"%d" % (getattr(error, "errno", 0) or errno.EINVAL)]
         send(control, reply)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from woodshed.records import SandboxError
 from woodshed.sandbox import control, layers
 from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec
+from woodshed.sandbox.store import Store
 
 
 class SubprocessSandbox:
@@ -25,7 +26,7 @@ class SubprocessSandbox:
         if spec.binds:
             raise SandboxError("the subprocess backend cannot bind files; use backend='bwrap'")
         self._spec, self._busy, self._closed = spec, threading.RLock(), False
-        self._store = layers.Store()
+        self._store = Store()
         self._tree = self._store.layer()
         for source in spec.lowers if sources is None else sources:
             shutil.copytree(source, self._tree, symlinks=True, dirs_exist_ok=True)
@@ -62,6 +63,8 @@ class SubprocessSandbox:
         max_output: int = 1 << 20,
         channel: bool = False,
     ) -> Result:
+        if self._closed:
+            raise SandboxError("this sandbox is closed; open another one")
         return self._supervisor.exec(
             command,
             cwd=self._path(cwd or "."),
@@ -79,7 +82,7 @@ class SubprocessSandbox:
         self._supervisor.write(self._path(path), data)
 
     def diff(self) -> list[Change]:
-        paths = {path for tree in (*self._spec.lowers, self._tree) for path in layers.everything(tree)}
+        paths = {path for tree in (*self._spec.lowers, self._tree) for path in layers.entries(tree)}
         return layers.compare(self._spec.lowers, [self._tree], paths)
 
     def fork(self) -> SubprocessSandbox:
