@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 from woodshed import terminal
 from woodshed.cli import app
-from woodshed.records import ErrorKind, Patch, Rollout, Turn
+from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
 from woodshed.rundir import RunDir
 
 WOODSHED = [sys.executable, "-m", "woodshed.cli"]
@@ -158,3 +159,44 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]):
     terminal.say_columns([["", "before"], ["solve rate", "12%"]])
     assert capsys.readouterr().out == "            before\nsolve rate  12%\n"
+
+
+def test_eval_measures_a_model_and_keeps_everything(
+    tiny_task: Task, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    result = woodshed(
+        *[
+            "eval",
+            str(tiny_task.folder),
+            "--model",
+            str(tiny_model_dir),
+            "--attempts",
+            "2",
+            "--name",
+            "first",
+        ],
+        *["agent.max_turns=2", "agent.turn_tokens=16"],
+    )
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^invalid-call rate  +\d+\.\d%  +\d / \d turns$", result.stdout, re.M), (
+        "one task: no interval"
+    )
+    assert (
+        "tasks 1, attempts 2, of these void 0" in result.stdout
+        and "report: runs/first/report.html" in result.stdout
+    )
+    run = RunDir.open(Path("runs/first"))
+    assert len(run.read("rollouts", Rollout)) == 2 and len(run.read("verdicts")) == 2
+    assert [(phase, step) for phase, step, _ in run.read("metrics")] == [("eval", 0)]
+    assert tomllib.loads((run.path / "recipe.toml").read_text())["agent"]["max_turns"] == 2
+    again = woodshed("eval", str(tiny_task.folder), "--model", str(tiny_model_dir), "--name", "first")
+    assert again.exit_code == 2 and "already holds a run" in again.stderr
+
+
+def test_two_tasks_of_one_name_are_refused(tiny_task: Task, tmp_path: Path):
+    copy = tmp_path / tiny_task.name
+    shutil.copytree(tiny_task.folder, copy)
+    result = woodshed("eval", str(tiny_task.folder), str(copy))
+    assert result.exit_code == 2
+    assert f"TaskError: two tasks are named '{tiny_task.name}'" in result.stderr

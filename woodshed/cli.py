@@ -151,7 +151,7 @@ def check_tasks(
     from woodshed import synthesis
     from woodshed.tasks import folder
 
-    found = [path for given in folders for path in _task_folders(given)]
+    found = [path for given in folders for path in folder.task_folders(given)]
     bad: dict[Path, str] = {}
     with _kept("checking writes nothing"), progress_bars() as progress:
         for done, path in enumerate(found):
@@ -213,8 +213,7 @@ def evaluate(
         values["endpoint.url"] = endpoint
     given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     chosen = settings.read(suite.SuiteSettings, None, [*given, *(text for text in tasks if "=" in text)])
-    loaded = [task for path in chosen.tasks for task in folder.load_set(path)]
-    loaded = loaded[: chosen.limit or None]
+    loaded = folder.load_set(*chosen.tasks)[: chosen.limit or None]
     with progress_bars() as progress:
         progress(0, 0, "loading the model")
         sampler = _sampler(chosen)
@@ -324,16 +323,6 @@ def _sampler(chosen: SuiteSettings) -> Sampler:
     return local.LocalSampler(loaded.model, renderer, chosen.sampler)
 
 
-def _task_folders(path: Path) -> list[Path]:
-    """One task folder, or those in a folder of them, also broken ones."""
-    from woodshed.tasks import folder
-
-    if any((path / name).exists() for name in ("instruction.md", "task.toml")):
-        return [path]
-    inner = sorted(p for p in path.glob("*") if p.is_dir() and not p.name.startswith("."))
-    return inner or [task.folder for task in folder.load_set(path)]
-
-
 def _show_run(run: RunDir) -> None:
     """The headline of a run: its first against its last evaluation, or the only one."""
     from woodshed.evals import evaluation
@@ -366,7 +355,7 @@ def _show_summary(summary: Summary) -> None:
         figure, counts = measures.write_estimate(measure, estimate), measures.write_counts(measure, estimate)
         table.append([measure.label, figure, counts])
     say_columns(table)
-    say(f"{summary.num_tasks} tasks, {summary.num_attempts} attempts, {summary.num_void} void")
+    say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
 
 
 def _free_name(name: str) -> str:

