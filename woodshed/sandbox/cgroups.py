@@ -21,19 +21,20 @@ class Group:
     """The control groups of one sandbox: one folder (version 2), or one per controller (version 1)."""
 
     def __init__(self, folders: list[Path], version: int):
-        self.folders, self.version = folders, version
+        self.folders, self.version, self._kills = folders, version, 0
 
     def admit(self, pid: int) -> None:
         for folder in self.folders:
             (folder / "cgroup.procs").write_text(str(pid))
 
-    def oom_kills(self) -> int:
-        """How many processes the kernel has killed here for want of memory."""
+    def killed(self) -> bool:
+        """Whether the kernel has killed something here for want of memory since the last call."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
+        before = self._kills
         with contextlib.suppress(OSError, StopIteration, ValueError):
             lines = (self.folders[0] / name).read_text().splitlines()
-            return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
-        return 0
+            self._kills = int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
+        return self._kills > before
 
     def close(self) -> None:
         remove(self.folders)

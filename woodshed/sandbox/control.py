@@ -71,9 +71,7 @@ class Supervisor:
         words, variables = "\0".join(argv), "\0".join(f"{name}={value}" for name, value in env.items())
         texts = [cwd, repr(float(timeout_s)), str(max_output), str(int(channel)), words, variables]
         if words.count("\0") >= len(argv) or not all(map(_encodable, texts)):
-            return Result(
-                "nonzero", 127, b"", b"cannot start: the command is not text without NUL\n", False, 0.0
-            )
+            return Result("nonzero", 127, b"", b"cannot start: not text, or a NUL in it\n", False, 0.0)
         request = [b"exec", *map(os.fsencode, texts[:4]), stdin, *map(os.fsencode, texts[4:])]
         started = time.monotonic()
         try:
@@ -188,10 +186,7 @@ def launch(
     most = {**vars(limits), "address_mb": 0, "nproc": 0}
     if fallbacks:
         most["address_mb"] = 8 * limits.memory_mb  # programs reserve much more than they use
-        if os.getuid() != 0 and _kernel() >= (
-            5,
-            14,
-        ):  # counts per user namespace from then on; never counts root
+        if os.getuid() != 0 and _kernel() >= (5, 14):  # never counts root; counts per sandbox from 5.14 on
             most["nproc"] = roomy(limits.pids)
     ours, theirs = socket.socketpair()
     words = [f"{name}={value}" for name, value in most.items()]
@@ -224,7 +219,13 @@ def _kernel() -> tuple[int, ...]:
 
 def _popen(command: Sequence[str], line: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=[line], env={}
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[line],
+        env={},
+        start_new_session=True,  # Ctrl-C is for the controller, which then closes its sandboxes
     )
 
 

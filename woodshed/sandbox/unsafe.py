@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from woodshed.records import SandboxError
 from woodshed.sandbox import control, layers
@@ -58,22 +59,13 @@ class SubprocessSandbox:
         *,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
-        stdin: bytes = b"",
-        timeout_s: float = 120.0,
-        max_output: int = 1 << 20,
-        channel: bool = False,
+        **options: Any,
     ) -> Result:
         if self._closed:
             raise SandboxError("this sandbox is closed; open another one")
-        return self._supervisor.exec(
-            command,
-            cwd=self._path(cwd or "."),
-            env={**self._env, **self._spec.env, **(env or {})},
-            stdin=stdin,
-            timeout_s=timeout_s,
-            max_output=max_output,
-            channel=channel,
-        )
+        variables = {**self._env, **self._spec.env, **(env or {})}
+        options = {"stdin": b"", "timeout_s": 120.0, "max_output": 1 << 20, "channel": False, **options}
+        return self._supervisor.exec(command, cwd=self._path(cwd or "."), env=variables, **options)
 
     def read(self, path: str) -> bytes:
         return self._supervisor.read(self._path(path), self._spec.limits.file_mb << 20)
