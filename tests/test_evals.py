@@ -12,7 +12,8 @@ import pytest
 
 from woodshed.evals import measures, statistics
 from woodshed.evals.measures import MEASURES, write_change, write_counts, write_estimate
-from woodshed.records import Call, Ended, ErrorKind, Observation, Patch, Rollout, Turn, Verdict
+from woodshed.feedback.detectors import is_untested
+from woodshed.records import CALL_FAULTS, Call, Ended, ErrorKind, Observation, Patch, Rollout, Turn, Verdict
 
 # -- statistics --------------------------------------------------------------------------------------------------
 
@@ -122,9 +123,10 @@ def test_pass_at_k_needs_k_attempts():
 
 
 def turn(kind: ErrorKind | None = None, tool: str = "shell", tokens: int = 3) -> Turn:
-    call = Call("1", tool, {}, "", kind)
+    fault = kind if kind in CALL_FAULTS else None
+    call = Call("1", tool, {}, "", fault)
     seen = Observation("1", "", kind)
-    return Turn((1, 2), 1, (5,) * tokens, (-0.5,) * tokens, 0, "stop", "", (call,), (seen,), kind)
+    return Turn((1, 2), 1, (5,) * tokens, (-0.5,) * tokens, 0, "stop", "", (call,), (seen,), fault)
 
 
 def attempt(task: str, n: int, *turns: Turn, ended: Ended = "finished") -> Rollout:
@@ -174,12 +176,6 @@ def test_attempts_that_nobody_judged_have_no_solve_rate():
     assert metrics["num_attempts"] == 1
 
 
-def test_a_call_that_was_refused_ran_nothing():
-    assert measures.is_untested(attempt("a", 0, turn("bad_arguments"), turn(tool="finish")))
-    assert not measures.is_untested(attempt("a", 0, turn(), turn(tool="finish")))
-    assert not measures.is_untested(attempt("a", 0, turn("bad_arguments"), ended="max_turns"))
-
-
 def test_before_and_after_as_written():
     before = measures.pair([attempt(t, 0, turn("no_call"), turn()) for t in "abcdef"], [])
     after = measures.pair([attempt(t, 0, turn(), turn()) for t in "abcdef"], [])
@@ -191,3 +187,13 @@ def test_before_and_after_as_written():
     tokens = next(m for m in MEASURES if m.key == "tokens")
     assert write_change(tokens, statistics.Difference(3.5, -1.0, 8.0, 9)) == "+3.50 [-1.00, +8.00]"
     assert write_estimate(tokens, statistics.rate([], [], [])) == "-"
+
+
+def test_finishing_without_a_command_that_ran():
+    finish = turn(tool="finish")
+    assert is_untested(attempt("a", 0, turn("bad_arguments"), finish)), "a refused call ran nothing"
+    assert is_untested(attempt("a", 0, turn(), turn(tool="edit_file"), finish)), (
+        "the change came after the test"
+    )
+    assert not is_untested(attempt("a", 0, turn(tool="edit_file"), turn("nonzero_exit"), finish))
+    assert not is_untested(attempt("a", 0, turn(tool="edit_file"), ended="max_turns"))

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from woodshed.evals import statistics
 from woodshed.evals.statistics import Difference, Estimate
+from woodshed.feedback.detectors import is_untested
 from woodshed.records import CALL_FAULTS, Rollout, Turn, Verdict, to_json
 
 
@@ -49,13 +50,6 @@ class Measure:
 def is_fault(turn: Turn) -> bool:
     """Whether the policy called wrongly at this turn."""
     return turn.error_kind in CALL_FAULTS
-
-
-def is_untested(rollout: Rollout) -> bool:
-    """Whether the policy declared itself finished without having run a single command."""
-    calls = [call for turn in rollout.turns for call in turn.calls]
-    ran = any(call.tool == "shell" and call.error_kind is None for call in calls)
-    return rollout.ended == "finished" and not ran
 
 
 def _turns(graded: Graded) -> int:

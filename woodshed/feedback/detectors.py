@@ -64,18 +64,21 @@ def syntax_error(task: Task, rollout: Rollout) -> Iterator[Fault]:
         yield Fault(len(rollout.turns) - 1)
 
 
-def untested(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """Finishing without having run a command since the last change, or at all."""
-    if rollout.ended != "finished":
-        return
+def is_untested(rollout: Rollout) -> bool:
+    """Whether the policy finished without having run a command since its last change, or at all."""
     tested = False
     for turn in rollout.turns:
         for call, seen in executed(turn):
-            if call.tool == "shell":
+            if call.tool == "shell" and call.error_kind is None:
                 tested = True
             elif call.tool in ("edit_file", "write_file") and seen.error_kind is None:
                 tested = False
-    if not tested:
+    return rollout.ended == "finished" and not tested
+
+
+def untested(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Finishing without having run a command since the last change, or at all."""
+    if is_untested(rollout):
         yield Fault(len(rollout.turns) - 1)
 
 
