@@ -7,6 +7,7 @@ line (`to_json`) and read back (`from_json`). Tensors live in `training.packing`
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from dataclasses import dataclass, field
@@ -313,9 +314,13 @@ def from_json(kind: type[R], data: Any) -> R:
     return _read(kind, data)
 
 
+_PLAIN = (int, float, str)
+_hints = functools.cache(typing.get_type_hints)
+
+
 def _read(kind: Any, data: Any) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = typing.get_type_hints(kind)
+        hints = _hints(kind)
         unknown = set(data) - set(hints)
         if unknown:
             raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
@@ -325,6 +330,8 @@ def _read(kind: Any, data: Any) -> Any:
             raise ValueError(f"{kind.__name__}: {error}") from error
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
+        if arguments[-1] is Ellipsis and arguments[0] in _PLAIN:
+            return tuple(data)  # token ids by the thousand
         items = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else arguments
         return tuple(_read(item, value) for item, value in zip(items, data, strict=True))
     if origin is dict:

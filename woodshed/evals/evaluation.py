@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from woodshed.evals import measures
@@ -18,7 +20,7 @@ class Evaluation:
     """Optimizer steps behind the policy."""
     graded: tuple[Graded, ...]
 
-    @property
+    @functools.cached_property
     def summary(self) -> Summary:
         """Every measure with its interval."""
         return measures.summary(self.graded)
@@ -30,12 +32,19 @@ def from_run(run: RunDir, phase: str = "eval") -> list[Evaluation]:
     Raises:
         ValueError: a record of another version.
     """
-    verdicts = [verdict for found, _, verdict in run.read("verdicts", Verdict) if found == phase]
-    rollouts: dict[int, list[Rollout]] = {}
-    for found, step, record in run.read("rollouts", Rollout):
-        if found == phase:
-            rollouts.setdefault(step, []).append(record)
-    return [Evaluation(step, tuple(measures.pair(rollouts[step], verdicts))) for step in sorted(rollouts)]
+    verdicts = [verdict for _, _, verdict in run.read("verdicts", Verdict)]
+    return from_records([made for made in run.read("rollouts", Rollout) if made[0] == phase], verdicts)
+
+
+def from_records(
+    rollouts: Iterable[tuple[str, int, Rollout]], verdicts: Iterable[Verdict]
+) -> list[Evaluation]:
+    """Rollouts of one phase as (phase, step, rollout), an evaluation per step."""
+    steps: dict[int, list[Rollout]] = {}
+    for _, step, rollout in rollouts:
+        steps.setdefault(step, []).append(rollout)
+    verdicts = list(verdicts)
+    return [Evaluation(step, tuple(measures.pair(steps[step], verdicts))) for step in sorted(steps)]
 
 
 def before_after(before: Evaluation, after: Evaluation) -> list[Row]:

@@ -124,10 +124,10 @@ def gather(run: RunDir) -> Page:
 def _gather(run: RunDir) -> Page:
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(recipe)
-    evaluations = evaluation.from_run(run)
     tasks, problems = _tasks(run.path / "tasks")
     rollouts = run.read("rollouts", Rollout)
     verdicts = {verdict.rollout_id: verdict for _, _, verdict in run.read("verdicts", Verdict)}
+    evaluations = evaluation.from_records([r for r in rollouts if r[0] == "eval"], verdicts.values())
     tables = _tables(run)
     return Page(
         name=str(settings.get("name") or run.path.name),
