@@ -52,6 +52,8 @@ class Recorder:
         self, channel: int, nonce: str, wanted: list[str] | None, packages: list[str], workspace: str
     ):
         self.wanted = None if wanted is None else frozenset(wanted)
+        self.files = files_of(wanted or [], workspace)
+        self.hooks: object = None
         self.packages, self.workspace = packages, workspace
         self.count = 0
         self.before: dict[str, object] = {}
@@ -81,9 +83,9 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
+        """The sentinels join here: on the command line, a file outside the workspace would hide the project's ini."""
         self.hooks = config.pluginmanager.hook
-        if self.wanted is None:
-            config.args.append(__file__)
+        config.args[:] = [*(config.args if self.wanted is None else self.files), __file__]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -123,7 +125,7 @@ class Recorder:
     def end(self) -> None:
         after = framework()
         patched = [name for name, was in self.before.items() if not same(was, after.get(name))]
-        patched += foreign_hooks(self.hooks, self.workspace)
+        patched += foreign_hooks(self.hooks, self.workspace) if self.hooks else []
         packages = {name: imported_from(name, self.workspace) for name in self.packages}
         self.send("end", count=self.count, workspace=self.workspace, packages=packages, patched=patched)
 
@@ -153,9 +155,10 @@ def why(report: pytest.TestReport) -> str:
 
 
 def imported_from(package: str, workspace: str) -> str:
-    """The file a package was imported from: the first one of its modules that is not the workspace's, if any."""
-    inner = [m for name, m in list(sys.modules.items()) if name == package or name.startswith(package + ".")]
-    files = [file for module in inner if isinstance(file := getattr(module, "__file__", None), str)]
+    """The file of a package, or of the first of its modules that is not the workspace's; "" if not imported."""
+    modules = [sys.modules.get(package)]
+    modules += [module for name, module in list(sys.modules.items()) if name.startswith(package + ".")]
+    files = [file for module in modules if isinstance(file := getattr(module, "__file__", None), str)]
     return next((file for file in files if not file.startswith(workspace + "/")), files[0] if files else "")
 
 
@@ -200,6 +203,12 @@ def plugin_names() -> list[str]:
     return sorted({point.name for point in entry_points(group="pytest11")} - SHUFFLERS)
 
 
+def files_of(tests: list[str], workspace: str) -> list[str]:
+    """The files of some test ids, once each, as far as they exist: one that does not would end the session."""
+    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+    return [file for file in files if Path(workspace, file).is_file()]
+
+
 def arguments(request: dict) -> list[str]:
     """Command line of the one pytest session."""
     workspace = request["workspace"]
@@ -212,10 +221,7 @@ def arguments(request: dict) -> list[str]:
                 break
     for name in plugin_names():
         options += ["-p", name]
-    if request["ids"] is None:
-        return options
-    files = dict.fromkeys(test.partition("::")[0] for test in request["ids"])
-    return [*options, *(file for file in files if Path(workspace, file).is_file()), __file__]
+    return options + files_of(request["ids"] or [], workspace)
 
 
 def main() -> None:

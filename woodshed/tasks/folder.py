@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import hashlib
 import json
 import os
@@ -243,11 +244,16 @@ def _record(folder: Path) -> Task:
                 f"{folder}: task.toml has an unknown key {unknown[0]!r}; known: {', '.join(known)}"
             )
     try:
-        return TypeAdapter(Task).validate_json(json.dumps(fields, default=str), strict=True)
+        return _reader().validate_json(json.dumps(fields, default=str), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise TaskError(f"{folder}: {where} = {first['input']!r}: {first['msg'].lower()}") from None
+
+
+@functools.cache
+def _reader() -> TypeAdapter[Task]:
+    return TypeAdapter(Task)
 
 
 def _lint(task: Task, folder: Path) -> None:
