@@ -86,9 +86,10 @@ def _endpoint(url: str) -> Check:
     import httpx
 
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/models", timeout=10)
+        answer = httpx.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", timeout=10)
         models = [model["id"] for model in answer.raise_for_status().json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        remedy = "is the server up, and does the URL end in /v1?"
-        return Check("endpoint", False, f"{url}: {error or type(error).__name__}", remedy)
+        why = str(error).partition("\n")[0] or type(error).__name__
+        remedy = "start the server, or give the address in front of /v1/models"
+        return Check("endpoint", False, f"{url}: {why}", remedy)
     return Check("endpoint", True, f"{url} serves {', '.join(models) or 'no model'}")
