@@ -114,20 +114,26 @@ def test_a_run_that_never_starts_is_nobodys_fault(tiny_task: Task):
     assert found.integrity == ("no start record",)
 
 
-MODE = """\
+INI = b"""\
+[tool.pytest.ini_options]
+addopts = ["-x", "--import-mode=importlib"]
+pythonpath = ["extra"]
+"""
+TEST_OF_INI = b"""\
+import only_on_the_ini_path
+
 def test_mode(request):
     assert request.config.option.importmode == "importlib"
     assert not request.config.option.maxfail
 """
 
 
-def test_import_mode_survives_where_other_options_do_not(repository: Sandbox):
-    repository.write(
-        "pyproject.toml", b'[tool.pytest.ini_options]\naddopts = ["-x", "--import-mode=importlib"]\n'
-    )
-    repository.write("tests/test_mode.py", MODE.encode())
-    found = run(repository, ["tests/test_mode.py::test_mode"])
-    assert found.messages == {}
+def test_the_projects_configuration_holds_but_for_its_options(repository: Sandbox):
+    repository.write("pyproject.toml", INI)
+    repository.write("extra/only_on_the_ini_path.py", b"")
+    repository.write("tests/test_ini.py", TEST_OF_INI)
+    found = run(repository, ["tests/test_ini.py::test_mode"])
+    assert (found.messages, found.collection_errors, found.integrity) == ({}, {}, ())
 
 
 # Verdicts
