@@ -182,7 +182,7 @@ class RunDir:
 
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
-    def save_checkpoint(self, name: str, fill: Callable[[Path], None]) -> Path:
+    def save_checkpoint(self, name: str, fill: Callable[[Path], object]) -> Path:
         """A checkpoint folder that is either complete or absent; `fill` writes the files into a temporary one."""
         target = self.path / "checkpoints" / name
         partial = target.with_name(f".{name}.partial")

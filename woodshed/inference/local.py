@@ -393,7 +393,7 @@ class LocalSampler:
         self.flush()
 
     def flush(self) -> None:
-        """Forget all keys and values and free their memory (before an update needs it)."""
+        """Forget all keys and values and free their memory."""
         self._prefixes.clear()
         self._batch.keys = self._batch.values = None
 

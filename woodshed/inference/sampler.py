@@ -73,6 +73,10 @@ class Sampler(Protocol):
         """
         ...
 
+    def flush(self) -> None:
+        """Forget what was computed here, so that what follows does not depend on it, to the last bit."""
+        ...
+
 
 class ScriptedSampler:
     """Texts in, exact tokens out: oracle attempts and tests.
@@ -125,6 +129,9 @@ class ScriptedSampler:
 
     def load(self, policy: Any, version: int) -> None:
         self.policy_version = version
+
+    def flush(self) -> None:
+        pass
 
 
 def check_fits(request: SampleRequest, context_length: int) -> None:

@@ -121,6 +121,7 @@ def _wave(
             seed=seed,
         )
 
+    sampler.flush()  # a wave made again after a kill must come out the same, whatever was cached before it
     rollouts: dict[Seat, Rollout] = {}
     lost = dict.fromkeys(seats, 0)
     alive: dict[Seat, Attempt] = {}

@@ -6,14 +6,17 @@ but in the run folder, where every finished wave of them is kept and never made 
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import tempfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
 from woodshed.records import RunError
@@ -40,10 +43,12 @@ def save(run: RunDir, policy: Policy, optimizer: torch.optim.Optimizer, position
     """Write a checkpoint after a step."""
 
     def fill(folder: Path) -> None:
-        save_file(_on_cpu(policy.snapshot()), folder / "policy.safetensors")
-        torch.save(
-            {"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, folder / "optimizer.pt"
-        )
+        (folder / "policy.safetensors").write_bytes(_serialized(policy))
+        rest = (
+            io.BytesIO()
+        )  # written by Python, whose errors name a full disk; torch's and safetensors' do not
+        torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, rest)
+        (folder / "optimizer.pt").write_bytes(rest.getbuffer())
         (folder / "position.json").write_text(json.dumps(asdict(position), indent=2) + "\n")
 
     saved = run.save_checkpoint(f"{position.phase}-{position.step:06d}", fill)
@@ -96,9 +101,25 @@ def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
     """The trainable weights as they were when RL began: kept once, read back by every resume."""
     file = run.path / "checkpoints" / "start" / "policy.safetensors"
     if not file.is_file():
-        run.save_checkpoint("start", lambda folder: save_file(_on_cpu(policy.snapshot()), folder / file.name))
+        run.save_checkpoint("start", lambda folder: (folder / file.name).write_bytes(_serialized(policy)))
     return {name: value.to(policy.device) for name, value in load_file(file).items()}
 
 
-def _on_cpu(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.contiguous().cpu() for name, value in weights.items()}
+def export(run: RunDir, policy: Policy) -> Path:
+    """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory."""
+    target = run.path / "policy"
+    with tempfile.TemporaryDirectory(dir=run.path, prefix=".policy-") as partial:
+        try:
+            policy.export(Path(partial) / "policy")
+        except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
+            raise RunError(
+                f"cannot write {target}: {error}. Training is complete and kept: make room, then "
+                f"`woodshed train --resume {run.path}`."
+            ) from error
+        shutil.rmtree(target, ignore_errors=True)
+        (Path(partial) / "policy").rename(target)
+    return target
+
+
+def _serialized(policy: Policy) -> bytes:
+    return serialize({name: value.contiguous().cpu() for name, value in policy.snapshot().items()})
