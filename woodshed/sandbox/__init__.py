@@ -1,21 +1,24 @@
 """Where untrusted code runs.
 
 A sandbox shows a workspace (copy-on-write), a prepared Python environment and the host's /usr (read-only), and
-nothing else of the machine. `open_sandbox` starts one; `spec.Sandbox` is what it can do.
+nothing else of the machine. `open_sandbox` starts one; `spec.Sandbox` is what it can do; `probe` tells what a machine
+lacks. Writes are kept in memory where /dev/shm is roomy, else in the temporary folder, or below WOODSHED_SCRATCH.
 
-Protected, by Linux namespaces and without being root:
-- files: the host's are invisible but for those shown; lowers, environment and binds cannot be written;
-- network: none, not even the host's loopback or abstract sockets; processes and IPC of the host: invisible;
-- privileges: no capabilities, no setuid, no further user namespaces, a clean environment, an unprivileged user;
-- the machine's time and memory: every command ends at its timeout with everything that it started, and at the
-  limits of `Limits`; everything dies when its controller dies.
+Protected, by Linux namespaces, for root as for anybody else:
+- files: the host's are invisible but for those shown, and none of those can be changed;
+- network: there is none, not even the host's loopback or abstract sockets; the host's processes are invisible;
+- privileges: no capabilities, no setuid, no further user namespaces, a clean environment, no kernel settings;
+- time and memory: every command ends by its timeout or at the limits of `Limits`, and so does all that it started;
+  everything ends when the controller does, also by kill -9.
 
 NOT protected:
-- the kernel is the host's: an exploit of it gets out. For hostile code use a virtual machine around it all;
-- whatever runs in one sandbox can see and change everything else in it: never judge an attempt where it ran;
-- limits are watched 20 times a second, not enforced by the allocation; a burst in between goes through, and the
-  CPU, disk bandwidth and page cache are shared with the host;
-- side channels, and what /usr tells about the host (versions of installed programs), /proc and uname.
+- the kernel is the host's, and no system call is filtered: whoever can exploit it gets out. In a virtual machine,
+  vsock sockets pass; the kernel's log and the session keyring can be read. Put a virtual machine around hostile code;
+- what runs in a sandbox can see and change everything else in it, so never judge an attempt where it ran;
+- limits are watched 20 times a second (disk: twice), with a hard wall behind them only where control groups can be
+  made; CPU, disk bandwidth and page cache are shared with the host;
+- what /usr, /proc and the table of mounts tell about the host: versions of programs, hardware, names of folders;
+- devices, where root may not make its own (`rootfs`): a `chmod` inside then reaches the host's /dev/null.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _attend(control, limits, pid, captures, feeder, stdin, deadline):
         now = time.monotonic()
         if not end and now - watched > WATCH_EVERY_S:
             watched = now
-            end, note = _excess(limits, captures)
+            end, note = _excess(limits, captures, pid)
         if now >= deadline and not end:
             end, deadline = b"timeout", now + TERM_GRACE_S
             os.killpg(pid, signal.SIGTERM)
@@ -184,8 +184,8 @@ def _attend(control, limits, pid, captures, feeder, stdin, deadline):
     return end, note
 
 
-def _excess(limits, captures):
-    """Which limit is exceeded, if any: (end, note)."""
+def _excess(limits, captures, leader):
+    """Which limit is exceeded, if any: (end, note). Reaps orphans that have ended on the way."""
     out, err, *_ = captures.values()
     if out.total + err.total > limits["output_mb"] * MB:
         return b"limit", b"more than %d MB of output" % limits["output_mb"]
@@ -198,6 +198,9 @@ def _excess(limits, captures):
         try:
             fields = _contents(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         except OSError:
+            continue
+        if fields[0] == b"Z" and fields[1] == b"1" and int(pid) != leader:
+            os.waitpid(int(pid), os.WNOHANG)
             continue
         tasks += int(fields[17])
         resident[pid] = int(fields[21]) * PAGE
@@ -247,7 +250,7 @@ def _sweep(leader):
     return os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
 
 
-def _drain(fd, capture, most=1 << 62):
+def _drain(fd, capture, most=4 * MB):
     """Read what is there; False at the end of the stream."""
     while most > 0:
         try:
