@@ -170,3 +170,11 @@ def tiny_task(tiny_repository: Path, tmp_path_factory: pytest.TempPathFactory) -
     return folder.write(
         task, root / task.name, workspace=workspace, tests=tests, gold={"tally/words.py": WORDS.encode()}
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder with a random 2-layer Llama, its tokenizer and chat template."""
+    from tiny_model import write_tiny_model  # imports torch
+
+    return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny")

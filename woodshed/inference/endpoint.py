@@ -1,0 +1,194 @@
+"""A sampler over HTTP: OpenAI-compatible completions, token ids in and token ids out.
+
+Any server will do that takes a list of token ids as `prompt` and answers with `token_ids` (vLLM's `return_token_ids`)
+and one log-probability per token. A server that answers with text only is refused: text tokenised again is not what
+was sampled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import Field
+
+from woodshed.inference.renderer import Renderer
+from woodshed.inference.sampler import Sample, SampleRequest, check_fits
+from woodshed.records import SamplerError
+from woodshed.settings import Settings
+
+
+class EndpointSettings(Settings):
+    """Where an inference server answers."""
+
+    url: str = "http://127.0.0.1:8000"
+    """Address in front of /v1/completions."""
+    model: str = ""
+    """Name of the served model; empty takes the first that the server lists."""
+    api_key_variable: str = "WOODSHED_API_KEY"
+    """Environment variable that holds the key, where the server wants one."""
+    concurrency: int = Field(default=64, ge=1)
+    """Requests in flight at the same time."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait for one message."""
+    retries: int = Field(default=5, ge=0)
+    """More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
+
+
+_WHOLE_DISTRIBUTION = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sent with every request: a server's own defaults (generation_config.json) may cut the distribution."""
+
+
+class HttpSampler:
+    """Draws messages from a server; its weights change through LoRA adapters that the server loads."""
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        renderer: Renderer,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Ask the server what it serves.
+
+        Raises:
+            SamplerError: the server does not answer, or does not serve the model.
+        """
+        self.settings = settings
+        self.renderer = renderer
+        self.policy_version = 0
+        self._sleep = sleep
+        key = os.environ.get(settings.api_key_variable)
+        self._client = httpx.Client(
+            base_url=settings.url.rstrip("/").removesuffix("/v1"),
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=settings.concurrency),
+        )
+        try:
+            self.model, self.context_length = self._served()
+        except SamplerError:
+            self.close()
+            raise
+
+    def _served(self) -> tuple[str, int]:
+        """Name and context length of the model that was asked for."""
+        served = {item["id"]: item for item in self._ask("GET", "/v1/models").get("data", [])}
+        model = self.settings.model or next(iter(served), "")
+        if model not in served:
+            raise SamplerError(f"{self.settings.url} serves {', '.join(served) or 'nothing'}, not {model!r}")
+        return model, int(served[model].get("max_model_len") or 1 << 30)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request, in order.
+
+        Raises:
+            SamplerError: the server failed for good, or its answer is not token-exact.
+        """
+        for request in requests:
+            check_fits(request, self.context_length)
+        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+            return list(pool.map(self._one, requests))
+
+    def flush(self) -> None:
+        """Nothing is kept on this side; the server's cache is the server's."""
+
+    def load(self, policy: Any, version: int) -> None:
+        """Tag new samples with `version` and leave the server's prefix cache of the old weights behind.
+
+        `policy` is the folder of a LoRA adapter that the server can read, or None where its weights were changed by
+        other means.
+        """
+        if policy is not None:
+            name = f"woodshed-{version}"
+            body = {"lora_name": name, "lora_path": str(Path(policy).resolve())}
+            self._ask("POST", "/v1/load_lora_adapter", body)
+            self.model = name
+        self.policy_version = version
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _one(self, request: SampleRequest) -> Sample:
+        version = self.policy_version
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": request.max_tokens,
+            "seed": request.seed % 2**63,
+            "stop_token_ids": sorted(self.renderer.stop_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "cache_salt": f"policy-{version}",  # keys and values of older weights are never reused
+            **_WHOLE_DISTRIBUTION,
+        }
+        answer = self._ask("POST", "/v1/completions", body)
+        try:
+            choice = answer["choices"][0]
+        except (KeyError, IndexError, TypeError):
+            raise SamplerError(
+                f"{self.settings.url} answered without a choice: {str(answer)[:200]}"
+            ) from None
+        return self._exact(choice, request, version)
+
+    def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> Sample:
+        """A sample from the server's answer, or SamplerError where it is not token-exact."""
+        ids = choice.get("token_ids")
+        if not ids:
+            raise SamplerError(
+                f"{self.settings.url} returned no token ids, and text cannot be trained on; it must honour "
+                "`return_token_ids` (vLLM 0.10.2 or newer does)"
+            )
+        logps = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if len(logps) != len(ids):
+            raise SamplerError(
+                f"{self.settings.url} returned {len(ids)} tokens with {len(logps)} log-probabilities"
+            )
+        if bad := [logp for logp in logps if logp is None or not math.isfinite(logp)]:
+            raise SamplerError(
+                f"{self.settings.url} returned the log-probability {bad[0]} for a sampled token"
+            )
+        reason = choice.get("finish_reason")
+        stopped = ids[-1] in self.renderer.stop_ids
+        if reason not in ("stop", "length") or (reason == "stop") != stopped or len(ids) > request.max_tokens:
+            raise SamplerError(
+                f"{self.settings.url} finished {len(ids)} of {request.max_tokens} tokens with {reason!r} and last "
+                f"token {ids[-1]}; a stopped message must end with one of {sorted(self.renderer.stop_ids)}"
+            )
+        return Sample(tuple(ids), tuple(float(logp) for logp in logps), reason, version)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The server's JSON answer, after as many tries as the settings allow."""
+        for attempt in range(self.settings.retries + 1):
+            wait = min(0.5 * 2**attempt, 8.0)
+            try:
+                response = self._client.request(method, path, json=body)
+            except httpx.TransportError as error:
+                failure = f"{type(error).__name__}: {error}"
+            else:
+                if response.is_success:
+                    return self._json(response)
+                failure = f"status {response.status_code}: {response.text[:300]}"
+                if response.status_code != 429 and response.status_code < 500:
+                    raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
+                after = response.headers.get("retry-after", "")
+                wait = min(float(after), 30.0) if after.isdecimal() else wait
+            if attempt < self.settings.retries:
+                self._sleep(wait)
+        tries = self.settings.retries + 1
+        raise SamplerError(
+            f"{self.settings.url}{path} failed {tries} times, last with {failure}; is it running?"
+        )
+
+    def _json(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            return response.json()
+        except ValueError:
+            raise SamplerError(f"{response.url} did not answer in JSON: {response.text[:200]!r}") from None
