@@ -212,7 +212,7 @@ def test_reuse_changes_nothing_but_the_work(tiny):
 def test_a_small_cache_only_costs_work(tiny):
     roomy, tight = make_sampler(tiny), make_sampler(tiny, cache_mb=0)
     assert same(play(roomy, 3, flush=False)[1][2], play(tight, 3, flush=False)[1][2])
-    assert not tight._prefixes._kept
+    assert not tight._prefixes.kept
 
 
 def test_rows_that_are_done_are_not_computed(tiny):

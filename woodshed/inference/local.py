@@ -16,7 +16,7 @@ import io
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,6 +112,13 @@ def _dequantised(source: ModelSource, models: Path) -> Path:
             )
             model, info = loaded
             tokenizer = AutoTokenizer.from_pretrained(source.directory, gguf_file=source.gguf)
+            for name in (
+                "bos",
+                "eos",
+                "pad",
+            ):  # transformers 5.17 reads the tokenizer's own wrongly from GGUF
+                if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
+                    setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
             if info["missing_keys"]:
                 raise ModelError(
                     f"{path}: weights are missing, {sorted(info['missing_keys'])[0]!r} among them"
@@ -157,15 +164,14 @@ def _explained(path: Path, what: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Prefix:
-    """A sequence and its keys and values (L, H, T, D)."""
+    """A sequence with its keys and its values, each (L, H, T, D)."""
 
     ids: np.ndarray
-    keys: Tensor
-    values: Tensor
+    tensors: tuple[Tensor, Tensor]
 
     @property
     def size_bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 class _Prefixes:
@@ -173,27 +179,24 @@ class _Prefixes:
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self._kept: list[_Prefix] = []
+        self.kept: list[_Prefix] = []
 
     def find(self, ids: np.ndarray) -> tuple[_Prefix | None, int]:
         """The kept sequence that shares the longest beginning with `ids`, and how long that is."""
         best, length = None, 0
-        for prefix in self._kept:
+        for prefix in self.kept:
             if (shared := common_length(prefix.ids, ids)) > length:
                 best, length = prefix, shared
         if best is not None:
-            self._kept.sort(key=lambda prefix: prefix is best)  # stable: only moves it to the end
+            self.kept.sort(key=lambda prefix: prefix is best)  # stable: only moves it to the end
         return best, length
 
     def add(self, new: _Prefix) -> None:
         """Keep a sequence instead of its own beginnings, and forget old ones beyond the limit."""
-        self._kept = [p for p in self._kept if common_length(p.ids, new.ids) < len(p.ids)]
-        self._kept.append(new)
-        while sum(p.size_bytes for p in self._kept) > self.limit_bytes:
-            self._kept.pop(0)
-
-    def clear(self) -> None:
-        self._kept.clear()
+        self.kept = [p for p in self.kept if common_length(p.ids, new.ids) < len(p.ids)]
+        self.kept.append(new)
+        while sum(p.size_bytes for p in self.kept) > self.limit_bytes:
+            self.kept.pop(0)
 
 
 def common_length(a: np.ndarray, b: np.ndarray) -> int:
@@ -203,13 +206,10 @@ def common_length(a: np.ndarray, b: np.ndarray) -> int:
     return int(differs.argmax()) if differs.any() else length
 
 
-_COLUMN_STEP = 256  # columns are allocated in steps, since prompts grow a little from turn to turn
-
-
 class _Layer(CacheLayerMixin):
     """One layer of a `_Batch`, as transformers asks for it."""
 
-    is_sliding = False
+    is_sliding = False  # all columns are kept; the model's mask knows its window
 
     def __init__(self, batch: _Batch, index: int) -> None:
         super().__init__()
@@ -235,56 +235,55 @@ class _Layer(CacheLayerMixin):
 
 
 class _Batch(Cache):
-    """Keys and values of the rows that run together, in place: (L, B, H, T, D).
+    """Keys and values of the rows that run together, each (L, B, H, T, D), written in place.
 
-    Rows end at the same column `end` and begin where their length says, so every step writes one column. The first
-    `len(lengths)` rows are live; columns before `start` are before the longest of them. Memory is kept from call to
-    call and starts as zeros, since a masked column still takes part in sums with weight zero.
+    Rows end at the same column `end` and begin where their length says, so a step writes one column. The first
+    `len(lengths)` rows are live; `start` is where the longest of them begins. Memory is kept from call to call and
+    starts as zeros, since a masked column still takes part in sums, with weight zero.
     """
+
+    COLUMN_STEP = 256  # prompts grow a little from turn to turn; the memory grows less often
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[_Layer(self, index) for index in range(num_layers)])
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.wanted: tuple[int, int] = (0, 0)  # rows and columns that the current call needs
+        self.tensors: list[Tensor] = []
+        self.room: tuple[int, int] = (0, 0)  # rows and columns that the current call needs
         self.lengths: list[int] = []
         self.start = self.end = 0
 
-    def open(self, end: int, least: int) -> None:
-        """Empty, the first free column at `end`, with room for at least that many columns."""
-        self.wanted = (self.wanted[0], max(self.wanted[1], least))
+    def open(self, end: int, least_columns: int) -> None:
+        """Empty; the first free column is `end`."""
+        self.room = (self.room[0], max(self.room[1], least_columns))
         self.lengths = []
         self.start = self.end = end
 
-    def _reserve(self, key: Tensor, value: Tensor) -> None:
-        """Allocate at the first keys and values seen (H, T, D), which know the shapes."""
-        rows, columns = self.wanted
-        if self.keys is not None and self.keys.shape[1] >= rows and self.keys.shape[3] >= columns:
-            return
-        self.keys = self.values = None  # free before allocating
-        shape = (len(self.layers), rows, key.shape[-3], -(-columns // _COLUMN_STEP) * _COLUMN_STEP)
-        self.keys = key.new_zeros((*shape, key.shape[-1]))
-        self.values = value.new_zeros((*shape, value.shape[-1]))
-
     def put(self, prefix: _Prefix | None, length: int) -> None:
         """Add a row that begins with the first `length` positions of a kept sequence."""
-        slot = len(self.lengths)
-        if prefix is not None and length:
-            self._reserve(prefix.keys[0], prefix.values[0])
-            assert self.keys is not None and self.values is not None
-            self.keys[:, slot, :, self.end - length : self.end] = prefix.keys[:, :, :length]
-            self.values[:, slot, :, self.end - length : self.end] = prefix.values[:, :, :length]
+        if prefix is not None:
+            slot, columns = len(self.lengths), slice(self.end - length, self.end)
+            for all_rows, kept in zip(self._memory(prefix.tensors), prefix.tensors, strict=True):
+                all_rows[:, slot, :, columns] = kept[:, :, :length]
         self.lengths.append(length)
         self.start = self.end - max(self.lengths)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store new columns (B, H, T, D) of one layer; returns all columns of its live rows."""
-        self._reserve(keys[0], values[0])
-        assert self.keys is not None and self.values is not None
-        rows, end = len(self.lengths), self.end + keys.shape[2]
-        self.keys[layer, :rows, :, self.end : end] = keys
-        self.values[layer, :rows, :, self.end : end] = values
-        return self.keys[layer, :rows, :, self.start : end], self.values[layer, :rows, :, self.start : end]
+    def write(self, layer: int, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (B, H, T, D) of one layer; returns all columns of its live rows."""
+        rows, end = len(self.lengths), self.end + new[0].shape[2]
+        keys, values = (tensor[layer, :rows] for tensor in self._memory(new))
+        keys[:, :, self.end : end], values[:, :, self.end : end] = new
+        return keys[:, :, self.start : end], values[:, :, self.start : end]
+
+    def _memory(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """Keys and values, allocated at the first ones seen (..., H, T, D), which know the shapes."""
+        rows, columns = self.room
+        if not self.tensors or self.tensors[0].shape[1] < rows or self.tensors[0].shape[3] < columns:
+            self.tensors = []  # free before allocating
+            columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
+            self.tensors = [
+                part.new_zeros((len(self.layers), rows, part.shape[-3], columns, part.shape[-1]))
+                for part in like
+            ]
+        return self.tensors
 
     def mask(self, device: torch.device, new: Sequence[int]) -> tuple[Tensor, Tensor]:
         """(attention mask (B, T), positions (B, new T)) for a forward that adds `new` tokens to each row.
@@ -302,41 +301,37 @@ class _Batch(Cache):
         """One column was written for every row."""
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
-        self.start = self.end - max(self.lengths)
 
     def take(self, slot: int, ids: np.ndarray, begin: int) -> _Prefix:
         """A compact copy of one row, whose first column is `begin`."""
-        assert self.keys is not None and self.values is not None
-        columns = slice(begin, begin + len(ids))
-        return _Prefix(ids, self.keys[:, slot, :, columns].clone(), self.values[:, slot, :, columns].clone())
+        keys, values = (tensor[:, slot, :, begin : begin + len(ids)].clone() for tensor in self.tensors)
+        return _Prefix(ids, (keys, values))
 
     def drop(self, slot: int) -> None:
         """Remove a row; the last one moves into its place."""
-        assert self.keys is not None and self.values is not None
-        last = len(self.lengths) - 1
-        columns = slice(self.end - self.lengths[last], self.end)
+        last, length = len(self.lengths) - 1, self.lengths.pop()
         if slot != last:
-            self.keys[:, slot, :, columns] = self.keys[:, last, :, columns]
-            self.values[:, slot, :, columns] = self.values[:, last, :, columns]
-        self.lengths[slot] = self.lengths[last]
-        self.lengths.pop()
+            for tensor in self.tensors:
+                tensor[:, slot, :, self.end - length : self.end] = tensor[
+                    :, last, :, self.end - length : self.end
+                ]
+            self.lengths[slot] = length
         self.start = self.end - max(self.lengths, default=0)
 
     def make_room(self, end: int) -> None:
         """Where the columns are used up, move the live rows back so that they end at `end`."""
-        assert self.keys is not None and self.values is not None
-        if self.end < self.keys.shape[3]:
+        if self.end < self.tensors[0].shape[3]:
             return
-        source, target = slice(self.start, self.end), slice(end - (self.end - self.start), end)
-        for slot in range(len(self.lengths)):
-            self.keys[:, slot, :, target] = self.keys[:, slot, :, source].clone()  # the ranges may overlap
-            self.values[:, slot, :, target] = self.values[:, slot, :, source].clone()
-        self.start, self.end = target.start, target.stop
+        begin = end - (self.end - self.start)
+        for tensor in self.tensors:
+            for slot in range(len(self.lengths)):  # one by one: the ranges may overlap, and a copy is made
+                tensor[:, slot, :, begin:end] = tensor[:, slot, :, self.start : self.end].clone()
+        self.start, self.end = begin, end
 
 
 # --- sampling ---------------------------------------------------------------------------------------------------
 
-_PREFILL_TOKENS = 2048  # in one forward; more neither fills a CPU nor a GPU better
+_PREFILL_TOKENS = 2048  # in one forward; more fills neither a CPU nor a GPU better
 _SHARED_TOKENS = 16  # a shorter common beginning is not worth a forward of its own
 
 
@@ -362,17 +357,22 @@ class _Row:
 
 
 class LocalSampler:
-    """Draws messages from a transformers model that may be in training at the same time (not within one call)."""
+    """Draws messages from a transformers model, which may be the one in training.
+
+    The same calls in the same order give the same bits. What was kept from earlier calls changes the order of sums,
+    in the last digit: a run that must repeat exactly begins each phase with `load` or `flush`.
+    """
 
     def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
         self.settings = settings or SamplerSettings()
         self.renderer = renderer
         self.policy_version = 0
         self.model = model
-        accepted = inspect.signature(_unwrapped(model).forward).parameters
-        self._cache_argument = (
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT wraps it
+        accepted = inspect.signature(inner.forward).parameters
+        self._cache_name = (
             "cache" if "cache" in accepted else "past_key_values"
-        )  # renamed in transformers 5.2x
+        )  # renamed after transformers 5.17
         config = model.config.get_text_config()
         self.context_length = int(config.max_position_embeddings)
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -395,9 +395,9 @@ class LocalSampler:
         self.flush()
 
     def flush(self) -> None:
-        """Forget all keys and values and free their memory."""
-        self._prefixes.clear()
-        self._batch.keys = self._batch.values = None
+        """Forget all keys and values and free their memory (an update may need it)."""
+        self._prefixes.kept.clear()
+        self._batch.tensors.clear()
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """One sample per request, in order.
@@ -407,15 +407,13 @@ class LocalSampler:
         """
         for request in requests:
             check_fits(request, self.context_length)
-        rows = [
-            _Row(i, r, np.random.Generator(np.random.Philox(key=r.seed % 2**64)))
-            for i, r in enumerate(requests)
-        ]
-        if not rows:
+        if not requests:
             return []
+        streams = [np.random.Generator(np.random.Philox(key=r.seed % 2**64)) for r in requests]
+        rows = [_Row(i, r, stream) for i, (r, stream) in enumerate(zip(requests, streams, strict=True))]
+        longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
+        self._batch.room = (min(len(rows), self.settings.max_rows), longest + 64)  # 64: rows are seldom moved
         with torch.inference_mode(), _evaluating(self.model):
-            longest = max(len(request.prompt_ids) + request.max_tokens for request in requests)
-            self._batch.wanted = (min(len(rows), self.settings.max_rows), longest + 64)
             prompts = self._prefill(dict.fromkeys(request.prompt_ids for request in requests))
             self._draw(rows, torch.stack([prompts[row.request.prompt_ids][1] for row in rows]))
             self._write([row for row in rows if not row.done], {ids: p for ids, (p, _) in prompts.items()})
@@ -426,9 +424,7 @@ class LocalSampler:
 
     # the prompts
 
-    def _prefill(
-        self, prompts: Sequence[tuple[int, ...]] | dict
-    ) -> dict[tuple[int, ...], tuple[_Prefix, Tensor]]:
+    def _prefill(self, prompts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[_Prefix, Tensor]]:
         """Every prompt's keys and values, and the logits (V,) behind its last token."""
         arrays = [np.array(ids) for ids in prompts]
         self._prefill_shared(arrays)
@@ -488,7 +484,7 @@ class LocalSampler:
             position_ids=positions,
             use_cache=True,
             logits_to_keep=keep,
-            **{self._cache_argument: self._batch},
+            **{self._cache_name: self._batch},
         )
         return output.logits.float()
 
@@ -533,6 +529,7 @@ class LocalSampler:
         ids = ids.clamp(max=logits.shape[-1] - 1)
         chosen = logps.gather(-1, ids)
         if not torch.isfinite(chosen).all():
+            self.flush()  # no NaN may stay behind masked columns
             raise SamplerError(
                 f"the model's logits are not finite at policy version {self.policy_version}: its weights hold NaN or "
                 "infinite values; resume from an earlier checkpoint with a lower learning rate"
@@ -541,11 +538,6 @@ class LocalSampler:
             row.ids.append(token)
             row.logps.append(logp)
             row.stopped = token in self.renderer.stop_ids
-
-
-def _unwrapped(model: Any) -> Any:
-    """The transformers model inside a PEFT one."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 @contextmanager
