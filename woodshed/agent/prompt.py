@@ -18,5 +18,5 @@ def system_prompt(*, max_calls: int = 1) -> str:
 
 
 def user_prompt(task: Task) -> str:
-    """The task, and the command that tries the work."""
-    return f"{task.instruction.strip()}\nTests: {task.test_command}"
+    """The task; its instruction names the command that tries the work."""
+    return task.instruction.strip()

@@ -105,12 +105,12 @@ def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
     return {name: value.to(policy.device) for name, value in load_file(file).items()}
 
 
-def export(run: RunDir, policy: Policy) -> Path:
+def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
     """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory."""
     target = run.path / "policy"
     with tempfile.TemporaryDirectory(dir=run.path, prefix=".policy-") as partial:
         try:
-            policy.export(Path(partial) / "policy")
+            policy.export(Path(partial) / "policy", dtype=dtype)
         except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
             raise RunError(
                 f"cannot write {target}: {error}. Training is complete and kept: make room, then "

@@ -25,9 +25,12 @@ class PolicySettings(Settings):
     adapter: str = ""
     """Folder of a PEFT LoRA adapter to start from; empty starts from the model itself."""
     lora_rank: int = 8
-    """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights."""
+    """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights. Not read where
+    `adapter` is set."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen weights and of compute; an adapter's own weights are always float32."""
+    export_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
     device: str = "auto"
     """"cpu", "cuda", or "auto": cuda where there is one."""
     codec: str = "auto"
@@ -136,13 +139,11 @@ class Policy:
             for name, parameter in self.trainable.items():
                 parameter.copy_(weights[name])
 
-    def export(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+    def export(self, folder: Path, *, dtype: str = "float32") -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory, that others can load."""
-        state = None
-        if dtype is not None:
-            state = {name: value.to(dtype) for name, value in self.model.state_dict().items()}
+        state = {name: value.to(getattr(torch, dtype)) for name, value in self.model.state_dict().items()}
         self.model.save_pretrained(folder, state_dict=state)
-        (folder / "README.md").unlink(missing_ok=True)  # an empty model card that names nothing
+        (folder / "README.md").unlink(missing_ok=True)  # an empty model card that says nothing
 
 
 def add_adapter(model: Any, rank: int) -> Any:

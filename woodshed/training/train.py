@@ -165,7 +165,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         every = recipe.evaluation.every
         if step + 1 == recipe.training.steps or (every and (step + 1) % every == 0):
             evaluate(session, heldout, step=step + 1)
-    checkpoint.export(run, policy)
+    checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
 
 
 def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:

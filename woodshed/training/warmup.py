@@ -3,8 +3,8 @@
 The deleted code is known, so the right attempt can be written down: read the place, edit, run the tests, finish. On
 top of that, three things are planted, because of what two prototypes measured (docs/decisions.md):
 
-- *Repairs*: a share of attempts edits wrongly first, sees the tests fail, and repairs. Without them a small model
-  finishes on failing tests.
+- *Repairs*: a share of attempts slips in its first edit, sees the tests fail, and repairs. Without them a small
+  model finishes on failing tests.
 - *Reminders* (hint literacy): before a share of turns stands a reminder. Where it names the fault that was planned
   for the turn, the turn is right; where it is about something else (placebo, another class), the turn keeps its
   fault. So the policy learns what a reminder says, not that reminders mean "be right". A policy that was never
@@ -95,6 +95,8 @@ PLANTS: dict[str, float] = {
 
 LENIENT = tuple(replace(tool, parameters={**tool.parameters, "required": []}) for tool in TOOLS)
 """The tools as a careless caller sees them, for writing calls that lack an argument."""
+
+READ_LINES = 4  # what an oracle attempt reads from the gap on; the instruction says the rest
 
 WRONG_TOOLS = (
     "run_tests",
@@ -264,15 +266,10 @@ def right_moves(
 ) -> list[tuple[str, str]]:
     """(tool, message) of an attempt without plants: read, edit, test, finish; or with a wrong edit first."""
     path, before, after = gold_change(task)
-    first = max(1, task.target_lines[0] - 5)
-    read = codec.format("read_file", {"path": path, "start": first, "count": agent.tools.read_lines}, TOOLS)
+    lines = {"start": task.target_lines[0], "count": READ_LINES}
+    read = codec.format("read_file", {"path": path, **lines}, TOOLS)
     test = codec.format("shell", {"command": task.test_command}, TOOLS)
-    steps = [before, after]
-    if repair and task.operator == "stub":
-        edit = unique_edit(before, after)
-        indent = edit.old[: len(edit.old) - len(edit.old.lstrip())]
-        wrong = indent + dice.choice(["return None", "return True", "return []", "pass"])
-        steps = [before, before.replace(edit.old, wrong), after]
+    steps = [before, broken(before, after, dice), after] if repair else [before, after]
     moves = [("read_file", read)]
     for old, new in itertools.pairwise(steps):
         edit = unique_edit(old, new)
@@ -319,6 +316,15 @@ def unique_edit(before: str, after: str) -> Edit:
             i1, j1 = i1 - 1, j1 - 1
         if i2 < len(old):
             i2, j2 = i2 + 1, j2 + 1
+
+
+def broken(before: str, after: str, dice: random.Random) -> str:
+    """The right change with one slip that any test run shows: an unclosed bracket or a lost indent."""
+    edit = unique_edit(before, after)
+    new = edit.new.split("\n")
+    slip = dice.choice([line for line in new if line.strip()])
+    bad = slip[1:] if slip.startswith(" ") and dice.random() < 0.5 else slip + " ("
+    return before.replace(edit.old, edit.new.replace(slip, bad, 1))
 
 
 def sft_row(oracle: OracleAttempt, renderer: Renderer) -> Row:
