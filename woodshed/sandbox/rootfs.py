@@ -7,10 +7,12 @@ The host's /usr, a minimal /etc, the Python that the environment was made with (
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import py_compile
 import re
+import shutil
 import stat
 import sys
 import tempfile
@@ -63,9 +65,8 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
             line += ["--symlink", PYTHON, alias]
     for hidden in _site_packages(python):
         line += ["--ro-bind", f"{store}/empty", hidden]
-    for file in ETC:
-        line += ["--ro-bind", f"{store}/etc/{file}", f"/etc/{file}"]
-    for entry in ("alternatives", "ld.so.cache", "ssl/certs"):
+    line += ["--ro-bind", f"{store}/etc", "/etc"]
+    for entry in ("alternatives", "ssl/certs"):
         line += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
     line += ["--overlay-src", str(spec.environment or store / "empty")]
     line += ["--overlay-src", f"{store}/env", "--ro-overlay", "/env"]
@@ -169,8 +170,10 @@ def _devices() -> list[str]:
 
 def _furnish(store: Path, python: Interpreter) -> None:
     """Small files that a sandbox shows read-only."""
-    for folder in ("empty", "etc", "env/bin"):
+    for folder in ("empty", "etc/alternatives", "etc/ssl/certs", "env/bin"):
         (store / folder).mkdir(parents=True)
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile("/etc/ld.so.cache", store / "etc/ld.so.cache")
     for file, text in ETC.items():
         (store / "etc" / file).write_text(text)
     for link in {"python", "python3", python.name}:
