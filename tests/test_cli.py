@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ from woodshed import terminal
 from woodshed.cli import app
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
 from woodshed.rundir import RunDir
+from woodshed.tasks import folder
 
 WOODSHED = [sys.executable, "-m", "woodshed.cli"]
 
@@ -85,7 +87,27 @@ def test_a_bad_task_exits_with_1_and_its_reason(tmp_path: Path):
     (tmp_path / "broken" / "task.toml").write_text("")
     result = woodshed("tasks", "check", str(tmp_path))
     assert result.exit_code == 1
-    assert f"bad  {tmp_path / 'broken'}: " in result.stdout and "0 of 1 tasks are proven" in result.stdout
+    assert re.match(rf"bad  .*{tmp_path / 'broken'}.*\n0 of 1 tasks are proven\n$", result.stdout, re.S)
+
+
+def test_tasks_are_proven_again(tiny_task: Task, tmp_path: Path):
+    """One whose visible tests pass, and one whose do not."""
+    good = folder.write(
+        dataclasses.replace(
+            tiny_task, id="", name="good", test_command="python -m pytest -q tests/test_words.py"
+        ),
+        tmp_path / "good",
+        workspace=tiny_task.folder / "environment" / "workspace",
+        tests=folder.protected_files(tiny_task),
+        gold={path: (text or "").encode() for path, text in folder.gold_patch(tiny_task).files.items()},
+    )
+    result = woodshed("tasks", "check", str(good.folder))
+    assert result.exit_code == 0 and result.stdout == "1 of 1 tasks are proven\n"
+    assert f"next: woodshed eval {good.folder} --model" in result.stderr
+    result = woodshed("tasks", "check", str(good.folder), str(tiny_task.folder))
+    assert result.exit_code == 1
+    assert result.stdout.startswith(f"bad  {tiny_task.name}: the visible tests do not pass")
+    assert result.stdout.endswith("1 of 2 tasks are proven\n")
 
 
 def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,23 +149,27 @@ def check_tasks(
     Hidden tests must fail before and pass after the original code is back, and the others pass both times. Exits
     with 1 and one reason per bad task.
     """
-    from woodshed import synthesis
+    from woodshed import machine, synthesis
     from woodshed.tasks import folder
 
+    def reason_against(path: Path) -> str:
+        try:
+            return "; ".join(synthesis.check(folder.load(path)))
+        except TaskError as error:
+            return str(error)
+
     found = [path for given in folders for path in folder.task_folders(given)]
-    bad: dict[Path, str] = {}
-    with _kept("checking writes nothing"), progress_bars() as progress:
-        for done, path in enumerate(found):
-            progress(done, len(found), f"checking, {path.name}")
-            try:
-                reasons = synthesis.check(folder.load(path))
-            except TaskError as error:
-                reasons = [str(error)]
-            if reasons:
-                bad[path] = reasons[0]
-        progress(len(found), len(found), "checking")
-    for path, reason in bad.items():
-        say(f"bad  {path}: {reason}")
+    bad: list[str] = []
+    with (
+        _kept("checking writes nothing"),
+        progress_bars() as progress,
+        ThreadPoolExecutor(machine.cores()) as pool,
+    ):
+        for done, reason in enumerate(pool.map(reason_against, found), 1):
+            bad += [reason] if reason else []
+            progress(done, len(found), "checking")
+    for reason in bad:
+        say(f"bad  {reason}")
     say(f"{len(found) - len(bad)} of {len(found)} tasks are proven")
     if bad:
         raise typer.Exit(1)
