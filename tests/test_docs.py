@@ -26,15 +26,15 @@ def blocks(page: Path) -> list[str]:
 
 
 def typed() -> list[tuple[str, str]]:
-    """Every command of a page's blocks, of inline code, and of the quickstart script."""
+    """Every command of a page's blocks, of inline code, and of the scripts."""
     found = []
     for page in PAGES:
         inline = re.findall(r"`((?:woodshed|scripts/)[^`]*)`", page.read_text("utf-8"))
         found += [(page.name, line) for line in [*blocks(page), *inline] if COMMAND.match(line)]
-    script = (ROOT / "scripts" / "quickstart").read_text("utf-8")
-    return found + [
-        ("quickstart", line.replace('"$@"', "")) for line in script.splitlines() if COMMAND.match(line)
-    ]
+    for script in ("quickstart", "warmup-tasks"):
+        text = (ROOT / "scripts" / script).read_text("utf-8").replace("\\\n", " ").replace("$@", "1")
+        found += [(script, line) for line in text.splitlines() if COMMAND.match(line)]
+    return found
 
 
 def parse(words: list[str]) -> None:
