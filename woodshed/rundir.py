@@ -18,6 +18,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,11 @@ from woodshed.records import RunError, from_json, to_json
 
 Kind = Literal["rollouts", "verdicts", "hints", "oracle", "metrics"]
 
-At = tuple[str, int, int]
+At = tuple[str, int, int]  # phase, step, part
+Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them
+DONE = re.compile(
+    rb'\{"phase": (?P<phase>".*?"), "step": (?P<step>\d+), "part": (?P<part>\d+), "done": (?P<count>\d+)\}\n'
+)
 
 R = TypeVar("R")
 
@@ -39,6 +44,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
 
     @classmethod
     def create(cls, path: Path, *, recipe: str, manifest: dict[str, Any]) -> RunDir:
@@ -123,22 +129,15 @@ class RunDir:
 
     def find(self, kind: Kind, record: type[R], phase: str, step: int, *, part: int = 0) -> list[R] | None:
         """The completed records of one part of a step, or None when there are none."""
-        found = None
-        for at, records in self._batches(kind):
-            if at == (phase, step, part):
-                found = [from_json(record, r) for r in records]
-        return found
+        place = self._catalog(kind).get((phase, step, part))
+        return None if place is None else self._load(kind, record, place)
 
     def read(self, kind: Kind, record: type[R] = dict) -> list[tuple[str, int, R]]:
         """All completed records as (phase, step, record), in order; a batch written twice counts once, the last."""
-        latest: dict[At, list[Any]] = {}
-        for at, records in self._batches(kind):
-            latest.pop(at, None)
-            latest[at] = records
         return [
-            (phase, step, r if record is dict else from_json(record, r))
-            for (phase, step, _part), records in latest.items()
-            for r in records
+            (phase, step, found)
+            for (phase, step, _part), place in self._catalog(kind).items()
+            for found in self._load(kind, record, place)
         ]
 
     def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
@@ -156,29 +155,41 @@ class RunDir:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
-                    file.write(
-                        b"\n"
-                    )  # a torn line stays behind, alone on its line, and is skipped by readers
+                    file.write(b"\n")  # a torn line stays behind, alone on its line; readers skip it
             file.write(("\n".join(lines) + "\n").encode("utf-8", errors="surrogatepass"))
             file.flush()
             os.fsync(file.fileno())
 
-    def _batches(self, kind: Kind) -> Iterator[tuple[At, list[Any]]]:
+    def _catalog(self, kind: Kind) -> dict[At, Place]:
+        """Where every completed batch lies. Only what was appended since the last look is read, and not parsed."""
         path = self.path / f"{kind}.jsonl"
+        offset, found = self._seen.get(kind, (0, {}))
         if not path.exists():
-            return
-        open_batches: dict[At, list[Any]] = {}
+            return found
+        batch: list[int] = []  # where its records begin
         with path.open("rb") as file:
-            for raw in file:
-                try:
-                    line = json.loads(raw.decode("utf-8", errors="surrogatepass"))
-                    at = (line["phase"], line["step"], line["part"])
-                except (ValueError, KeyError, TypeError):
-                    continue  # torn by a kill
-                if "record" in line:
-                    open_batches.setdefault(at, []).append(line["record"])
-                elif len(records := open_batches.pop(at, [])) >= line["done"]:
-                    yield at, records[len(records) - line["done"] :]
+            file.seek(offset)
+            for line in file:
+                done = DONE.fullmatch(line)
+                if done is None:
+                    batch.append(offset)
+                elif (count := int(done["count"])) <= len(batch):
+                    at = (json.loads(done["phase"]), int(done["step"]), int(done["part"]))
+                    found.pop(at, None)
+                    found[at] = (batch[len(batch) - count] if count else offset, offset)
+                offset += len(line)
+                if done is not None:
+                    batch = []
+                    self._seen[kind] = (offset, found)
+        return found
+
+    def _load(self, kind: Kind, record: type[R], place: Place) -> list[R]:
+        begin, end = place
+        with (self.path / f"{kind}.jsonl").open("rb") as file:
+            file.seek(begin)
+            lines = file.read(end - begin).split(b"\n")[:-1]
+        found = [json.loads(line.decode("utf-8", errors="surrogatepass"))["record"] for line in lines]
+        return found if record is dict else [from_json(record, each) for each in found]
 
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
