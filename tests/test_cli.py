@@ -222,3 +222,41 @@ def test_two_tasks_of_one_name_are_refused(tiny_task: Task, tmp_path: Path):
     result = woodshed("eval", str(tiny_task.folder), str(copy))
     assert result.exit_code == 2
     assert f"TaskError: two tasks are named '{tiny_task.name}'" in result.stderr
+
+
+def test_train_measures_before_and_after_and_a_finished_run_stays(
+    tiny_task: Task, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("short.toml").write_text(
+        f"""
+        name = "short"
+        note = "Two attempts prove nothing."
+        [tasks]
+        train = ["{tiny_task.folder}"]
+        heldout = ["{tiny_task.folder}"]
+        [policy]
+        model = "{tiny_model_dir}"
+        lora_rank = 2
+        [agent]
+        max_turns = 1
+        turn_tokens = 8
+        [rollout]
+        attempts = 2
+        [training]
+        steps = 1
+        tasks_per_step = 1
+        """
+    )
+    trained = woodshed("train", "short.toml")
+    assert trained.exit_code == 0, trained.output
+    assert trained.stdout.startswith("Two attempts prove nothing.\n")
+    assert re.search(r"^ +before +after +change", trained.stdout, re.M)
+    assert (
+        "report: runs/short/report.html" in trained.stdout
+        and "next: woodshed report runs/short" in trained.stderr
+    )
+    before = {path: path.read_bytes() for path in Path("runs/short").glob("*.jsonl")}
+    resumed = woodshed("train", "--resume", "runs/short")
+    assert resumed.exit_code == 0 and resumed.stdout == trained.stdout
+    assert {path: path.read_bytes() for path in Path("runs/short").glob("*.jsonl")} == before

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+import woodshed
 from woodshed.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -105,3 +106,13 @@ def test_no_figure_without_a_source():
     results = (ROOT / "docs" / "results.md").read_text("utf-8")
     for figure in re.findall(r"\d+\.\d+%|\d+%", readme):
         assert figure in results
+
+
+def test_the_first_page_shows_the_ladder():
+    """Every module that exists, in the order of the ladder."""
+    listing = (woodshed.__doc__ or "").partition("The ladder.")[2]
+    package = ROOT / "woodshed"
+    names = [line.strip() for line in listing.splitlines() if line.startswith("    ")]
+    existing = [name for name in names if (package / f"{name}.py").exists() or (package / name).is_dir()]
+    rows = re.findall(r"^\| `(\w+)` \| .*\? \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    assert rows == existing

@@ -225,7 +225,7 @@ def evaluate(
         recipe, manifest = chosen.to_toml(), machine.describe()
         run = RunDir.create(chosen.runs / chosen.name, recipe=recipe, manifest=manifest)
         run.keep_tasks("eval", [task.folder for task in loaded])
-        with _kept(f"finished attempts are in {run.path}: woodshed report {run.path}"):
+        with _kept(f"finished attempts are in {run.path}: woodshed report {run.path}", run):
             measured = suite.evaluate(
                 run,
                 sampler,
@@ -279,7 +279,7 @@ def train(
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
     if chosen.note:
         say(chosen.note)
-    with _kept(f"go on with: woodshed train --resume {run.path}"), progress_bars() as progress:
+    with _kept(f"go on with: woodshed train --resume {run.path}", run), progress_bars() as progress:
         practise(chosen, run, progress)
     _show_run(run)
     say(f"report: {report.write(run)}")
@@ -370,12 +370,15 @@ def _free_name(name: str) -> str:
 
 
 @contextmanager
-def _kept(line: str) -> Iterator[None]:
-    """Says what is kept when Ctrl-C stops the work inside."""
+def _kept(line: str, run: RunDir | None = None) -> Iterator[None]:
+    """Says what is kept when Ctrl-C stops the work inside; afterwards others may write to the run."""
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(line) from None
+    finally:
+        if run is not None:
+            run.unlock()
 
 
 def main() -> None:
