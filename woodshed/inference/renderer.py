@@ -143,30 +143,27 @@ class TemplateRenderer:
     """Renders through the model's own chat template."""
 
     def __init__(self, tokenizer: Any, codec: Codec, model_dir: Path | None = None) -> None:
+        name = tokenizer.name_or_path
+        if not tokenizer.chat_template:
+            raise ModelError(f"{name}: no chat template; use an instruction-tuned model")
         self.codec = codec
+        self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._rendered: dict[Any, str] = {}
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self.vocab_size = len(tokenizer)
-        if not tokenizer.chat_template:
-            raise ModelError(f"{tokenizer.name_or_path}: no chat template; use an instruction-tuned model")
         self._system_role = self._renders([("system", "s"), ("user", "u")])
         self._base = [("system", "s"), ("user", "u")] if self._system_role else [("user", "u")]
-        self._template_tools = self._takes_tools()
-        if codec.name == "hermes" and not self._template_tools:
-            raise ModelError(f"{tokenizer.name_or_path}: codec hermes needs a chat template that lists tools")
+        if codec.name == "hermes" and not self._takes_tools():
+            raise ModelError(f"{name}: codec hermes needs a chat template that lists tools")
         self._opening_text = self._after(self._render(self._base, opened=False), self._render(self._base))
-        closing = self._tail(self._base, opened=False)
-        self._closing_text = closing
+        self._closing_text = self._tail(self._base, opened=False)
         self.stop_ids = self._stops(model_dir)
-        closing_ids = self._encode(closing)
-        ends = [i for i, token in enumerate(closing_ids) if token in self.stop_ids]
+        closing = self._encode(self._closing_text)
+        ends = [i for i, token in enumerate(closing) if token in self.stop_ids]
         self._end_length = ends[0] + 1 if ends else 0
-        self._stop_id = closing_ids[ends[0]] if ends else tokenizer.eos_token_id
+        self._stop_id = closing[ends[0]] if ends else tokenizer.eos_token_id
         if self._stop_id is None:
-            raise ModelError(
-                f"{tokenizer.name_or_path}: neither the chat template nor the tokenizer ends a message"
-            )
+            raise ModelError(f"{name}: neither the chat template nor the tokenizer ends a message")
         self._tool_role = codec.name == "hermes" and self._message("tool") is not None
         self.system_hints = self._message("system") is not None
 
