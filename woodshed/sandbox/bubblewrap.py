@@ -60,17 +60,14 @@ def _start(spec: SandboxSpec, home: store.Store, frozen: Sequence[Path]) -> _Run
     command = [str(find_bwrap()), *rootfs.arguments(spec, home.path, frozen, upper, work)]
     supervisor = control.launch(command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=group is None)
     now = _Running(supervisor, layer, group)
+    if group and not group.admit_child(supervisor.process.pid):  # long before any command runs
+        group.close()
+        now.group = None
     if not control.handshake(supervisor):
         supervisor.stop()
         said = log.read_text(errors="replace").strip()
         now.stop()
         raise SandboxError(f"bubblewrap could not start a sandbox: {said or 'no answer'}; {remedy(said)}")
-    if group:  # before any command runs
-        try:
-            group.admit(control.only_child(supervisor.process.pid))
-        except (OSError, ValueError):  # a group that may be made but not entered
-            group.close()
-            now.group = None
     return now
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from pathlib import Path
 
 from woodshed.sandbox.spec import Limits
@@ -23,9 +24,21 @@ class Group:
     def __init__(self, folders: list[Path], version: int):
         self.folders, self.version, self._kills = folders, version, 0
 
-    def admit(self, pid: int) -> None:
-        for folder in self.folders:
-            (folder / "cgroup.procs").write_text(str(pid))
+    def admit_child(self, pid: int) -> bool:
+        """Move the only child of a process here, which is about to appear: process 1 of the sandbox.
+
+        The kernel may take 10 ms for it, which pass while the sandbox starts. False where that is not allowed.
+        """
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        deadline = time.monotonic() + 1.0
+        with contextlib.suppress(OSError):
+            while time.monotonic() < deadline:
+                if child := children.read_text().strip():
+                    for folder in self.folders:
+                        (folder / "cgroup.procs").write_text(child)
+                    return True
+                time.sleep(0.0005)
+        return False
 
     def killed(self) -> bool:
         """Whether the kernel has killed something here for want of memory since the last call."""

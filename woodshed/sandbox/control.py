@@ -215,11 +215,6 @@ def handshake(supervisor: Supervisor) -> bool:
         return False
 
 
-def only_child(pid: int) -> int:
-    """bubblewrap's child is process 1 of the sandbox."""
-    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text())
-
-
 def _kernel() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 

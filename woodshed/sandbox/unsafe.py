@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ class SubprocessSandbox:
     def __init__(self, spec: SandboxSpec, sources: Sequence[Path] | None = None):
         if spec.binds:
             raise SandboxError("the subprocess backend cannot bind files; use backend='bwrap'")
-        self._spec, self._busy, self._closed = spec, threading.RLock(), False
+        self._spec, self._closed = spec, False
         self._store = Store()
         self._tree = self._store.layer()
         for source in spec.lowers if sources is None else sources:
@@ -78,8 +77,7 @@ class SubprocessSandbox:
         return layers.compare(self._spec.lowers, [self._tree], paths)
 
     def fork(self) -> SubprocessSandbox:
-        with self._busy:
-            return SubprocessSandbox(self._spec, [self._tree])
+        return SubprocessSandbox(self._spec, [self._tree])
 
     def alive(self) -> bool:
         return not self._closed and self._supervisor.alive()
@@ -97,4 +95,5 @@ class SubprocessSandbox:
         self.close()
 
     def _path(self, path: str) -> str:
-        return str(self._tree / Path(path).relative_to(WORKSPACE)) if path.startswith(WORKSPACE) else path
+        inside = Path(path).is_relative_to(WORKSPACE)
+        return str(self._tree / Path(path).relative_to(WORKSPACE)) if inside else path
