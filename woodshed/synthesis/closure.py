@@ -1,0 +1,355 @@
+"""The reference closure: everything that must go with a name so that the code base still imports.
+
+Starting from a set of removed bindings W, to a fixpoint: names leave from-imports and `__all__`; literals at module
+level lose only the elements that refer to W; other module-level statements that refer to W go, and what they bound
+joins W; so do definitions whose decorator, base class or default refers to W. Calls inside functions stay: they become
+honest runtime failures. In test files, functions that refer to W go too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from woodshed.synthesis.edits import Edit, Source, apply, remove_items, remove_statement
+from woodshed.synthesis.names import Binding, Codebase, Module, dotted_parts, imported_module
+
+CONTAINERS = {
+    "dict",
+    "list",
+    "set",
+    "tuple",
+    "frozenset",
+    "OrderedDict",
+    "MappingProxyType",
+    "defaultdict",
+    "ChainMap",
+}
+"""Calls that only gather their arguments, so that one argument may be left out."""
+
+MAX_ROUNDS = 40
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One place outside the target that lost something, for the instruction."""
+
+    path: str
+    what: str
+    """Source text of what went, whole."""
+    place: str
+    """"import", "__all__", "statement", or the name of the literal that lost an element."""
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A code base after the closure."""
+
+    code: Codebase
+    removed: frozenset[Binding]
+    """W at the fixpoint, re-exported names included."""
+    cascade: tuple[str, ...]
+    """Names of definitions and assignments that had to go besides the target."""
+    traces: tuple[Trace, ...]
+
+
+def close(code: Codebase, removed: Iterable[Binding]) -> Closed:
+    """Removes every binding in `removed` and what depends on it at import time.
+
+    Raises:
+        RecursionError: no fixpoint within MAX_ROUNDS (never seen).
+    """
+    gone, cascade, traces = set(removed), [], []
+    for _ in range(MAX_ROUNDS):
+        changed: dict[str, str] = {}
+        before = len(gone)
+        words = {part for _, name in gone for part in name.split(".")}
+        for path, module in code.modules.items():
+            if words.isdisjoint(module.source.words) and not module.stars:
+                continue
+            sweep = Sweep(code, module, gone)
+            sweep.run()
+            gone |= sweep.found
+            if sweep.edits:
+                changed[path] = apply(module.source.text, sweep.edits)
+            if path not in code.tests:
+                cascade += sweep.cascade
+                traces += sweep.traces
+        code = code.replaced(changed)
+        if not changed and len(gone) == before:
+            return Closed(code, frozenset(gone), tuple(cascade), tuple(traces))
+    raise RecursionError("the reference closure did not settle")
+
+
+def drop_statement(code: Codebase, path: str, line: int) -> tuple[Codebase, set[Binding]]:
+    """Removes the module-level statement that covers a line, for the repair loop. Returns what it bound."""
+    module = code.modules[path]
+    sweep = Sweep(code, module, set(), drop_line=line)
+    sweep.run()
+    return code.replaced({path: apply(module.source.text, sweep.edits)}), sweep.found
+
+
+@dataclass
+class Sweep:
+    """One pass over one file: collects the edits and the bindings that go with them."""
+
+    code: Codebase
+    module: Module
+    removed: set[Binding]
+    drop_line: int = 0
+    edits: list[Edit] = field(default_factory=list)
+    found: set[Binding] = field(default_factory=set)
+    cascade: list[str] = field(default_factory=list)
+    traces: list[Trace] = field(default_factory=list)
+
+    def run(self) -> None:
+        self._block(self.source.tree.body, "", nested=False)
+
+    @property
+    def source(self) -> Source:
+        return self.module.source
+
+    @property
+    def strict(self) -> bool:
+        """Test file: what functions do inside counts too."""
+        return self.module.path in self.code.tests
+
+    def _block(self, body: list[ast.stmt], scope: str, *, nested: bool) -> None:
+        gone = [statement for statement in body if self._goes(statement, scope)]
+        for statement in gone:
+            edit = remove_statement(self.source, statement, body)
+            names = set(_bound(statement, scope))
+            places = {(self.module.path, name) for name in names}
+            self.found |= places
+            asked_for = isinstance(statement, Definition) and not places.isdisjoint(self.removed)
+            if not asked_for and not isinstance(statement, ast.ImportFrom):
+                self.cascade += sorted(names)
+                self.traces.append(Trace(self.module.path, self.source.segment(statement), "statement"))
+            if nested and len(gone) == len(body):
+                edit = Edit(*self.source.span(statement), "pass" if statement is body[-1] else "")
+            self.edits.append(edit)
+
+    def _goes(self, statement: ast.stmt, scope: str) -> bool:
+        """Whether a statement goes as a whole; smaller edits inside it are collected here."""
+        if self.drop_line and not isinstance(statement, ast.Try | ast.If | ast.ClassDef):
+            start, end = self.source.span(statement)
+            return self.source.line(start) <= self.drop_line <= self.source.line(end)
+        match statement:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                return self._definition_goes(statement, scope)
+            case ast.ClassDef():
+                if self._named(statement.name, scope) or self._any(_evaluated(statement), scope):
+                    return True
+                self._block(statement.body, _join(scope, statement.name), nested=True)
+                return False
+            case ast.ImportFrom():
+                return self._import_goes(statement)
+            case ast.Import():
+                return False
+            case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
+                return self._assignment_goes(statement, scope)
+            case ast.Expr(value=value):
+                return self._value_goes(value, scope, _exports(value))
+            case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+                if self._any(_headers(statement), scope):
+                    return True
+                for block in _blocks(statement):
+                    self._block(block, scope, nested=True)
+                return False
+        return self._any([statement], scope)
+
+    def _definition_goes(self, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: str) -> bool:
+        if self._named(node.name, scope) or self._any(_evaluated(node), scope):
+            return True
+        if not self.strict:
+            return False
+        arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        return any(self._is_fixture(a.arg) for a in arguments) or self._any(node.body, scope)
+
+    def _is_fixture(self, name: str) -> bool:
+        """Whether a test's parameter names a removed fixture, of this file or of a conftest above it."""
+        if (self.module.path, name) in self.removed and name not in self.module.imports:
+            return True
+        folder = self.module.path.rpartition("/")[0]
+        return any(
+            name == gone and path.endswith("conftest.py") and folder.startswith(path.rpartition("/")[0])
+            for path, gone in self.removed
+        )
+
+    def _import_goes(self, node: ast.ImportFrom) -> bool:
+        home = self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
+        if home is None:
+            return False
+        gone = set()
+        for index, alias in enumerate(node.names):
+            place = self.code.lookup(home, alias.name, self.removed)
+            here = (self.module.path, alias.asname or alias.name)
+            if alias.name != "*" and (
+                here in self.removed or (isinstance(place, tuple) and place in self.removed)
+            ):
+                gone.add(index)
+                self.found.add(here)
+                self.traces.append(Trace(self.module.path, alias.name, "import"))
+        if gone and len(gone) == len(node.names):
+            return True
+        self.edits += remove_items(self.source, node, gone)
+        return False
+
+    def _assignment_goes(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, scope: str) -> bool:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if any(self._any([t], scope) for t in targets if not isinstance(t, ast.Name)):
+            return True
+        if any(isinstance(t, ast.Name) and self._named(t.id, scope) for t in targets):
+            return True
+        exports = any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets)
+        return node.value is not None and self._value_goes(node.value, scope, exports, _target_name(targets))
+
+    def _value_goes(self, value: ast.expr, scope: str, exports: bool, name: str = "") -> bool:
+        refers = self._exported if exports else (lambda node: self._any([node], scope))
+        if not refers(value):
+            return False
+        traces = len(self.traces)
+        edits = self._elements(value, refers, exports, name)
+        if edits is None:
+            del self.traces[traces:]
+            return True
+        self.edits += edits
+        return False
+
+    def _elements(
+        self, node: ast.expr, refers: Callable[[ast.expr], bool], exports: bool, name: str
+    ) -> list[Edit] | None:
+        """Edits that take only the referring elements out of a literal; None where that is not possible."""
+        match node:
+            case ast.Dict():
+                slots = [[v] if k is None else [k, v] for k, v in zip(node.keys, node.values, strict=True)]
+            case ast.List(elts=elements) | ast.Set(elts=elements) | ast.Tuple(elts=elements):
+                slots = [[element] for element in elements]
+            case ast.Call(func=function) if exports or (dotted_parts(function) or [""])[-1] in CONTAINERS:
+                slots = [[a] for a in node.args] + [[k.value] for k in node.keywords]
+            case ast.Call():
+                parts = [n for n in [node.func, *node.args, *(k.value for k in node.keywords)] if refers(n)]
+                return self._all_elements(parts, refers, exports, name)
+            case ast.BinOp():
+                return self._all_elements(
+                    [n for n in (node.left, node.right) if refers(n)], refers, exports, name
+                )
+            case ast.Starred(value=value):
+                return self._elements(value, refers, exports, name)
+            case _:
+                return None
+        edits: list[Edit] = []
+        gone: set[int] = set()
+        for index, parts in enumerate(slots):
+            if not any(refers(part) for part in parts):
+                continue
+            traces, inner = len(self.traces), None
+            is_key = len(parts) == 2 and refers(parts[0])
+            if not is_key and not isinstance(parts[-1], ast.Tuple):  # a tuple inside a literal is one record
+                inner = self._elements(parts[-1], refers, exports, name)
+            if inner is None:
+                del self.traces[traces:]
+                gone.add(index)
+                what = self.source.text[self.source.span(parts[0])[0] : self.source.span(parts[-1])[1]]
+                self.traces.append(Trace(self.module.path, what, "__all__" if exports else name))
+            else:
+                edits += inner
+        if gone and isinstance(node, ast.Call) and any(i < len(node.args) for i in gone):
+            return None  # a positional argument cannot be left out
+        return [*edits, *remove_items(self.source, node, gone)]
+
+    def _all_elements(
+        self, parts: list[ast.expr], refers: Callable[[ast.expr], bool], exports: bool, name: str
+    ) -> list[Edit] | None:
+        found = [self._elements(part, refers, exports, name) for part in parts]
+        return None if any(f is None for f in found) else [edit for f in found if f for edit in f]
+
+    # -- does it refer to W?
+
+    def _named(self, name: str, scope: str) -> bool:
+        return (self.module.path, _join(scope, name)) in self.removed
+
+    def _exported(self, node: ast.AST) -> bool:
+        return any(
+            isinstance(n, ast.Constant)
+            and isinstance(n.value, str)
+            and (self.module.path, n.value) in self.removed
+            for n in ast.walk(node)
+        )
+
+    def _any(self, nodes: Iterable[ast.AST], scope: str) -> bool:
+        return any(self._refers(node, scope) for node in nodes)
+
+    def _refers(self, node: ast.AST, scope: str) -> bool:
+        if isinstance(node, ast.Name | ast.Attribute):
+            parts = dotted_parts(node)
+            if parts is not None:
+                return self.code.leads_into(self.module, parts, self.removed, scope)
+        if isinstance(node, ast.ImportFrom):
+            home = self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
+            places = (
+                [] if home is None else [self.code.lookup(home, a.name, self.removed) for a in node.names]
+            )
+            return any(isinstance(place, tuple) and place in self.removed for place in places)
+        if isinstance(node, ast.Lambda) and not self.strict:
+            return self._any([*node.args.defaults, *(d for d in node.args.kw_defaults if d)], scope)
+        return self._any(ast.iter_child_nodes(node), scope)
+
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _evaluated(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[ast.expr]:
+    """The parts of a definition that run when it is defined."""
+    if isinstance(node, ast.ClassDef):
+        return [*node.decorator_list, *node.bases, *(k.value for k in node.keywords)]
+    return [*node.decorator_list, *node.args.defaults, *(d for d in node.args.kw_defaults if d)]
+
+
+def _headers(node: ast.stmt) -> list[ast.AST]:
+    match node:
+        case ast.If(test=test) | ast.While(test=test):
+            return [test]
+        case ast.For(target=target, iter=iterable):
+            return [target, iterable]
+        case ast.With(items=managers):
+            return list(managers)
+    return []
+
+
+def _blocks(node: ast.stmt) -> list[list[ast.stmt]]:
+    handlers = [handler.body for handler in getattr(node, "handlers", ())]
+    blocks = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
+    return [block for block in [*blocks, *handlers] if block]
+
+
+def _bound(node: ast.stmt, scope: str) -> Iterable[str]:
+    """Names that a statement binds in its scope."""
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield _join(scope, node.name)
+        case ast.Import() | ast.ImportFrom():
+            yield from (_join(scope, a.asname or a.name.partition(".")[0]) for a in node.names)
+        case ast.Assign() | ast.AnnAssign():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+                yield from (_join(scope, p.id) for p in parts if isinstance(p, ast.Name))
+        case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+            for block in _blocks(node):
+                for statement in block:
+                    yield from _bound(statement, scope)
+
+
+def _target_name(targets: Sequence[ast.expr]) -> str:
+    return ".".join(dotted_parts(targets[0]) or [])
+
+
+def _exports(value: ast.expr) -> bool:
+    """Whether an expression is a call such as `__all__.extend([...])`."""
+    return isinstance(value, ast.Call) and (dotted_parts(value.func) or [""])[0] == "__all__"
+
+
+def _join(scope: str, name: str) -> str:
+    return f"{scope}.{name}" if scope else name

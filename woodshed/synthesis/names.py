@@ -1,0 +1,159 @@
+"""Which name means what: modules of a code base, what they import, and where a dotted name leads.
+
+A binding is a (path, name) pair such as ("toolz/itertoolz.py", "groupby") or ("boltons/cacheutils.py", "LRI.get").
+Only names that are settled when a module is imported are followed; calls inside functions are not.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from woodshed.synthesis.edits import Source, parse
+
+Binding = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Module:
+    """One parsed file."""
+
+    path: str
+    name: str
+    """Dotted import name; for a package's __init__ file the package's."""
+    source: Source
+    imports: dict[str, tuple[str, str]]
+    """Local name to (module, name in it), or (module, "") where the module itself is bound."""
+    stars: tuple[str, ...]
+    """Modules whose public names are imported with '*'."""
+
+
+class Codebase:
+    """The files of one language world (.py, or .pyi) that refer to each other."""
+
+    def __init__(self, texts: Mapping[str, str], roots: Sequence[str], tests: Set[str] = frozenset()) -> None:
+        """`texts`: path to text. `roots`: folders on the import path. `tests`: files whose functions count as well."""
+        self.texts = dict(texts)
+        self.roots = tuple(roots)
+        self.tests = tests
+        self.modules: dict[str, Module] = {}
+        self.by_name: dict[str, Module] = {}
+        for path, text in self.texts.items():
+            self._add(path, text)
+
+    def replaced(self, texts: Mapping[str, str]) -> Codebase:
+        """The same code base with some texts changed; unchanged files are not parsed again."""
+        return Codebase({**self.texts, **texts}, self.roots, self.tests)
+
+    def _add(self, path: str, text: str) -> None:
+        source = parse(text)
+        if source is None:
+            return
+        names = list(self._names(path))
+        imports, stars = _imports(source, path, names[0], inside_functions=path in self.tests)
+        module = Module(path, names[0], source, imports, stars)
+        self.modules[path] = module
+        for name in names:
+            self.by_name.setdefault(name, module)
+
+    def _names(self, path: str) -> Iterator[str]:
+        """Import names a file may go by: from the deepest source root first, and for tests their bare stem."""
+        dotted = PurePosixPath(path).with_suffix("").parts
+        dotted = dotted[:-1] if dotted[-1] == "__init__" else dotted
+        inside = sorted(
+            (r for r in self.roots if r != "." and path.startswith(r + "/")), key=len, reverse=True
+        )
+        for root in inside:
+            yield ".".join(dotted[len(PurePosixPath(root).parts) :])
+        yield ".".join(dotted)
+        if path in self.tests and dotted:
+            yield dotted[-1]
+
+    def leads_into(
+        self, module: Module, dotted: Sequence[str], removed: Set[Binding], scope: str = ""
+    ) -> bool:
+        """Whether a dotted name, read in `module`, is or passes through a removed binding."""
+        if scope and (module.path, f"{scope}.{dotted[0]}") in removed:
+            return True
+        place = self.lookup(module, dotted[0], removed)
+        for attribute in dotted[1:]:
+            if place is None or (isinstance(place, tuple) and place in removed):
+                break
+            if isinstance(place, Module):
+                place = self.lookup(place, attribute, removed)
+            else:
+                place = (place[0], f"{place[1]}.{attribute}")
+        return isinstance(place, tuple) and place in removed
+
+    def lookup(
+        self, module: Module, name: str, removed: Set[Binding], depth: int = 0
+    ) -> Module | Binding | None:
+        """What a module-level name is: one of our modules, a binding, or None for somebody else's."""
+        if (module.path, name) in removed or depth > 16:
+            return module.path, name
+        if name in module.imports:
+            origin, inner = module.imports[name]
+            home = self.by_name.get(origin)
+            if not inner:
+                return home
+            if home is not None and home is not module:
+                return self.lookup(home, inner, removed, depth + 1)
+            return self.by_name.get(f"{origin}.{inner}")
+        for star in module.stars:
+            home = self.by_name.get(star)
+            if home is not None and home is not module and not name.startswith("_"):
+                found = self.lookup(home, name, removed, depth + 1)
+                if isinstance(found, tuple) and found in removed:
+                    return found
+        return self.by_name.get(f"{module.name}.{name}") or (module.path, name)
+
+
+def _imports(
+    source: Source, path: str, name: str, inside_functions: bool
+) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+    imports: dict[str, tuple[str, str]] = {}
+    stars: list[str] = []
+    for node in walk(source.tree, inside_functions):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                imports[alias.asname or top] = (alias.name if alias.asname else top, "")
+        elif isinstance(node, ast.ImportFrom):
+            origin = imported_module(node, path, name)
+            for alias in node.names:
+                if alias.name == "*":
+                    stars.append(origin)
+                else:
+                    imports[alias.asname or alias.name] = (origin, alias.name)
+    return imports, tuple(stars)
+
+
+def imported_module(node: ast.ImportFrom, path: str, name: str) -> str:
+    """Absolute dotted name of the module that a from-import reads."""
+    if not node.level:
+        return node.module or ""
+    package = name.split(".") if PurePosixPath(path).stem == "__init__" else name.split(".")[:-1]
+    package = package[: len(package) - (node.level - 1)]
+    return ".".join([*package, *([node.module] if node.module else [])])
+
+
+def walk(node: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
+    """Every node in source order; without `inside_functions`, bodies that do not run at import time are skipped."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if inside_functions or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from walk(child, inside_functions)
+        elif not isinstance(child, ast.Lambda):
+            yield child
+
+
+def dotted_parts(node: ast.expr) -> list[str] | None:
+    """["toolz", "curry"] for the expression `toolz.curry`, None for anything that is not a plain dotted name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    if isinstance(node, ast.Attribute):
+        inner = dotted_parts(node.value)
+        return [*inner, node.attr] if inner else None
+    return None

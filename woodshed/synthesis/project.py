@@ -1,0 +1,292 @@
+"""What a repository says about itself: its packages, where they lie, and what it and its tests require.
+
+The metadata comes from a wheel, which the project's own build backend makes inside a sandbox without a network. The
+host reads the wheel as data.
+"""
+
+from __future__ import annotations
+
+import configparser
+import io
+import json
+import re
+import sys
+import tomllib
+import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from woodshed.records import Environment, TaskError
+from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.synthesis.sources import Repository
+from woodshed.tasks.environment import prepare, resolve
+from woodshed.tasks.folder import is_protected
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+TEST_GROUPS = ("test", "tests", "testing", "unittest")
+DEV_GROUPS = ("dev", "develop", "development")
+REQUIREMENT_FILES = (
+    "requirements*/*test*.txt",
+    "*requirements*test*.txt",
+    "*test*requirements*.txt",
+    "tests/requirements*.txt",
+)
+DEV_FILES = ("*dev*requirements*.txt", "*requirements*dev*.txt", "requirements*/dev*.txt")
+NOT_FOR_TESTS = re.compile(
+    r"(tox|nox|coverage|codecov|coveralls|pytest-(cov|xdist|randomly|sugar|black|ruff|mypy.*|flake8|pylint|isort)|ruff|black"
+    r"|isort|flake8.*|pylint.*|mypy|pyright|pycodestyle|pydocstyle|pyflakes|bandit|pre-commit|twine|build|wheel|setuptools.*"
+    r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
+)
+"""Tools beside the tests: they cost time to install and must not steer the test runner."""
+
+HOOK = """
+import importlib, json, os, sys
+backend, paths, hook, out = json.loads(sys.argv[1])
+sys.path[:0] = paths
+name, _, attribute = backend.partition(":")
+module = importlib.import_module(name)
+for part in filter(None, attribute.split(".")):
+    module = getattr(module, part)
+if hook == "requires":
+    answer = getattr(module, "get_requires_for_build_wheel", lambda: [])()
+else:
+    os.makedirs(out, exist_ok=True)
+    answer = module.build_wheel(out)
+os.write(3, json.dumps(answer).encode())
+"""
+
+
+@dataclass(frozen=True)
+class Project:
+    """A repository's description of itself."""
+
+    distribution: str
+    """"name==version"."""
+    packages: tuple[str, ...]
+    source_roots: tuple[str, ...]
+    paths: tuple[str, ...]
+    """Where the packages lie in the tree: folders, or files of single modules."""
+    requirements: tuple[str, ...]
+    """Of the package itself, with the markers of this machine settled."""
+    test_requirements: tuple[str, ...]
+    entry_points: str
+
+
+def read(repository: Repository) -> Project:
+    """Builds the metadata in a sandbox and finds the packages in the tree; adds generated files that it lacks.
+
+    Raises:
+        TaskError: the build fails, needs something that has no wheel, makes compiled extensions, or leaves no package.
+    """
+    tree = repository.tree
+    described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
+    wheel = _build(repository) if described else _as_it_is(repository)
+    with zipfile.ZipFile(io.BytesIO(wheel)) as bundle:
+        contents = {name: bundle.read(name) for name in bundle.namelist() if not name.endswith("/")}
+    info = next(name for name in contents if name.endswith(".dist-info/METADATA")).rpartition("/")[0]
+    metadata = message_from_bytes(contents[f"{info}/METADATA"])
+    needed = metadata.get("Requires-Python", "")
+    if not SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True):
+        raise TaskError(f"{repository.name} requires Python {needed}; this is Python {PYTHON}")
+    code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
+    compiled = sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib")))
+    if compiled:
+        raise TaskError(
+            f"{repository.name} has compiled extensions ({compiled[0]}); only pure Python is made into tasks"
+        )
+    homes = _locate(tree, code)
+    if not homes:
+        raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
+    _complete(tree, code, homes)
+    return Project(
+        distribution=f"{canonicalize_name(metadata['Name'])}=={metadata['Version']}",
+        packages=tuple(sorted(homes)),
+        source_roots=tuple(sorted(set(homes.values()), key=lambda root: (root != ".", root))),
+        paths=tuple(sorted(_place(tree, root, package) for package, root in homes.items())),
+        requirements=tuple(_active(metadata.get_all("Requires-Dist") or [], "")),
+        test_requirements=tuple(_test_requirements(tree, metadata)),
+        entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
+    )
+
+
+# ---- build ------------------------------------------------------------------------------------------------
+
+
+def _build(repository: Repository) -> bytes:
+    """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
+    system = _toml(repository.tree / "pyproject.toml").get("build-system", {})
+    requires = [*system.get("requires", ["setuptools>=40.8"])]
+    backend = system.get("build-backend", "setuptools.build_meta:__legacy__")
+    if backend.startswith("setuptools."):
+        requires += ["setuptools", "wheel"]
+    paths = [f"/workspace/{path}" for path in system.get("backend-path", [])]
+    with _builder(repository, requires) as sandbox:
+        more = _hook(sandbox, repository, backend, paths, "requires")
+        if not set(more) - set(requires):
+            return _wheel(sandbox, repository, backend, paths)
+    with _builder(repository, [*requires, *more]) as sandbox:
+        return _wheel(sandbox, repository, backend, paths)
+
+
+def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
+    try:
+        pins = resolve([r for r in requires if not _inactive(r)])
+    except TaskError as error:
+        raise TaskError(f"{repository.name}: what its build requires cannot be installed. {error}") from None
+    environment = Environment(PYTHON, pins, packages=())
+    scm = re.sub(r"[-_.]+", "_", repository.name).upper()
+    names = ("SETUPTOOLS_SCM_PRETEND_VERSION", f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{scm}", "PBR_VERSION")
+    versions = dict.fromkeys(
+        (*names, "PDM_BUILD_SCM_VERSION", "POETRY_DYNAMIC_VERSIONING_BYPASS"), repository.version
+    )
+    return open_sandbox(
+        SandboxSpec(lowers=(repository.tree,), environment=prepare(environment), env=versions)
+    )
+
+
+def _wheel(sandbox: Sandbox, repository: Repository, backend: str, paths: list[str]) -> bytes:
+    return sandbox.read(f"/tmp/wheel/{_hook(sandbox, repository, backend, paths, 'wheel')}")
+
+
+def _hook(sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], hook: str) -> Any:
+    request = json.dumps([backend, paths, hook, "/tmp/wheel"])
+    result = sandbox.exec(["/env/bin/python", "-I", "-c", HOOK, request], timeout_s=300, channel=True)
+    if result.outcome != "ok":
+        printed = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+        lines = "\n    ".join(printed[-8:]) or result.outcome
+        raise TaskError(f"{repository.name}: its build with {backend} failed. It ended with:\n    {lines}")
+    return json.loads(result.channel)
+
+
+def _as_it_is(repository: Repository) -> bytes:
+    """A stand-in for the wheel of a folder that has no build description: its top-level packages and modules."""
+    tree, held = repository.tree, io.BytesIO()
+    root = tree / "src" if (tree / "src").is_dir() else tree
+    with zipfile.ZipFile(held, "w") as bundle:
+        bundle.writestr("x.dist-info/METADATA", f"Name: {repository.name}\nVersion: {repository.version}\n")
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            if "/" not in name or (root / name.partition("/")[0] / "__init__.py").is_file():
+                bundle.writestr(name, path.read_bytes())
+    return held.getvalue()
+
+
+# ---- packages ---------------------------------------------------------------------------------------------
+
+
+def _locate(tree: Path, code: dict[str, bytes]) -> dict[str, str]:
+    """Top-level import name to the folder of the tree that holds it."""
+    places: dict[str, list[str]] = {}
+    for path in tree.rglob("*.py"):
+        places.setdefault(path.name, []).append(path.relative_to(tree).as_posix())
+    votes: dict[str, Counter[str]] = {}
+    for name in code:
+        if not name.endswith(".py") or is_protected(name):
+            continue
+        package = name.partition("/")[0].removesuffix(".py")
+        for place in places.get(name.rpartition("/")[2], ()):
+            if f"/{place}".endswith(f"/{name}"):
+                votes.setdefault(package, Counter())[place[: -len(name)].rstrip("/") or "."] += 1
+    return {package: min(roots, key=lambda r: (-roots[r], len(r), r)) for package, roots in votes.items()}
+
+
+def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> None:
+    """Files that the build generated, such as _version.py, are added to the tree."""
+    for name, content in code.items():
+        root = homes.get(name.partition("/")[0].removesuffix(".py"))
+        if root is not None and not (tree / root / name).exists():
+            (tree / root / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / root / name).write_bytes(content)
+
+
+def _place(tree: Path, root: str, package: str) -> str:
+    path = package if (tree / root / package).is_dir() else f"{package}.py"
+    return path if root == "." else f"{root}/{path}"
+
+
+# ---- requirements -----------------------------------------------------------------------------------------
+
+
+def _active(lines: Iterable[str], extra: str) -> Iterator[str]:
+    """Requirements whose markers hold here (under an extra: only those that the extra adds), markers dropped."""
+    for line in lines:
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            continue
+        marker, requirement.marker = requirement.marker, None
+        if (marker is None and extra) or requirement.url:
+            continue
+        if marker is None or (
+            marker.evaluate({"extra": extra}) and not (extra and marker.evaluate({"extra": ""}))
+        ):
+            yield str(requirement)
+
+
+def _inactive(line: str) -> bool:
+    return next(iter(_active([line], "")), None) is None
+
+
+def _test_requirements(tree: Path, metadata: Message) -> list[str]:
+    """What the tests need, as far as the repository says; development lists are read where nothing else is said."""
+    for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
+        lines = [line for group in groups for line in _group(tree, metadata, group)]
+        lines += [line for line in _tox(tree)] if groups is TEST_GROUPS else []
+        for path in sorted({path for pattern in files for path in tree.glob(pattern)}):
+            lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
+        chosen: dict[str, str] = {}
+        for text in _active((re.sub(r"\s#.*", "", line).strip() for line in lines), ""):
+            name = canonicalize_name(Requirement(text).name)
+            ours = name == canonicalize_name(metadata["Name"])
+            if not ours and not NOT_FOR_TESTS.fullmatch(name):
+                chosen.setdefault(
+                    name, "pytest" if name == "pytest" else text
+                )  # old pins of pytest would not do
+        if chosen:
+            return sorted(chosen.values())
+    return []
+
+
+def _group(tree: Path, metadata: Message, group: str) -> Iterator[str]:
+    """The requirements of an extra, and of a dependency group (PEP 735), of this name."""
+    yield from _active(metadata.get_all("Requires-Dist") or [], group)
+    tables = _toml(tree / "pyproject.toml").get("dependency-groups", {})
+    waiting, seen = [group], set()
+    while waiting:
+        name = waiting.pop()
+        for entry in tables.get(name, ()) if name not in seen else ():
+            if isinstance(entry, str):
+                yield entry
+            elif isinstance(entry, dict) and "include-group" in entry:
+                waiting.append(entry["include-group"])
+        seen.add(name)
+
+
+def _tox(tree: Path) -> Iterator[str]:
+    """`deps` of tox's default environment; lines with factors or substitutions are left out."""
+    settings = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
+    try:
+        settings.read(tree / "tox.ini", encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        return
+    for line in settings.get("testenv", "deps", fallback="").splitlines():
+        if line.strip() and not re.search(r"[{}]|^\s*-|^\s*[\w,!.-]+:", line):
+            yield line.strip()
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"{path.name} cannot be read: {error}") from None

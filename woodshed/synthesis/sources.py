@@ -1,0 +1,341 @@
+"""Where a repository comes from: a clean copy of an sdist, a git revision or a folder, none of its code executed.
+
+A source is "pypi:name==version", "git+https://host/path@rev", "git+file:///path@rev" or a local path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from email import message_from_string
+from pathlib import Path
+
+import requests
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple
+
+from woodshed.records import TaskError
+from woodshed.tasks.environment import cache_dir
+
+LEFTOVERS = re.compile(
+    r"""(\.git|\.hg|\.svn|\.jj|\.bzr|CVS|__pycache__|__pypackages__|\.mypy_cache|\.ruff_cache|\.pytest_cache|\.pytype
+    |\.pyre|\.hypothesis|\.benchmarks|\.cache|\.jedi|\.tox|\.nox|\.venv|venv|\.eggs|\.idea|\.vscode|\.ipynb_checkpoints
+    |\.doctrees|htmlcov|node_modules|\.gitmodules|\.dmypy\.json|\.mutmut-cache|\.coverage(\..+)?|coverage\.xml
+    |objects\.inv|.+\.egg-info|.+\.dist-info|.+\.py[co]|.+\.(orig|rej|bak|swp|swo|whl|egg)|.*~|\.\#.*|\.DS_Store)""",
+    re.VERBOSE,
+)
+"""Names that hold copies or traces of code: version control, compiled files, tool caches, editor leftovers."""
+
+BUILD_FOLDERS = ("build", "dist")
+"""Removed at the top of the tree only: deeper down they are packages of people's own."""
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A clean copy of somebody's repository."""
+
+    name: str
+    version: str
+    tree: Path
+    """The copy: no version control, caches or build leftovers."""
+    sha256: str
+    """Of the downloaded sdist, else of every path and its content in the tree."""
+    licence: str
+    """SPDX-like name, or "unknown"."""
+    source: str
+    """What was asked for, with the revision or version resolved."""
+
+
+def fetch(source: str, into: Path) -> Repository:
+    """A clean copy of `source` in the folder `into` (made, or emptied first).
+
+    Raises:
+        TaskError: unknown package, version or revision, no sdist, a bad archive, a path that does not exist.
+    """
+    if into.exists():
+        shutil.rmtree(into)
+    into.parent.mkdir(parents=True, exist_ok=True)
+    if source.startswith("pypi:"):
+        name, version, digest = _fetch_sdist(source, into)
+        resolved = f"pypi:{name}=={version}"
+    elif source.startswith("git+"):
+        name, version, resolved = _fetch_git(source, into)
+        digest = ""
+    else:
+        name, version, resolved = _fetch_folder(source, into)
+        digest = ""
+    scrub(into)
+    return Repository(
+        canonicalize_name(name), version, into, digest or tree_sha256(into), _licence(into), resolved
+    )
+
+
+def scrub(tree: Path) -> None:
+    """Deletes leftovers and symbolic links that lead out of the tree."""
+    for folder in BUILD_FOLDERS:
+        if not (tree / folder / "__init__.py").exists():
+            shutil.rmtree(tree / folder, ignore_errors=True)
+    root = tree.resolve()
+    for directory, folders, files in os.walk(tree):
+        for name in [*folders, *files]:
+            path = Path(directory, name)
+            escapes = path.is_symlink() and not path.resolve().is_relative_to(root)
+            if LEFTOVERS.fullmatch(name) and path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif LEFTOVERS.fullmatch(name) or escapes:
+                path.unlink()
+        folders[:] = [name for name in folders if Path(directory, name).is_dir()]
+
+
+def tree_sha256(tree: Path) -> str:
+    """Hash of every file's path, executable bit and content."""
+    total = hashlib.sha256()
+    for path in sorted(p for p in tree.rglob("*") if p.is_file() and not p.is_symlink()):
+        executable = bool(path.stat().st_mode & 0o100)
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(tree).as_posix()}\0{executable}\0{content}\n".encode())
+    return total.hexdigest()
+
+
+# ---- pypi: ------------------------------------------------------------------------------------------------
+
+
+def _fetch_sdist(source: str, into: Path) -> tuple[str, str, str]:
+    name, version = _pin(source)
+    archive = _cached_sdist(name, version)
+    if archive is None:
+        archive = _download_sdist(name, version)
+    with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
+        top = _unpack(archive, Path(scratch))
+        shutil.move(top, into)
+    return name, version, hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def _pin(source: str) -> tuple[str, str]:
+    try:
+        requirement = Requirement(source.removeprefix("pypi:"))
+        (specifier,) = requirement.specifier
+        return canonicalize_name(requirement.name), str(Version(specifier.version))
+    except (InvalidRequirement, InvalidVersion, ValueError):
+        raise TaskError(f"{source!r} does not name one version; write pypi:name==version") from None
+
+
+def _cached_sdist(name: str, version: str) -> Path | None:
+    """A download of an earlier run; its file name carries the digest that it had to have then."""
+    for archive in sorted((cache_dir() / "sdists").glob(f"{name}=={version}=*")):
+        if hashlib.sha256(archive.read_bytes()).hexdigest() == archive.name.split("=")[3]:
+            return archive
+        archive.unlink()
+    return None
+
+
+def _download_sdist(name: str, version: str) -> Path:
+    endpoint, certificates = _index()
+    with requests.Session() as session:
+        if certificates:
+            session.verify = certificates
+        with PyPISimple(endpoint, session=session) as index:
+            try:
+                packages = index.get_project_page(name, timeout=60).packages
+                sdist = _choose(name, version, packages)
+                digest = sdist.digests.get("sha256")
+                if digest is None:
+                    raise TaskError(
+                        f"the index gives no sha256 for {sdist.filename}, so it cannot be verified"
+                    )
+                suffix = ".zip" if sdist.filename.endswith(".zip") else ".tar.gz"
+                archive = cache_dir() / "sdists" / f"{name}=={version}={digest}={suffix}"
+                archive.parent.mkdir(parents=True, exist_ok=True)
+                partial = archive.with_name(f"{archive.name}.{os.getpid()}.part")
+                index.download_package(sdist, partial, verify=True, timeout=60)
+            except NoSuchProjectError:
+                raise TaskError(f"the package index knows no project {name!r}; check the spelling") from None
+            except (requests.RequestException, OSError) as error:
+                raise TaskError(f"the package index did not give {name}=={version}: {error}") from None
+    partial.replace(archive)
+    return archive
+
+
+def _choose(name: str, version: str, packages: Sequence[DistributionPackage]) -> DistributionPackage:
+    released = sorted({v for p in packages if (v := _version(p.version))})
+    matching = [p for p in packages if _version(p.version) == Version(version)]
+    sdists = [p for p in matching if p.package_type == "sdist"]
+    if not matching:
+        listing = ", ".join(str(v) for v in released[-12:]) or "none"
+        raise TaskError(f"{name} has no version {version}; the newest are {listing}")
+    if not sdists:
+        kinds = ", ".join(sorted({p.package_type or "unknown" for p in matching}))
+        raise TaskError(f"{name}=={version} has no sdist (only: {kinds}); use git+https://...@rev instead")
+    return min(sdists, key=lambda p: p.filename.endswith(".zip"))
+
+
+def _version(text: str | None) -> Version | None:
+    try:
+        return Version(text or "")
+    except InvalidVersion:
+        return None
+
+
+def _index() -> tuple[str, str | None]:
+    """The index address and certificate bundle that pip is configured with, else the library's default."""
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    ).stdout
+    values: dict[str, str] = {}
+    for line in sorted(
+        listing.splitlines(), key=lambda line: line.startswith(":env:")
+    ):  # the environment wins
+        key, _, value = line.partition("=")
+        values[key.rpartition(".")[2]] = "".join(shlex.split(value))
+    endpoint = values.get("index-url") or "https://pypi.org/simple/"
+    return endpoint.rstrip("/") + "/", values.get("cert")
+
+
+def _unpack(archive: Path, into: Path) -> Path:
+    """Unpacks an sdist; members may not leave the folder or be devices. Returns the one folder at its top."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as bundle:
+                bundle.extractall(into)  # zipfile drops absolute paths and '..' by itself
+        else:
+            with tarfile.open(archive) as bundle:
+                bundle.extractall(into, filter="data")
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, EOFError) as error:
+        archive.unlink()
+        raise TaskError(f"{archive.name} cannot be unpacked: {error}") from None
+    tops = list(into.iterdir())
+    if len(tops) != 1 or not tops[0].is_dir():
+        raise TaskError(
+            f"{archive.name} is not an sdist: expected one folder at its top, found {len(tops)} entries"
+        )
+    return tops[0]
+
+
+# ---- git and folders --------------------------------------------------------------------------------------
+
+
+def _fetch_git(source: str, into: Path) -> tuple[str, str, str]:
+    parts = re.fullmatch(r"git\+((?:https|file)://[^/]*/.+?)(?:@([^@]+))?", source)
+    if parts is None:
+        raise TaskError(f"{source!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
+    address, revision = parts[1], parts[2] or "HEAD"
+    _git(["clone", "--quiet", "--no-checkout", address, str(into)], f"{address} cannot be cloned")
+    known = f"{source!r}: no revision {revision!r}; tags: {_tags(into)}"
+    commit = _git(
+        ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"], known, into
+    )
+    _git(["-c", "core.hooksPath=/dev/null", "checkout", "--quiet", "--detach", commit], known, into)
+    version = _described(into)
+    shutil.rmtree(into / ".git")
+    name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
+    return name, version, f"git+{address}@{commit}"
+
+
+def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        raise TaskError(
+            f"no folder {source!r}; a source is a path, pypi:name==version or git+https://...@rev"
+        )
+    folder, version = folder.resolve(), "0.0.0"
+    if (folder / ".git").exists():
+        listing = _git(
+            ["ls-files", "-z", "--recurse-submodules"], f"{folder} is not a git repository", folder
+        )
+        for name in filter(None, listing.split("\0")):
+            if (folder / name).is_file():  # listed, but deleted in the working tree: leave it out
+                (into / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(folder / name, into / name, follow_symlinks=False)
+        version = _described(folder)
+    else:
+        shutil.copytree(folder, into, symlinks=True, ignore=_ignore(folder))
+    return folder.name, version, folder.name  # not the full path: tasks must not depend on where a copy lay
+
+
+def _ignore(folder: Path) -> Callable[[str, list[str]], set[str]]:
+    return lambda directory, names: {
+        n for n in names if LEFTOVERS.fullmatch(n) or (Path(directory) == folder and n in BUILD_FOLDERS)
+    }
+
+
+def _described(repository: Path) -> str:
+    """Version from the nearest tag, "0.0.0" without one."""
+    tag = subprocess.run(
+        ["git", "-C", str(repository), "describe", "--tags", "--abbrev=0"],
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
+    version = _version(re.sub(r"^[^\d]*", "", tag))
+    return str(version) if version else "0.0.0"
+
+
+def _tags(repository: Path) -> str:
+    tags = _git(["tag", "--sort=-creatordate"], "tags cannot be listed", repository).split()
+    return ", ".join(tags[:8]) or "none"
+
+
+def _git(arguments: Sequence[str], complaint: str, repository: Path | None = None) -> str:
+    place = [] if repository is None else ["-C", str(repository)]
+    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    try:
+        done = subprocess.run(
+            ["git", *place, *arguments], capture_output=True, text=True, env=quiet, timeout=600, check=False
+        )
+    except FileNotFoundError:
+        raise TaskError("git is not installed; install it, or use a pypi: source") from None
+    except subprocess.TimeoutExpired:
+        raise TaskError(f"{complaint}: git took longer than 600 s") from None
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        raise TaskError(f"{complaint}{': ' + last if last else ''}")
+    return done.stdout.rstrip("\n")
+
+
+# ---- licence ----------------------------------------------------------------------------------------------
+
+LICENCE_TEXTS = (
+    ("Apache License", "Apache-2.0"),
+    ("Mozilla Public License", "MPL-2.0"),
+    ("GNU AFFERO GENERAL", "AGPL-3.0"),
+    ("GNU LESSER GENERAL", "LGPL"),
+    ("GNU GENERAL PUBLIC", "GPL"),
+    ("Permission is hereby granted, free of charge", "MIT"),
+    ("Permission to use, copy, modify, and", "ISC"),
+    ("PYTHON SOFTWARE FOUNDATION LICENSE", "PSF-2.0"),
+    ("Neither the name of", "BSD-3-Clause"),
+    ("may not be used to endorse", "BSD-3-Clause"),
+    ("Redistribution and use in source and binary forms", "BSD-2-Clause"),
+    ("This is free and unencumbered software", "Unlicense"),
+)
+"""A phrase of the licence's text and its SPDX name; the first phrase found decides."""
+
+
+def _licence(tree: Path) -> str:
+    if (tree / "PKG-INFO").is_file():
+        fields = message_from_string((tree / "PKG-INFO").read_text(encoding="utf-8", errors="replace"))
+        if fields.get("License-Expression"):
+            return fields["License-Expression"]
+    for path in sorted(tree.iterdir()):
+        if re.match(r"(licen[cs]e|copying)", path.name, re.IGNORECASE) and path.is_file():
+            text = " ".join(path.read_text(encoding="utf-8", errors="replace").split()).lower()
+            for phrase, name in LICENCE_TEXTS:
+                if phrase.lower() in text:
+                    return name
+    return "unknown"
