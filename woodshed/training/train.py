@@ -105,9 +105,12 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         curriculum.restore(position.curriculum)
     sampler.load(None, version=position.step)
 
-    if position.step == 0:
-        evaluate(session, heldout, step=0)
-    for step in range(position.step, recipe.training.steps):
+    steps, every = recipe.training.steps, recipe.evaluation.every
+    for step in range(position.step, steps + 1):
+        if step in (0, steps) or (every and step % every == 0):
+            evaluate(session, heldout, step=step)
+        if step == steps:
+            break
         clock = Clock()
         drawn = curriculum.draw(recipe.training.tasks_per_step)
         groups, verdicts = suite.attempt(
@@ -147,7 +150,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             batch,
             scale=position.scale,
             start_weights=start_weights,
-            learning_rate=learning_rate(recipe.optimizer, step, recipe.training.steps),
+            learning_rate=learning_rate(recipe.optimizer, step, steps),
             message_tokens=recipe.agent.turn_tokens,
             temperature=recipe.sampler.temperature,
             objective=recipe.objective,
@@ -162,9 +165,6 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         run.append("metrics", [metrics], "train", step)
         position = Position("rl", step + 1, position.scale, curriculum.state())
         checkpoint.save(run, policy, optimizer, position)
-        every = recipe.evaluation.every
-        if step + 1 == recipe.training.steps or (every and (step + 1) % every == 0):
-            evaluate(session, heldout, step=step + 1)
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
 
 
@@ -202,7 +202,7 @@ def _task_set(run: RunDir, name: str, paths: Sequence[Path], *, limit: int = 0) 
     """The run's own copy of a task set; made on the first call, read on later ones."""
     kept = run.path / "tasks" / name
     if not kept.is_dir():
-        tasks = [task for path in paths for task in folder.load_set(path)]
+        tasks = folder.load_set(*paths) if paths else []
         tasks = tasks[:limit] if limit else tasks
         if not tasks:
             return []
