@@ -80,6 +80,7 @@ class BubblewrapSandbox:
         """Takes over one use of `home`. `frozen`: layers on top of the lowers that it shares with its parent."""
         self._spec, self._store, self._frozen = spec, home, frozen
         self._now: _Running | None = None
+        self._past: list[_Running] = []
         self._busy = threading.RLock()
         self._closing, self._closed = threading.Lock(), False
 
@@ -130,18 +131,12 @@ class BubblewrapSandbox:
         moved away.
         """
         with self._turn():
-            before = self._freeze()
-            try:
-                return BubblewrapSandbox(self._spec, self._store.acquire(), self._frozen).started()
-            finally:
-                if before:
-                    before.stop()
+            if self._now and any(self._now.upper.iterdir()):
+                self._freeze(self._now)
+            return BubblewrapSandbox(self._spec, self._store.acquire(), self._frozen).started()
 
-    def _freeze(self) -> _Running | None:
-        """Turn what was written since the last fork into a layer; what ran until now, if that had to end."""
-        now = self._now
-        if now is None or not any(now.upper.iterdir()):
-            return None
+    def _freeze(self, now: _Running) -> None:
+        """Turn what was written since the last fork into a layer."""
         if not now.supervisor.alive():
             raise SandboxError("the sandbox was lost before it could be forked")
         if len(self._frozen) == MAX_FORK_DEPTH:
@@ -149,7 +144,7 @@ class BubblewrapSandbox:
         now.supervisor.hang_up()
         self._frozen += (layers.freeze(now.upper, self._store.layer()),)
         self._now = None
-        return now
+        self._past.append(now)  # not waited for: taking its mount down may sync a disk
 
     def alive(self) -> bool:
         now = self._now
@@ -163,8 +158,9 @@ class BubblewrapSandbox:
         if now := self._now:
             now.supervisor.hang_up()  # before taking the turn: ends a command that another thread waits for
         with self._turn(closed=True):
-            if self._now:
-                self._now.stop()
+            for running in (*self._past, self._now):
+                if running:
+                    running.stop()
             self._store.release()
 
     def __enter__(self) -> BubblewrapSandbox:
