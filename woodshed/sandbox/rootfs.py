@@ -149,7 +149,7 @@ def _devices() -> list[str]:
     """Devices that belong to nobody, where root runs us: even without capabilities, root owns the host's /dev/null.
 
     A `chmod -R` inside would change the mode of the host's device. Read-only mounts do not help: bubblewrap's cannot
-    hold devices. Where we may not make devices the host's are shown.
+    hold devices. Where we may not make or open devices the host's are shown.
     """
     line = []
     for name in ("null", "zero", "full", "random", "urandom", "tty") if os.getuid() == 0 else ():
@@ -162,6 +162,8 @@ def _devices() -> list[str]:
                 fresh.chmod(0o666)
                 os.chown(fresh, NOBODY, NOBODY)
                 fresh.rename(device)
+            if name == "null":
+                os.close(os.open(device, os.O_RDWR))  # on a mount without devices it can be made and not opened
         except OSError:
             return []
         line += ["--dev-bind", str(device), f"/dev/{name}"]
