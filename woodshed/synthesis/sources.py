@@ -24,7 +24,7 @@ import requests
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pypi_simple import DistributionPackage, NoSuchProjectError, PyPISimple
+from pypi_simple import DigestMismatchError, DistributionPackage, NoSuchProjectError, PyPISimple
 
 from woodshed.records import TaskError
 from woodshed.tasks.environment import cache_dir
@@ -127,6 +127,8 @@ def _pin(source: str) -> tuple[str, str]:
     try:
         requirement = Requirement(source.removeprefix("pypi:"))
         (specifier,) = requirement.specifier
+        if specifier.operator != "==":
+            raise ValueError
         return canonicalize_name(requirement.name), str(Version(specifier.version))
     except (InvalidRequirement, InvalidVersion, ValueError):
         raise TaskError(f"{source!r} does not name one version; write pypi:name==version") from None
@@ -162,7 +164,7 @@ def _download_sdist(name: str, version: str) -> Path:
                 index.download_package(sdist, partial, verify=True, timeout=60)
             except NoSuchProjectError:
                 raise TaskError(f"the package index knows no project {name!r}; check the spelling") from None
-            except (requests.RequestException, OSError) as error:
+            except (requests.RequestException, DigestMismatchError, OSError) as error:
                 raise TaskError(f"the package index did not give {name}=={version}: {error}") from None
     partial.replace(archive)
     return archive
