@@ -77,7 +77,9 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         context_length=session.sampler.context_length,
         progress=session.progress,
     )
-    rows = [warmup.sft_row(oracle, session.renderer) for oracle in played]
+    rows = warmup.rows(
+        played, tasks, session.renderer, settings, session.recipe.agent, seed=session.recipe.seed
+    )
     optimizer = make_optimizer(policy, settings.optimizer)
     if newest := checkpoint.latest(run):
         checkpoint.restore(newest, policy, optimizer)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import random
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,11 +27,12 @@ import torch
 
 from woodshed import feedback
 from woodshed.agent.attempt import AgentSettings, Attempt
+from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS
 from woodshed.inference.codec import Codec
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample
-from woodshed.records import Hint, Rollout, Task, TaskError
+from woodshed.records import Hint, Rollout, Task, TaskError, Turn
 from woodshed.rundir import RunDir
 from woodshed.sandbox import open_sandbox
 from woodshed.settings import Settings
@@ -56,6 +58,9 @@ class WarmupSettings(Settings):
     """Steps between checkpoints."""
     micro_batch_tokens: int = 4096
     """Positions in one forward-backward, padding included."""
+    rename: bool = True
+    """Imitate each attempt under made-up names of files and functions and other line numbers, so that a small model
+    learns to copy them from the task instead of recalling the few it was warmed up on."""
     repair_share: float = 0.25
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
     reminder_share: float = 0.4
@@ -95,6 +100,19 @@ PLANTS: dict[str, float] = {
 
 LENIENT = tuple(replace(tool, parameters={**tool.parameters, "required": []}) for tool in TOOLS)
 """The tools as a careless caller sees them, for writing calls that lack an argument."""
+
+WORDS = """
+access archive arrays assets backend batch blocks buffers builders cache calendar canvas catalog channels
+charts checks clients clock codecs colors columns config convert cursor dates decode diffs digest dispatch
+encode engine events export fields files filters fonts format frames graph grid groups handlers hashing
+headers history images index input items jobs keys labels layers layout ledger links loader locale locks logs
+maps markup masks matrix merge messages metrics models names nodes numbers objects options output pages parser
+paths patterns plugins points pools ports profile query queue ranges reader records regions registry render
+report request resolve rules runner sample schema scope search series sessions shapes signals slices slots
+sorting spans state storage streams strings styles tables tags tasks text theme tokens tools tracks trees
+types units values vectors views weights widgets window words worker writer zones
+""".split()
+"""What made-up modules, folders and functions are called."""
 
 READ_LINES = 4  # what an oracle attempt reads from the gap on; the instruction says the rest
 
@@ -327,10 +345,78 @@ def broken(before: str, after: str, dice: random.Random) -> str:
     return before.replace(edit.old, edit.new.replace(slip, bad, 1))
 
 
+def rows(
+    played: Sequence[OracleAttempt],
+    tasks: Sequence[Task],
+    renderer: Renderer,
+    settings: WarmupSettings,
+    agent: AgentSettings,
+    *,
+    seed: int,
+) -> list[Row]:
+    """The attempts as training rows, under made-up names where the settings say so."""
+    if settings.rename:
+        known = {task.id: task for task in tasks}
+        played = [
+            renamed(each, known[each.rollout.task_id], renderer, max_calls=agent.max_calls, seed=seed)
+            for each in played
+        ]
+    return [sft_row(each, renderer) for each in played]
+
+
 def sft_row(oracle: OracleAttempt, renderer: Renderer) -> Row:
     """The attempt as a training row, reminders inserted; every message counts, none of the harness's tokens do."""
     reminders = {hint.turn: renderer.hint(hint.text) for hint in oracle.reminders}
     return rollout_row(oracle.rollout, reminders=reminders)
+
+
+def renamed(
+    oracle: OracleAttempt, task: Task, renderer: Renderer, *, max_calls: int, seed: int
+) -> OracleAttempt:
+    """The same attempt about another place: made-up file, test file, function and line numbers, consistently.
+
+    The transcript is rendered anew, so its tokens are what they would be had the names been these.
+    """
+    rollout = oracle.rollout
+    say = _renaming(task, random.Random(f"{seed}/{rollout.id}/names"))
+    context = renderer.start(system_prompt(max_calls=max_calls), say(user_prompt(task)), TOOLS)
+    turns: list[Turn] = []
+    for turn in rollout.turns:
+        text = say(turn.text)
+        ids = renderer.encode_message(text)
+        seen = tuple(replace(observation, text=say(observation.text)) for observation in turn.observations)
+        changed = {"text": text, "sampled_ids": ids, "logps": (0.0,) * len(ids), "observations": seen}
+        turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))
+        context = renderer.extend(ids, "stop", seen, turn.calls)
+    reminders = tuple(replace(hint, text=say(hint.text)) for hint in oracle.reminders)
+    return OracleAttempt(replace(rollout, turns=tuple(turns)), reminders)
+
+
+def _renaming(task: Task, dice: random.Random) -> Callable[[str], str]:
+    """A function that puts the same made-up names and numbers into every text of an attempt."""
+    module, name = dice.choice(WORDS), "_".join(dice.sample(WORDS, dice.randint(1, 2)))
+    folders = dice.sample(WORDS, dice.randint(0, 2))
+    tests = dice.choice(["tests", "test", "/".join([*folders, "tests"])])
+    places = {task.target_path: "/".join([*folders, f"{module}.py"])}
+    for test_file in re.findall(r"\S+\.py\b", task.test_command):
+        places[test_file] = f"{tests}/test_{dice.choice([module, dice.choice(WORDS)])}.py"
+    symbol = task.target_symbol
+    short = symbol.rpartition(".")[2]
+    owner = symbol[: -len(short)]
+    for form in ("`{}`", '("{}")'):
+        places[form.format(symbol)] = form.format(owner + name)
+    places[f"def {short}("] = f"def {name}("
+    first = task.target_lines[0]
+    lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
+    shift = dice.randint(min(0, 61 - first), 1500)
+    for number in (first, first + READ_LINES - 1, lines):
+        if number > 60:  # smaller ones are counts of other things too
+            places[str(number)] = str(number + shift)
+    wanted = "|".join(
+        rf"(?<![\w.]){re.escape(old)}(?!\w)" if old.isdigit() else re.escape(old)
+        for old in sorted(places, key=len, reverse=True)
+    )
+    return lambda text: re.sub(wanted, lambda found: places[found[0]], text)
 
 
 def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str:

@@ -1,0 +1,128 @@
+"""Oracle attempts: scripted through the real tools in a real sandbox, with plants and reminders."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from scripted import renderer
+
+from woodshed import feedback
+from woodshed.agent import TOOLS, AgentSettings
+from woodshed.grading import verifier
+from woodshed.inference.codec import CODECS
+from woodshed.inference.renderer import Renderer
+from woodshed.records import Task
+from woodshed.training import warmup
+from woodshed.training.warmup import PLANTS, OracleAttempt, WarmupSettings
+
+AGENT = AgentSettings(max_turns=12, turn_tokens=200, rollout_tokens=4000)
+
+
+def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: float) -> OracleAttempt:
+    chosen = WarmupSettings(
+        **{"repair_share": 0.0, "reminder_share": 0.0, "seeded_fault_share": 0.0, **settings}  # type: ignore[arg-type]
+    )
+    return warmup.oracle_attempt(
+        task, renderer(codec), chosen, AGENT, attempt=number, seed=0, context_length=1 << 20
+    )
+
+
+@pytest.mark.parametrize("codec", ["plain", "json"])
+def test_an_oracle_attempt_solves_its_task_without_a_fault(tiny_task, codec):
+    made = attempt(tiny_task, codec).rollout
+    assert made.ended == "finished"
+    assert [turn.calls[0].tool for turn in made.turns] == ["read_file", "edit_file", "shell", "finish"]
+    assert all(turn.error_kind is None for turn in made.turns)
+    assert verifier.verify(tiny_task, made.patch).solved
+
+
+def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_task):
+    made = attempt(tiny_task, repair_share=1.0).rollout
+    tests = [
+        o.error_kind
+        for turn in made.turns
+        for c, o in zip(turn.calls, turn.observations, strict=False)
+        if c.tool == "shell"
+    ]
+    assert tests == ["nonzero_exit", None]
+    assert made.ended == "finished" and verifier.verify(tiny_task, made.patch).solved
+
+
+@pytest.mark.parametrize("codec", ["plain", "json"])
+def test_a_planted_fault_is_what_it_is_called(tiny_task, codec):
+    """Each class is planted where it can be, and the harness sees exactly that fault."""
+    seen: Counter[str] = Counter()
+    for number in range(6):
+        made = attempt(tiny_task, codec, number, seeded_fault_share=0.7).rollout
+        for turn in made.turns:
+            if turn.oracle == "untested":
+                assert turn is made.turns[-1] and turn.calls[0].tool == "finish"
+            elif turn.oracle:
+                assert turn.error_kind == turn.oracle, turn.text
+            else:
+                assert turn.error_kind is None, turn.text
+            seen[turn.oracle] += 1
+    assert set(seen) >= {"", "unknown_tool", "bad_arguments"}
+
+
+def moves(task: Task, count: int, **settings: float) -> list[warmup.Move]:
+    chosen = WarmupSettings(**settings)  # type: ignore[arg-type]
+    codec, dice = CODECS["plain"], random.Random(0)
+    return [move for _ in range(count) for move in warmup.script(task, codec, chosen, AGENT, dice)]
+
+
+def test_a_reminder_of_the_planned_class_prevents_its_fault_and_others_leave_it(tiny_task):
+    played = moves(tiny_task, 1500, seeded_fault_share=0.3, reminder_share=0.4)
+    assert not any(move.reminder_class == move.fault != "" for move in played)
+    rates = {}
+    for kind in ("", "placebo", "unknown_tool", "untested"):
+        at = [move for move in played if move.reminder_class == kind]
+        rates[kind] = Counter(move.fault for move in at), len(at)
+    plain = rates[""][0]["unknown_tool"] / rates[""][1]
+    placebo = rates["placebo"][0]["unknown_tool"] / rates["placebo"][1]
+    other = rates["untested"][0]["unknown_tool"] / rates["untested"][1]
+    assert rates["unknown_tool"][0]["unknown_tool"] == 0
+    assert plain > 0.08 and placebo > 0.5 * plain and other > 0.5 * plain
+
+
+def test_without_seeded_faults_nothing_is_planted(tiny_task):
+    played = moves(tiny_task, 50)
+    assert all(move.fault == "" for move in played) and any(move.reminder for move in played)
+
+
+def test_every_plant_has_a_reminder_and_a_detector():
+    assert set(PLANTS) <= set(feedback.DETECTORS)
+    for kind in PLANTS:
+        assert feedback.hint_text(kind, tools=TOOLS, codec=CODECS["plain"], tool="edit_file")
+
+
+def whole(made: OracleAttempt, using: Renderer) -> str:
+    return "".join(
+        using.decode(turn.context_ids) + turn.text + "".join(o.text for o in turn.observations)
+        for turn in made.rollout.turns
+    )
+
+
+def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
+    using = renderer()
+    made = attempt(tiny_task, number=3, seeded_fault_share=0.3, reminder_share=0.5)
+    other = warmup.renamed(made, tiny_task, using, max_calls=1, seed=1)
+    assert [(t.oracle, t.error_kind, len(t.observations)) for t in other.rollout.turns] == [
+        (t.oracle, t.error_kind, len(t.observations)) for t in made.rollout.turns
+    ]
+    text = whole(other, using)
+    assert "tally/words.py" in whole(made, using) and "tally/words.py" not in text and "`count`" not in text
+    row = warmup.sft_row(other, using)
+    ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
+    assert [row.ids[i] for i in row.wanted] == ids
+    again = warmup.renamed(made, tiny_task, using, max_calls=1, seed=1)
+    assert again == other and warmup.renamed(made, tiny_task, using, max_calls=1, seed=2) != other
+
+
+def test_every_attempt_is_imitated_once_before_any_twice():
+    drawn = [warmup.batch_indices(10, 4, step, seed=0) for step in range(5)]
+    flat = [i for batch in drawn for i in batch]
+    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
+    assert drawn == [warmup.batch_indices(10, 4, step, seed=0) for step in range(5)]
