@@ -71,7 +71,7 @@ class ObjectiveSettings(Settings):
     """Importance ratio trainer/sampler is cut here."""
     kl_coef: float = 0.0
     """Weight of the k1 divergence from the starting weights, inside the advantage."""
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 2048
     """Positions in one forward-backward, padding included."""
 
 

@@ -56,7 +56,7 @@ class WarmupSettings(Settings):
     """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
     checkpoint_every: int = 10
     """Steps between checkpoints."""
-    micro_batch_tokens: int = 4096
+    micro_batch_tokens: int = 2048
     """Positions in one forward-backward, padding included."""
     rename: bool = True
     """Imitate each attempt under made-up names of files and functions and other line numbers, so that a small model
