@@ -150,7 +150,7 @@ class Sweep:
             case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                 return self._assignment_goes(statement, scope)
             case ast.Expr(value=value):
-                return self._value_goes(value, scope, _exports(value))
+                return self._value_goes(value, scope, _extended(value))
             case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
                 if self._any(_headers(statement), scope):
                     return True
@@ -178,65 +178,53 @@ class Sweep:
         )
 
     def _import_goes(self, node: ast.ImportFrom) -> bool:
-        home = self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
-        if home is None:
-            return False
         gone = set()
         for index, alias in enumerate(node.names):
-            place = self.code.lookup(home, alias.name, self.removed)
             here = (self.module.path, alias.asname or alias.name)
-            if alias.name != "*" and (
-                here in self.removed or (isinstance(place, tuple) and place in self.removed)
-            ):
+            if here in self.removed or self._imports_removed(node, alias):
                 gone.add(index)
                 self.found.add(here)
                 self.traces.append(Trace(self.module.path, alias.name, "import"))
         if gone and len(gone) == len(node.names):
             return True
-        self.edits += remove_items(self.source, node, gone)
+        self.edits += remove_items(self.source, node, gone) if gone else []
         return False
 
     def _assignment_goes(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, scope: str) -> bool:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        if any(self._any([t], scope) for t in targets if not isinstance(t, ast.Name)):
-            return True
-        if any(isinstance(t, ast.Name) and self._named(t.id, scope) for t in targets):
-            return True
-        exports = any(isinstance(t, ast.Name) and t.id == "__all__" for t in targets)
-        return node.value is not None and self._value_goes(node.value, scope, exports, _target_name(targets))
+        for target in targets:  # a plain name is bound here, anything else is read first
+            if self._named(target.id, scope) if isinstance(target, ast.Name) else self._refers(target, scope):
+                return True
+        return node.value is not None and self._value_goes(node.value, scope, _target_name(targets))
 
-    def _value_goes(self, value: ast.expr, scope: str, exports: bool, name: str = "") -> bool:
-        refers = self._exported if exports else (lambda node: self._any([node], scope))
+    def _value_goes(self, value: ast.expr, scope: str, name: str) -> bool:
+        """Whether the value of `name` cannot do without W; if it can, the elements that go are collected."""
+        refers = self._exports if name == "__all__" else (lambda node: self._refers(node, scope))
         if not refers(value):
             return False
         traces = len(self.traces)
-        edits = self._elements(value, refers, exports, name)
+        edits = self._elements(value, refers, name)
         if edits is None:
             del self.traces[traces:]
             return True
         self.edits += edits
         return False
 
-    def _elements(
-        self, node: ast.expr, refers: Callable[[ast.expr], bool], exports: bool, name: str
-    ) -> list[Edit] | None:
+    def _elements(self, node: ast.expr, refers: Refers, name: str) -> list[Edit] | None:
         """Edits that take only the referring elements out of a literal; None where that is not possible."""
         match node:
-            case ast.Dict():
-                slots = [[v] if k is None else [k, v] for k, v in zip(node.keys, node.values, strict=True)]
+            case ast.Dict(keys=keys, values=values):
+                slots = [[v] if k is None else [k, v] for k, v in zip(keys, values, strict=True)]
             case ast.List(elts=elements) | ast.Set(elts=elements) | ast.Tuple(elts=elements):
                 slots = [[element] for element in elements]
-            case ast.Call(func=function) if exports or (dotted_parts(function) or [""])[-1] in CONTAINERS:
+            case ast.Call(func=function) if (dotted_parts(function) or [""])[-1] in CONTAINERS:
                 slots = [[a] for a in node.args] + [[k.value] for k in node.keywords]
             case ast.Call():
-                parts = [n for n in [node.func, *node.args, *(k.value for k in node.keywords)] if refers(n)]
-                return self._all_elements(parts, refers, exports, name)
+                return self._each([node.func, *node.args, *(k.value for k in node.keywords)], refers, name)
             case ast.BinOp():
-                return self._all_elements(
-                    [n for n in (node.left, node.right) if refers(n)], refers, exports, name
-                )
+                return self._each([node.left, node.right], refers, name)
             case ast.Starred(value=value):
-                return self._elements(value, refers, exports, name)
+                return self._elements(value, refers, name)
             case _:
                 return None
         edits: list[Edit] = []
@@ -244,67 +232,66 @@ class Sweep:
         for index, parts in enumerate(slots):
             if not any(refers(part) for part in parts):
                 continue
-            traces, inner = len(self.traces), None
+            traces = len(self.traces)
             is_key = len(parts) == 2 and refers(parts[0])
-            if not is_key and not isinstance(parts[-1], ast.Tuple):  # a tuple inside a literal is one record
-                inner = self._elements(parts[-1], refers, exports, name)
+            is_record = isinstance(parts[-1], ast.Tuple)  # a tuple inside a literal goes as a whole
+            inner = None if is_key or is_record else self._elements(parts[-1], refers, name)
             if inner is None:
                 del self.traces[traces:]
                 gone.add(index)
                 what = self.source.text[self.source.span(parts[0])[0] : self.source.span(parts[-1])[1]]
-                self.traces.append(Trace(self.module.path, what, "__all__" if exports else name))
-            else:
-                edits += inner
-        if gone and isinstance(node, ast.Call) and any(i < len(node.args) for i in gone):
+                self.traces.append(Trace(self.module.path, what, name))
+            edits += inner or []
+        if isinstance(node, ast.Call) and any(index < len(node.args) for index in gone):
             return None  # a positional argument cannot be left out
-        return [*edits, *remove_items(self.source, node, gone)]
+        return [*edits, *remove_items(self.source, node, gone)] if gone else edits
 
-    def _all_elements(
-        self, parts: list[ast.expr], refers: Callable[[ast.expr], bool], exports: bool, name: str
-    ) -> list[Edit] | None:
-        found = [self._elements(part, refers, exports, name) for part in parts]
-        return None if any(f is None for f in found) else [edit for f in found if f for edit in f]
+    def _each(self, parts: list[ast.expr], refers: Refers, name: str) -> list[Edit] | None:
+        found = [self._elements(part, refers, name) for part in parts if refers(part)]
+        return None if None in found else [edit for edits in found for edit in edits or ()]
 
     # -- does it refer to W?
 
     def _named(self, name: str, scope: str) -> bool:
         return (self.module.path, _join(scope, name)) in self.removed
 
-    def _exported(self, node: ast.AST) -> bool:
+    def _exports(self, node: ast.AST) -> bool:
         return any(
-            isinstance(n, ast.Constant)
-            and isinstance(n.value, str)
-            and (self.module.path, n.value) in self.removed
+            isinstance(n, ast.Constant) and (self.module.path, n.value) in self.removed
             for n in ast.walk(node)
         )
+
+    def _imports_removed(self, node: ast.ImportFrom, alias: ast.alias) -> bool:
+        home = self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
+        return home is not None and self.code.lookup(home, alias.name, self.removed) in self.removed
 
     def _any(self, nodes: Iterable[ast.AST], scope: str) -> bool:
         return any(self._refers(node, scope) for node in nodes)
 
     def _refers(self, node: ast.AST, scope: str) -> bool:
-        if isinstance(node, ast.Name | ast.Attribute):
-            parts = dotted_parts(node)
-            if parts is not None:
+        match node:
+            case ast.Name() | ast.Attribute() if parts := dotted_parts(node):
                 return self.code.leads_into(self.module, parts, self.removed, scope)
-        if isinstance(node, ast.ImportFrom):
-            home = self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
-            places = (
-                [] if home is None else [self.code.lookup(home, a.name, self.removed) for a in node.names]
-            )
-            return any(isinstance(place, tuple) and place in self.removed for place in places)
-        if isinstance(node, ast.Lambda) and not self.strict:
-            return self._any([*node.args.defaults, *(d for d in node.args.kw_defaults if d)], scope)
+            case ast.ImportFrom():
+                return any(self._imports_removed(node, alias) for alias in node.names)
+            case ast.Lambda() if not self.strict:
+                return self._any(_defaults(node.args), scope)
         return self._any(ast.iter_child_nodes(node), scope)
 
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+Refers = Callable[[ast.expr], bool]
+
+
+def _defaults(arguments: ast.arguments) -> list[ast.expr]:
+    return [*arguments.defaults, *(default for default in arguments.kw_defaults if default)]
 
 
 def _evaluated(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> list[ast.expr]:
     """The parts of a definition that run when it is defined."""
     if isinstance(node, ast.ClassDef):
         return [*node.decorator_list, *node.bases, *(k.value for k in node.keywords)]
-    return [*node.decorator_list, *node.args.defaults, *(d for d in node.args.kw_defaults if d)]
+    return [*node.decorator_list, *_defaults(node.args)]
 
 
 def _headers(node: ast.stmt) -> list[ast.AST]:
@@ -346,9 +333,10 @@ def _target_name(targets: Sequence[ast.expr]) -> str:
     return ".".join(dotted_parts(targets[0]) or [])
 
 
-def _exports(value: ast.expr) -> bool:
-    """Whether an expression is a call such as `__all__.extend([...])`."""
-    return isinstance(value, ast.Call) and (dotted_parts(value.func) or [""])[0] == "__all__"
+def _extended(value: ast.expr) -> str:
+    """ "__all__" for a call such as `__all__.extend([...])`."""
+    parts = dotted_parts(value.func) if isinstance(value, ast.Call) else None
+    return parts[0] if parts and parts[0] == "__all__" else ""
 
 
 def _join(scope: str, name: str) -> str:

@@ -105,7 +105,7 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
     wanted = settings.limit or len(found)
     kept = tried = 0
     began = time.monotonic()
-    for candidate, result in _decide(work, found, out, earlier, settings.jobs):
+    for candidate, result in decide(work, found, out, earlier):
         known = isinstance(result, Task) and result.folder.parent == out
         if isinstance(result, Task):
             if not known:
@@ -125,10 +125,11 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
     report.seconds += time.monotonic() - began
 
 
-def _decide(
-    work: Bench, found: list[Candidate], out: Path, earlier: dict[str, Rejected], jobs: int
+def decide(
+    work: Bench, found: list[Candidate], out: Path, earlier: dict[str, Rejected]
 ) -> Iterator[tuple[Candidate, Task | Rejected]]:
     """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due."""
+    jobs = work.settings.jobs
     pool = ThreadPoolExecutor(jobs)
     waiting: deque[tuple[Candidate, Future[Task | Rejected]]] = deque()
     remaining = iter(found)

@@ -16,7 +16,7 @@ from woodshed.synthesis.edits import Source, parse
 Binding = tuple[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Module:
     """One parsed file."""
 

@@ -209,6 +209,8 @@ def repair(code: Codebase, deletion: Deletion, path: str, line: int, max_cascade
     Raises:
         CascadeError: nothing to drop there, or too much has gone by now.
     """
+    if path not in deletion.code.modules:
+        raise CascadeError(f"{path} cannot be repaired")
     dropped, bound = drop_statement(deletion.code, path, line)
     if dropped.texts[path] == deletion.code.texts[path]:
         raise CascadeError(f"nothing at {path}:{line} can be dropped")
@@ -240,7 +242,7 @@ def _closed(
 def _gap_line(before: str, after: str, line: int) -> int:
     """The line of `after` where a deleted line of `before` stood: that of the statement that followed it."""
     old, new = before.split("\n"), after.split("\n")
-    blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    blocks = SequenceMatcher(None, old, new).get_opcodes()
     at = min(next((j1 for _, i1, i2, j1, _ in blocks if i1 < line <= i2)), len(new) - 1)
     follower = next((i for i in range(at, len(new)) if new[i].strip()), at)
     indent = len(old[line - 1]) - len(old[line - 1].lstrip())

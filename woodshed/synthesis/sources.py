@@ -266,13 +266,18 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
                 shutil.copy2(folder / name, into / name, follow_symlinks=False)
         version = _described(folder)
     else:
-        shutil.copytree(folder, into, symlinks=True, ignore=_ignore(folder))
+        shutil.copytree(folder, into, symlinks=True, ignore=_ignore(folder, into.resolve()))
     return folder.name, version, folder.name  # not the full path: tasks must not depend on where a copy lay
 
 
-def _ignore(folder: Path) -> Callable[[str, list[str]], set[str]]:
+def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
+    """Leftovers, and the folder that the copy itself is in."""
     return lambda directory, names: {
-        n for n in names if LEFTOVERS.fullmatch(n) or (Path(directory) == folder and n in BUILD_FOLDERS)
+        name
+        for name in names
+        if LEFTOVERS.fullmatch(name)
+        or (Path(directory) == folder and name in BUILD_FOLDERS)
+        or into.is_relative_to(Path(directory, name))
     }
 
 
