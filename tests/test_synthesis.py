@@ -662,7 +662,29 @@ ZOO = {
         def count_noise(animals):
             return len(animals)
         ''',
+    "zoo/costs.py": """
+        def fee():
+            return 3
+
+
+        def _prices():
+            return {"cat": fee()}
+
+
+        PRICES = _prices()
+        """,
     "zoo/tests/__init__.py": "",
+    "zoo/tests/test_costs.py": """
+        from zoo.costs import PRICES, fee
+
+
+        def test_fee():
+            assert fee() == 3
+
+
+        def test_prices():
+            assert PRICES == {"cat": 3}
+        """,
     "zoo/tests/test_sounds.py": """
         import pytest
 
@@ -746,6 +768,8 @@ def hashes(root: Path) -> dict[str, str]:
 
 def test_what_is_made_of_the_zoo(made: Path):
     tasks = {task.name: task for task in folder.load_set(made)}
+    repaired = tasks.pop("zoo-remove-fee")
+    assert "`PRICES = _prices()` in zoo/costs.py" in repaired.instruction
     cascaded = tasks.pop("zoo-remove-loud")
     assert "meow" in cascaded.instruction and len(cascaded.fail_to_pass) == 5
     rejected = [json.loads(line) for line in (made / "rejections.jsonl").read_text().splitlines()]
@@ -756,6 +780,7 @@ def test_what_is_made_of_the_zoo(made: Path):
     }
     assert reasons == {
         "zoo-stub-loud": "import_broken",
+        "zoo-stub-fee": "import_broken",
         "zoo-stub-unseen": "no_test_fails",
         "zoo-remove-unseen": "no_test_fails",
     }

@@ -20,11 +20,16 @@ from dataclasses import dataclass
 from email import message_from_string
 from pathlib import Path
 
-import requests
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
-from pypi_simple import DigestMismatchError, DistributionPackage, NoSuchProjectError, PyPISimple
+from pypi_simple import (
+    PYPI_SIMPLE_ENDPOINT,
+    DigestMismatchError,
+    DistributionPackage,
+    NoSuchProjectError,
+    PyPISimple,
+)
 
 from woodshed.records import TaskError
 from woodshed.tasks.environment import cache_dir
@@ -67,19 +72,16 @@ def fetch(source: str, into: Path) -> Repository:
     if into.exists():
         shutil.rmtree(into)
     into.parent.mkdir(parents=True, exist_ok=True)
+    digest = ""
     if source.startswith("pypi:"):
-        name, version, digest = _fetch_sdist(source, into)
-        resolved = f"pypi:{name}=={version}"
+        name, version, resolved, digest = _fetch_sdist(source, into)
     elif source.startswith("git+"):
         name, version, resolved = _fetch_git(source, into)
-        digest = ""
     else:
         name, version, resolved = _fetch_folder(source, into)
-        digest = ""
     scrub(into)
-    return Repository(
-        canonicalize_name(name), version, into, digest or tree_sha256(into), _licence(into), resolved
-    )
+    digest = digest or tree_sha256(into)
+    return Repository(canonicalize_name(name), version, into, digest, _licence(into), resolved)
 
 
 def scrub(tree: Path) -> None:
@@ -100,27 +102,24 @@ def scrub(tree: Path) -> None:
 
 
 def tree_sha256(tree: Path) -> str:
-    """Hash of every file's path, executable bit and content."""
+    """Hash of every file's path, executable bit and content (of a link: where it points)."""
     total = hashlib.sha256()
-    for path in sorted(p for p in tree.rglob("*") if p.is_file() and not p.is_symlink()):
-        executable = bool(path.stat().st_mode & 0o100)
-        content = hashlib.sha256(path.read_bytes()).hexdigest()
-        total.update(f"{path.relative_to(tree).as_posix()}\0{executable}\0{content}\n".encode())
+    for path in sorted(p for p in tree.rglob("*") if p.is_symlink() or p.is_file()):
+        data = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+        entry = [path.relative_to(tree).as_posix(), bool(path.lstat().st_mode & 0o100), path.is_symlink()]
+        total.update(f"{entry} {hashlib.sha256(data).hexdigest()}\n".encode())
     return total.hexdigest()
 
 
 # ---- pypi: ------------------------------------------------------------------------------------------------
 
 
-def _fetch_sdist(source: str, into: Path) -> tuple[str, str, str]:
+def _fetch_sdist(source: str, into: Path) -> tuple[str, str, str, str]:
     name, version = _pin(source)
-    archive = _cached_sdist(name, version)
-    if archive is None:
-        archive = _download_sdist(name, version)
+    archive = _cached_sdist(name, version) or _download_sdist(name, version)
     with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
-        top = _unpack(archive, Path(scratch))
-        shutil.move(top, into)
-    return name, version, hashlib.sha256(archive.read_bytes()).hexdigest()
+        shutil.move(_unpack(archive, Path(scratch)), into)
+    return name, version, f"pypi:{name}=={version}", archive.name.split("=")[3]
 
 
 def _pin(source: str) -> tuple[str, str]:
@@ -136,7 +135,7 @@ def _pin(source: str) -> tuple[str, str]:
 
 def _cached_sdist(name: str, version: str) -> Path | None:
     """A download of an earlier run; its file name carries the digest that it had to have then."""
-    for archive in sorted((cache_dir() / "sdists").glob(f"{name}=={version}=*")):
+    for archive in sorted((cache_dir() / "sdists").glob(f"{name}=={version}=*=.[tz]*[pz]")):
         if hashlib.sha256(archive.read_bytes()).hexdigest() == archive.name.split("=")[3]:
             return archive
         archive.unlink()
@@ -145,27 +144,21 @@ def _cached_sdist(name: str, version: str) -> Path | None:
 
 def _download_sdist(name: str, version: str) -> Path:
     endpoint, certificates = _index()
-    with requests.Session() as session:
-        if certificates:
-            session.verify = certificates
-        with PyPISimple(endpoint, session=session) as index:
-            try:
-                packages = index.get_project_page(name, timeout=60).packages
-                sdist = _choose(name, version, packages)
-                digest = sdist.digests.get("sha256")
-                if digest is None:
-                    raise TaskError(
-                        f"the index gives no sha256 for {sdist.filename}, so it cannot be verified"
-                    )
-                suffix = ".zip" if sdist.filename.endswith(".zip") else ".tar.gz"
-                archive = cache_dir() / "sdists" / f"{name}=={version}={digest}={suffix}"
-                archive.parent.mkdir(parents=True, exist_ok=True)
-                partial = archive.with_name(f"{archive.name}.{os.getpid()}.part")
-                index.download_package(sdist, partial, verify=True, timeout=60)
-            except NoSuchProjectError:
-                raise TaskError(f"the package index knows no project {name!r}; check the spelling") from None
-            except (requests.RequestException, DigestMismatchError, OSError) as error:
-                raise TaskError(f"the package index did not give {name}=={version}: {error}") from None
+    with PyPISimple(endpoint) as index:
+        index.s.verify = certificates or True
+        try:
+            sdist = _choose(name, version, index.get_project_page(name, timeout=60).packages)
+            if "sha256" not in sdist.digests:
+                raise TaskError(f"the index gives no sha256 for {sdist.filename}, so it cannot be verified")
+            suffix = ".zip" if sdist.filename.endswith(".zip") else ".tar.gz"
+            archive = cache_dir() / "sdists" / f"{name}=={version}={sdist.digests['sha256']}={suffix}"
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            partial = archive.with_name(f"{archive.name}.{os.getpid()}.part")
+            index.download_package(sdist, partial, verify=True, timeout=60)
+        except NoSuchProjectError:
+            raise TaskError(f"the package index knows no project {name!r}; check the spelling") from None
+        except (DigestMismatchError, OSError) as error:  # every error of the connection is an OSError
+            raise TaskError(f"the package index did not give {name}=={version}: {error}") from None
     partial.replace(archive)
     return archive
 
@@ -192,21 +185,15 @@ def _version(text: str | None) -> Version | None:
 
 def _index() -> tuple[str, str | None]:
     """The index address and certificate bundle that pip is configured with, else the library's default."""
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    ).stdout
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     values: dict[str, str] = {}
-    for line in sorted(
-        listing.splitlines(), key=lambda line: line.startswith(":env:")
-    ):  # the environment wins
+    lines = listing.splitlines()
+    lines.sort(key=lambda line: line.startswith(":env:"))  # the environment wins
+    for line in lines:
         key, _, value = line.partition("=")
         values[key.rpartition(".")[2]] = "".join(shlex.split(value))
-    endpoint = values.get("index-url") or "https://pypi.org/simple/"
-    return endpoint.rstrip("/") + "/", values.get("cert")
+    return values.get("index-url", PYPI_SIMPLE_ENDPOINT).rstrip("/") + "/", values.get("cert")
 
 
 def _unpack(archive: Path, into: Path) -> Path:
