@@ -550,6 +550,7 @@ def test_metadata_is_built_in_the_sandbox(tmp_path: Path):
         paths=("src/thing",),
         requirements=("right>=1",),
         test_requirements=("freezegun", "hypothesis>=6", "mock", "pytest", "tabulate"),
+        generated=("src/thing/_version.py",),
         entry_points="[console_scripts]\nthing = thing:main\n",
     )
     assert (repository.tree / "src/thing/_version.py").read_text() == "version = '0.0.0'\n"

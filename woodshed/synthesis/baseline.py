@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from woodshed.grading.verifier import TestRun, run_tests, with_runner
@@ -57,20 +57,22 @@ class Baseline:
     environment: Environment
     allowed_paths: tuple[str, ...]
     """Where the packages lie: what a solution may change."""
-    stable: tuple[str, ...]
-    """Tests that passed in every run, in the order they ran in."""
-    broken: tuple[str, ...]
-    """Tests that failed in some run; they are not shown to the agent."""
-    uncollected: tuple[str, ...]
-    """Test files that cannot be collected here."""
-    durations: dict[str, float]
-    """Seconds per stable test, in the first run."""
     package_files: tuple[str, ...]
     """Python and .pyi files of the packages, tests left out."""
     test_files: tuple[str, ...]
     """Python files of the tests, conftest files included."""
-    modules: tuple[str, ...]
+    generated: tuple[str, ...]
+    """Files that the build added to the tree."""
+    modules: tuple[str, ...] = ()
     """Import names of package files that can be imported here."""
+    stable: tuple[str, ...] = ()
+    """Tests that passed in every run, in the order they ran in."""
+    broken: tuple[str, ...] = ()
+    """Tests that failed in some run; they are not shown to the agent."""
+    uncollected: tuple[str, ...] = ()
+    """Test files that cannot be collected here."""
+    durations: dict[str, float] = field(default_factory=dict)
+    """Seconds per stable test, in the first run."""
 
     @property
     def spec(self) -> SandboxSpec:
@@ -89,65 +91,67 @@ def measure(
     *,
     extra_requirements: Sequence[str] = (),
     runs: int = 3,
-    timeout_s: float = 300.0,
+    timeout_s: float = 120.0,
     progress: Progress = lambda done, total, text: None,
 ) -> Baseline:
-    """Builds the environment of a repository and runs its suite several times.
+    """Builds the environment of a repository and runs its suite several times, with different hash seeds.
+
+    The runs take place at the same time, so that tests that depend on the clock fail here rather than later.
+
+    Args:
+        timeout_s: for one run alone; several at once may take as many times as long.
 
     Raises:
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
     """
-    total = 3
-    progress(0, total, f"{repository.name}: building its metadata")
+    name = repository.name
+    progress(0, 3, f"measuring {name}, building its metadata")
     described = project.read(repository)
-    progress(1, total, f"{repository.name}: preparing its environment")
-    environment = _environment(described, extra_requirements)
-    tree, name = repository.tree, repository.name
-    python = sorted(
-        p.relative_to(tree).as_posix() for p in tree.rglob("*.py*") if p.suffix in (".py", ".pyi")
-    )
-    tests = [p for p in python if is_protected(p) and p.endswith(".py")]
-    inside = [p for p in python if any(p == place or p.startswith(place + "/") for place in described.paths)]
-    package = [p for p in inside if not is_protected(p)]
-    draft = Baseline(
-        repository, environment, described.paths, (), (), (), {}, tuple(package), tuple(tests), ()
-    )
-    progress(2, total, f"{name}: running its tests {runs} times")
-    with ThreadPoolExecutor(
-        runs
-    ) as pool:  # at once, so that tests that depend on the clock fail here, not later
-        measured = list(pool.map(lambda seed: _suite(draft, timeout_s, seed), range(runs)))
+    progress(1, 3, f"measuring {name}, preparing its environment")
+    draft = _draft(repository, described, _environment(described, extra_requirements))
+    progress(2, 3, f"measuring {name}, running its tests {runs} times")
+
+    def suite(hash_seed: int) -> TestRun:
+        with open_sandbox(draft.spec) as sandbox:
+            limit = {"timeout_s": timeout_s * runs, "hash_seed": hash_seed}
+            return run_tests(sandbox, ids=None, packages=described.packages, **limit)
+
+    with ThreadPoolExecutor(runs) as pool:
+        measured = list(pool.map(suite, range(runs)))
     for run in measured:
-        _complain(name, run, timeout_s)
+        _complain(name, run, timeout_s * runs)
     first = measured[0]
-    passed = [t for t in first.outcomes if all(run.outcomes.get(t) == "passed" for run in measured)]
     seen = {test for run in measured for test in run.outcomes}
     broken = {t for t in seen if any(run.outcomes.get(t) in ("failed", "error") for run in measured)}
-    stable = [t for t in passed if not UNSTABLE_ID.search(t)]
+    stable = [t for t in first.outcomes if all(run.outcomes.get(t) == "passed" for run in measured)]
+    stable = [test for test in stable if not UNSTABLE_ID.search(test)]
     if not stable or len(broken) > len(stable):
         raise TaskError(_failing(name, first, broken))
     if not any(first.package_files.values()):
-        raise TaskError(
-            f"{name}: its tests never import {', '.join(described.packages)}, so they cannot judge it"
-        )
-    used = {test.partition("::")[0] for test in stable}
-    done = replace(
+        packages = ", ".join(described.packages)
+        raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
+    progress(3, 3, f"measuring {name}, {len(stable)} stable tests")
+    return replace(
         draft,
+        modules=_importable(draft),
         stable=tuple(stable),
         broken=tuple(sorted(broken)),
-        uncollected=tuple(sorted(first.collection_errors)),
+        uncollected=tuple(sorted({path for run in measured for path in run.collection_errors})),
         durations={test: first.durations.get(test, 0.0) for test in stable},
-        test_files=tuple(sorted({*tests, *(p for p in used if (tree / p).is_file())})),
-        modules=_importable(draft, described.source_roots),
+        test_files=tuple(sorted({*draft.test_files, *(test.partition("::")[0] for test in stable)})),
     )
-    progress(total, total, f"{name}: {len(stable)} stable tests")
-    return done
 
 
-def _suite(baseline: Baseline, timeout_s: float, hash_seed: int) -> TestRun:
-    packages = baseline.environment.packages
-    with open_sandbox(baseline.spec) as sandbox:
-        return run_tests(sandbox, ids=None, packages=packages, timeout_s=timeout_s, hash_seed=hash_seed)
+def _draft(repository: Repository, described: project.Project, environment: Environment) -> Baseline:
+    """Everything but what running the tests tells."""
+    files = sorted(p.relative_to(repository.tree).as_posix() for p in repository.tree.rglob("*.py*"))
+    files = [path for path in files if path.endswith((".py", ".pyi"))]
+    tests = [path for path in files if is_protected(path) and path.endswith(".py")]
+    inside = [p for p in files if any(p == home or p.startswith(home + "/") for home in described.paths)]
+    package = [path for path in inside if not is_protected(path)]
+    return Baseline(
+        repository, environment, described.paths, tuple(package), tuple(tests), described.generated
+    )
 
 
 def failed_imports(sandbox: Sandbox, modules: Sequence[str]) -> dict[str, tuple[str, tuple[str, int] | None]]:
@@ -160,10 +164,11 @@ def failed_imports(sandbox: Sandbox, modules: Sequence[str]) -> dict[str, tuple[
     return {name: (why[0], tuple(why[1]) if why[1] else None) for name, why in answers.items() if why}
 
 
-def _importable(baseline: Baseline, roots: Sequence[str]) -> tuple[str, ...]:
+def _importable(baseline: Baseline) -> tuple[str, ...]:
+    roots = sorted(baseline.environment.source_roots, key=len, reverse=True)
     names = []
     for path in baseline.package_files:
-        root = next((r for r in sorted(roots, key=len, reverse=True) if path.startswith(r + "/")), "")
+        root = next((root for root in roots if path.startswith(root + "/")), "")
         parts = PurePosixPath(path[len(root) :].lstrip("/")).with_suffix("").parts
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         if path.endswith(".py") and parts[-1] != "__main__" and all(part.isidentifier() for part in parts):

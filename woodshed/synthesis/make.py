@@ -6,6 +6,8 @@ same folders, and a run that was stopped goes on where it was.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import random
 import re
@@ -15,13 +17,14 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from woodshed.records import Task, TaskError
+from woodshed.records import Task, TaskError, from_json, to_json
 from woodshed.synthesis import operators, sources
-from woodshed.synthesis.baseline import Progress, measure
+from woodshed.synthesis.baseline import Baseline, Progress, measure
+from woodshed.synthesis.project import PYTHON
 from woodshed.synthesis.proof import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench, prove
 from woodshed.tasks import folder
 
@@ -60,24 +63,47 @@ def make(
         with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
             progress(0, 0, f"fetching {source}")
             repository = sources.fetch(source, Path(scratch, "tree"))
-            baseline = measure(
-                repository,
-                extra_requirements=settings.extra_requirements,
-                timeout_s=settings.timeout_s,
-                progress=progress,
-            )
+            baseline = _measured_once(repository, out, settings, progress)
             staging = Path(scratch, "staging")
             staging.mkdir()
             _make_from(bench(baseline, staging, settings), out, report, progress)
     return report
 
 
+def _measured_once(
+    repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
+) -> Baseline:
+    """The baseline, kept beside the tasks: all tasks of a set share one environment, whenever they were made."""
+    asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
+    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    kept = out / ".baselines" / f"{repository.name}-{key}.json"
+    if kept.exists():
+        known = json.loads(kept.read_text(encoding="utf-8"))
+        for path, content in known.pop("contents").items():
+            (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (repository.tree / path).write_bytes(base64.b64decode(content))
+        return from_json(Baseline, {**known, "repository": to_json(repository)})
+    extra = settings.extra_requirements
+    measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
+    measured = replace(measured, durations={})  # the only part that differs from run to run
+    contents = {p: base64.b64encode((repository.tree / p).read_bytes()).decode() for p in measured.generated}
+    known = {**to_json(measured), "contents": contents}
+    del known["repository"]
+    kept.parent.mkdir(exist_ok=True)
+    partial = kept.with_suffix(".part")
+    partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
+    partial.replace(kept)
+    return measured
+
+
 def candidates(work: Bench) -> list[Candidate]:
     """Public functions that tests name, in seeded order: modules take turns, and so do the operators."""
     settings = work.settings
     words = {word for text in work.tests.values() for word in re.findall(r"\w+", text)}
+    known = list(operators.symbols(work.code))
+    times = Counter(symbol.name.lower() for symbol in known)
     by_path: dict[str, list[operators.Symbol]] = {}
-    for symbol in operators.symbols(work.code):
+    for symbol in known:
         if symbol.short in words and symbol.body_lines <= settings.max_body_lines:
             by_path.setdefault(symbol.path, []).append(symbol)
     repository = work.baseline.repository.name
@@ -88,7 +114,6 @@ def candidates(work: Bench) -> list[Candidate]:
     draw.shuffle(queues)
     longest = max(map(len, queues), default=0)
     order = [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
-    times = Counter(symbol.name.lower() for symbol in order)
     found = []
     for turn in range(len(settings.operators)):
         for position, symbol in enumerate(order):
@@ -99,29 +124,27 @@ def candidates(work: Bench) -> list[Candidate]:
 
 
 def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -> None:
-    repository = work.baseline.repository
-    found, settings = candidates(work), work.settings
+    found, name = candidates(work), work.baseline.repository.name
     earlier = _earlier_rejections(out, work)
-    wanted = settings.limit or len(found)
-    kept = tried = 0
-    began = time.monotonic()
-    for candidate, result in decide(work, found, out, earlier):
-        known = isinstance(result, Task) and result.folder.parent == out
+    limit = work.settings.limit
+    kept, began = 0, time.monotonic()
+    for position, (candidate, result) in enumerate(decide(work, found, out, earlier), start=1):
+        home = out / candidate.name
         if isinstance(result, Task):
-            if not known:
-                (result.folder).rename(out / candidate.name)
+            report.tried += result.folder != home
+            if result.folder != home:
+                result.folder.rename(home)
+            report.accepted.append(replace(result, folder=home))
             kept += 1
-            report.accepted.append(folder.load(out / candidate.name))
         else:
-            report.rejected[result.reason] += 1
+            report.tried += candidate.name not in earlier
             if candidate.name not in earlier:
                 _log(out, work, candidate, result)
-        tried += not known and candidate.name not in earlier
-        text = f"{repository.name}, {kept} tasks from {sum(report.rejected.values()) + kept} candidates"
-        progress(kept, wanted, text) if settings.limit else progress(found.index(candidate) + 1, wanted, text)
-        if kept == wanted:
+            report.rejected[result.reason] += 1
+        done, total = (kept, limit) if limit else (position, len(found))
+        progress(done, total, f"making tasks of {name}, {kept} tasks from {position} candidates")
+        if limit and kept == limit:
             break
-    report.tried += tried
     report.seconds += time.monotonic() - began
 
 

@@ -79,6 +79,8 @@ class Project:
     """Of the package itself, with the markers of this machine settled."""
     test_requirements: tuple[str, ...]
     entry_points: str
+    generated: tuple[str, ...]
+    """Files that the build made and the tree lacked; they are in the tree now."""
 
 
 def read(repository: Repository) -> Project:
@@ -106,7 +108,7 @@ def read(repository: Repository) -> Project:
     homes = _locate(tree, code)
     if not homes:
         raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
-    _complete(tree, code, homes)
+    generated = _complete(tree, code, homes)
     return Project(
         distribution=f"{canonicalize_name(metadata['Name'])}=={metadata['Version']}",
         packages=tuple(sorted(homes)),
@@ -114,6 +116,7 @@ def read(repository: Repository) -> Project:
         paths=tuple(sorted(_place(tree, root, package) for package, root in homes.items())),
         requirements=tuple(_active(metadata.get_all("Requires-Dist") or [], "")),
         test_requirements=tuple(_test_requirements(tree, metadata)),
+        generated=tuple(generated),
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
     )
 
@@ -199,13 +202,16 @@ def _locate(tree: Path, code: dict[str, bytes]) -> dict[str, str]:
     return {package: min(roots, key=lambda r: (-roots[r], len(r), r)) for package, roots in votes.items()}
 
 
-def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> None:
-    """Files that the build generated, such as _version.py, are added to the tree."""
-    for name, content in code.items():
+def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> list[str]:
+    """Adds files that the build generated, such as _version.py, to the tree; their paths."""
+    added = []
+    for name, content in sorted(code.items()):
         root = homes.get(name.partition("/")[0].removesuffix(".py"))
         if root is not None and not (tree / root / name).exists():
             (tree / root / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / root / name).write_bytes(content)
+            added.append(name if root == "." else f"{root}/{name}")
+    return added
 
 
 def _place(tree: Path, root: str, package: str) -> str:
