@@ -596,6 +596,12 @@ def test_suites_that_cannot_be_used(files: dict[str, str], message: str, tmp_pat
         baseline.measure(repository)
 
 
+def test_a_package_that_pytest_needs_is_refused(tmp_path: Path):
+    root = lay(tmp_path / "iniconfig", {"iniconfig.py": "", "test_it.py": "def test_x(): pass\n"})
+    with pytest.raises(TaskError, match="iniconfig is needed by pytest"):
+        baseline.measure(sources.fetch(str(root), tmp_path / "tree"))
+
+
 # ---- making -----------------------------------------------------------------------------------------------
 
 ZOO = {

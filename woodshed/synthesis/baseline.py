@@ -191,9 +191,14 @@ def _environment(described: project.Project, extra: Sequence[str]) -> Environmen
             if not tried:
                 raise
     ours = described.distribution.partition("==")[0]
+    if any(pin.partition("==")[0] == ours for pin in pins):
+        raise TaskError(
+            f"{ours} is needed by pytest or another requirement of its own tests, so a second copy of it would be "
+            "installed beside the workspace; such a repository cannot be made into tasks"
+        )
     return Environment(
         python=project.PYTHON,
-        requirements=tuple(pin for pin in pins if pin.partition("==")[0] != ours),
+        requirements=pins,
         packages=described.packages,
         source_roots=described.source_roots,
         distribution=described.distribution,
