@@ -70,9 +70,43 @@ def load(
         # transformers would fill them with random numbers and go on
         raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
     model.eval()
+    _share_heads(model)
     if adapter is not None:
         model = _with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
+
+
+def _share_heads(model: Any) -> None:
+    """Let attention read each key and value head once for all query heads that share it, when one token is drawn.
+
+    transformers copies keys and values for every query head, which costs as much as reading the weights when a batch
+    is decoded on a CPU. The query heads of one group attend with the same mask, so they can stand side by side as
+    positions of one query instead; the sums are the same.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        rows, heads, length, width = query.shape
+        groups = key.shape[1]
+        if length > 1 or heads == groups or options.get("dropout"):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        seen = torch.nn.functional.scaled_dot_product_attention(
+            query.view(rows, groups, heads // groups, width),
+            key,
+            value,
+            attn_mask=None if attention_mask is None else attention_mask[..., : key.shape[2]],
+            scale=options.get("scaling"),
+        )
+        return seen.reshape(rows, 1, heads, width), None
+
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register("sdpa_shared_heads", attend)
+        AttentionMaskInterface.register("sdpa_shared_heads", sdpa_mask)
+        model.set_attn_implementation("sdpa_shared_heads")
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:
