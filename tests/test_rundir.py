@@ -10,7 +10,10 @@ import pytest
 from woodshed.records import Hint, RunError
 from woodshed.rundir import RunDir
 
-HINTS = [Hint("r0", 1, "unknown_tool", "Reminder: é ✓ \udcff \u2028 \x85 \x0c"), Hint("r1", 0, "no_call", "x\ny")]
+HINTS = [
+    Hint("r0", 1, "unknown_tool", "Reminder: é ✓ \udcff \u2028 \x85 \x0c"),
+    Hint("r1", 0, "no_call", "x\ny"),
+]
 
 
 @pytest.fixture

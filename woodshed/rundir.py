@@ -221,6 +221,7 @@ class RunDir:
         partial = target.with_name(f".{name}.partial")
         with self._writing():
             shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
             for folder in folders:
                 shutil.copytree(folder, partial / folder.name, copy_function=_link_or_copy, symlinks=True)
             partial.rename(target)

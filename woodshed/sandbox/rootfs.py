@@ -163,7 +163,9 @@ def _devices() -> list[str]:
                 os.chown(fresh, NOBODY, NOBODY)
                 fresh.rename(device)
             if name == "null":
-                os.close(os.open(device, os.O_RDWR))  # on a mount without devices it can be made and not opened
+                os.close(
+                    os.open(device, os.O_RDWR)
+                )  # on a mount without devices it can be made and not opened
         except OSError:
             return []
         line += ["--dev-bind", str(device), f"/dev/{name}"]

@@ -75,7 +75,9 @@ class Policy:
             model.requires_grad_(True)
         model.to(settings.resolved_device())
         is_adapter = adapter is not None or settings.lora_rank > 0
-        if is_adapter:  # an exported adapter names the model as the recipe does, not where it lay on this machine
+        if (
+            is_adapter
+        ):  # an exported adapter names the model as the recipe does, not where it lay on this machine
             model.peft_config["default"].base_model_name_or_path = settings.model
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and is_adapter:

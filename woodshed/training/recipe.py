@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from pydantic import Field
+
 from woodshed.agent.attempt import AgentSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
@@ -21,6 +23,8 @@ class TaskSettings(Settings):
     """Task folders, or folders of them, to practise on."""
     heldout: tuple[Path, ...] = ()
     """Task folders never practised on; the policy is evaluated on them before and after."""
+    heldout_share: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Where `heldout` is empty: this share of the tasks in `train`, chosen by their ids, is kept for measuring."""
 
 
 class TrainingSettings(Settings):

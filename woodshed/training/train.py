@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from woodshed import feedback
 from woodshed.curriculum import Curriculum
@@ -47,8 +46,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     Raises:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
-    practice = _task_set(run, "train", recipe.tasks.train)
-    heldout = _task_set(run, "heldout", recipe.tasks.heldout, limit=recipe.evaluation.limit)
+    practice, heldout = _task_sets(recipe, run)
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
@@ -200,13 +198,19 @@ class Clock:
         self._last = now
 
 
-def _task_set(run: RunDir, name: str, paths: Sequence[Path], *, limit: int = 0) -> list[Task]:
-    """The run's own copy of a task set; made on the first call, read on later ones."""
-    kept = run.path / "tasks" / name
-    if not kept.is_dir():
-        tasks = folder.load_set(*paths) if paths else []
-        tasks = tasks[:limit] if limit else tasks
-        if not tasks:
-            return []
-        kept = run.keep_tasks(name, [task.folder for task in tasks])
-    return folder.load_set(kept)
+def _task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
+    """The run's own copies of the tasks to practise on and of those to measure with; made once, read by a resume."""
+    kept = [run.path / "tasks" / name for name in ("train", "heldout")]
+    if not all(path.is_dir() for path in kept):
+        practice, heldout = (
+            folder.load_set(*paths) if paths else [] for paths in (recipe.tasks.train, recipe.tasks.heldout)
+        )
+        if not heldout:
+            by_id = sorted(practice, key=lambda task: task.id)
+            heldout = by_id[: round(recipe.tasks.heldout_share * len(by_id))]
+            practice = [task for task in practice if task not in heldout]
+        heldout = sorted(heldout, key=lambda task: task.name)[: recipe.evaluation.limit or None]
+        for path, tasks in zip(kept, (practice, heldout), strict=True):
+            run.keep_tasks(path.name, [task.folder for task in tasks])
+    practice, heldout = (folder.load_set(path) if any(path.iterdir()) else [] for path in kept)
+    return practice, heldout
