@@ -188,7 +188,8 @@ def _rejections(settings: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
     """Why candidates did not become tasks, counted over the task sets that the recipe names and that still exist."""
     counts: Counter[str] = Counter()
     named = settings.get("tasks", {})
-    sources = [path for paths in named.values() for path in paths] if isinstance(named, dict) else named
+    sets = (named.get("train", ()), named.get("heldout", ())) if isinstance(named, dict) else (named,)
+    sources = [path for paths in sets for path in paths]
     for path in {Path(source) / "rejections.jsonl" for source in sources}:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
