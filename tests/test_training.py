@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,12 @@ from woodshed import rollout
 from woodshed.agent import AgentSettings
 from woodshed.inference.local import LocalSampler
 from woodshed.records import Group, Hint, RecipeError, Rollout, Verdict
+from woodshed.rundir import RunDir
+from woodshed.tasks import folder
 from woodshed.training import packing
 from woodshed.training.policy import Policy, add_adapter, token_logps
+from woodshed.training.recipe import Recipe, TaskSettings
+from woodshed.training.train import task_sets
 from woodshed.training.update import (
     FeedbackSettings,
     GradientScale,
@@ -409,3 +414,20 @@ def test_an_exported_adapter_loads_in_peft_with_the_same_logits(rollouts, tmp_pa
     loaded = Policy(model, is_adapter=True)
     padded = packing.pad([packing.rollout_row(rollouts[0])])
     assert torch.allclose(loaded.logits(padded), policy.logits(padded), atol=1e-5)
+
+
+def test_a_share_of_the_tasks_is_held_out_by_id_and_kept_by_the_run(tiny_task, tmp_path):
+    workspace = tiny_task.folder / "environment" / "workspace"
+    tests, gold = folder.protected_files(tiny_task), folder.gold_patch(tiny_task).files
+    for n in range(5):
+        other = replace(tiny_task, name=f"tally-{n}", instruction=f"{tiny_task.instruction}\n{n}\n")
+        new = {path: text.encode() for path, text in gold.items() if text is not None}
+        folder.write(other, tmp_path / "tasks" / other.name, workspace=workspace, tests=tests, gold=new)
+    chosen = Recipe(name="sets", tasks=TaskSettings(train=(tmp_path / "tasks",), heldout_share=0.4))
+    run = RunDir.create(tmp_path / "run", recipe=chosen.to_toml(), manifest={})
+    practice, heldout = task_sets(chosen, run)
+    ids = sorted(task.id for task in folder.load_set(tmp_path / "tasks"))
+    assert sorted(task.id for task in heldout) == ids[:2] and sorted(task.id for task in practice) == ids[2:]
+    shutil.rmtree(tmp_path / "tasks")
+    assert task_sets(chosen, run) == (practice, heldout)
+    run.unlock()

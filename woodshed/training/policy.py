@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,8 +44,9 @@ class PolicySettings(Settings):
 class Policy:
     """A causal language model with named trainable weights."""
 
-    def __init__(self, model: Any, *, is_adapter: bool) -> None:
+    def __init__(self, model: Any, *, is_adapter: bool, base: str = "") -> None:
         self.model = model
+        self.base = base
         self.is_adapter = is_adapter
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.model.train(False)  # no dropout: sampler and trainer must agree
@@ -86,7 +88,7 @@ class Policy:
                     raise ModelError(
                         f"adapter weight {name} holds NaN or infinite values; fetch or train it again"
                     )
-        return cls(model, is_adapter=is_adapter), loaded
+        return cls(model, is_adapter=is_adapter, base=settings.model), loaded
 
     @property
     def device(self) -> torch.device:
@@ -146,8 +148,15 @@ class Policy:
     def export(self, folder: Path, *, dtype: str = "float32") -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory, that others can load."""
         state = {name: value.to(getattr(torch, dtype)) for name, value in self.model.state_dict().items()}
-        self.model.save_pretrained(folder, state_dict=state)
+        options = {"save_embedding_layers": False} if self.is_adapter else {}
+        self.model.save_pretrained(folder, state_dict=state, **options)
         (folder / "README.md").unlink(missing_ok=True)  # an empty model card that says nothing
+        settings = folder / "adapter_config.json"
+        if (
+            self.is_adapter and self.base
+        ):  # the model as the recipe names it, not where it lay on this machine
+            named = json.loads(settings.read_text()) | {"base_model_name_or_path": self.base}
+            settings.write_text(json.dumps(named, indent=2, sort_keys=True) + "\n")
 
 
 def add_adapter(model: Any, rank: int) -> Any:

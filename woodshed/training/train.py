@@ -46,7 +46,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     Raises:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
-    practice, heldout = _task_sets(recipe, run)
+    practice, heldout = task_sets(recipe, run)
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
@@ -198,7 +198,7 @@ class Clock:
         self._last = now
 
 
-def _task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
+def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
     """The run's own copies of the tasks to practise on and of those to measure with; made once, read by a resume."""
     kept = [run.path / "tasks" / name for name in ("train", "heldout")]
     if not all(path.is_dir() for path in kept):
