@@ -23,7 +23,7 @@ from tiny_model import tiny_tokenizer, write_tiny_model
 
 from woodshed.inference import local, weights
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
-from woodshed.inference.local import LocalSampler
+from woodshed.inference.local import LocalSampler, loading
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
 from woodshed.records import ModelError, Observation, SamplerError
@@ -135,6 +135,26 @@ def same(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
         and all(math.isclose(p, q, abs_tol=1e-4) for p, q in zip(x.logps, y.logps, strict=True))
         for x, y in zip(a, b, strict=True)
     )
+
+
+@pytest.mark.parametrize("max_rows", [2, 3, 32])
+def test_steps_of_fixed_shape_draw_what_plain_steps_draw(tiny, max_rows):
+    """The form that a GPU captures, run here without the capture; the GPU suite runs it with."""
+    plain, fixed = make_sampler(tiny, max_rows=max_rows), make_sampler(tiny, max_rows=max_rows)
+    plain._graphs, fixed._graphs = None, fixed._make_graphs()
+    for seed in (1, 2):  # the second call finds memory and prefixes from the first
+        requests = some_requests(7, seed=seed, most=300)
+        expected, made = plain.sample(requests), fixed.sample(requests)
+        assert [m.ids for m in made] == [e.ids for e in expected]
+        assert (
+            max(
+                abs(a - b)
+                for m, e in zip(made, expected, strict=True)
+                for a, b in zip(m.logps, e.logps, strict=True)
+            )
+            < 1e-4
+        )
+        assert worst(fixed, requests, made) < 1e-4
 
 
 def test_a_request_draws_the_same_in_any_company(tiny):
@@ -589,7 +609,7 @@ def test_gguf_is_dequantised_once(tmp_path, tied, monkeypatch):
         assert (found - expected[name]).abs().max() < 0.01 * expected[name].abs().max(), name
     assert first.model.config.tie_word_embeddings == tied
     assert create_renderer(first.tokenizer, model_dir=first.directory).stop_ids == {2}
-    monkeypatch.setattr(local, "publish", None)  # not called again
+    monkeypatch.setattr(loading, "publish", None)  # not called again
     again = local.load(str(path), cache=tmp_path / "cache")
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)

@@ -47,6 +47,10 @@ def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_t
         if c.tool == "shell"
     ]
     assert tests == ["nonzero_exit", None]
+    assert [turn.oracle for turn in made.turns] == ["", warmup.SLIP, "", "", "", ""]
+    row, slip = warmup.sft_row(attempt(tiny_task, repair_share=1.0), renderer()), made.turns[1].sampled_ids
+    imitated = [i for turn in made.turns if turn.oracle != warmup.SLIP for i in turn.sampled_ids]
+    assert [row.ids[i] for i in row.wanted] == imitated and len(slip) > 0
     assert made.ended == "finished" and verifier.verify(tiny_task, made.patch).solved
 
 
@@ -89,7 +93,7 @@ def test_a_reminder_of_the_planned_class_prevents_its_fault_and_others_leave_it(
 
 def test_without_seeded_faults_nothing_is_planted(tiny_task):
     played = moves(tiny_task, 50)
-    assert all(move.fault == "" for move in played) and any(move.reminder for move in played)
+    assert {move.fault for move in played} == {"", warmup.SLIP} and any(move.reminder for move in played)
 
 
 def test_every_plant_has_a_reminder_and_a_detector():
@@ -108,7 +112,7 @@ def whole(made: OracleAttempt, using: Renderer) -> str:
 def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     using = renderer()
     made = attempt(tiny_task, number=3, seeded_fault_share=0.3, reminder_share=0.5)
-    other = warmup.renamed(made, tiny_task, using, max_calls=1, seed=1)
+    other = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
     assert [(t.oracle, t.error_kind, len(t.observations)) for t in other.rollout.turns] == [
         (t.oracle, t.error_kind, len(t.observations)) for t in made.rollout.turns
     ]
@@ -117,12 +121,12 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     row = warmup.sft_row(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.wanted] == ids
-    again = warmup.renamed(made, tiny_task, using, max_calls=1, seed=1)
-    assert again == other and warmup.renamed(made, tiny_task, using, max_calls=1, seed=2) != other
+    again = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
+    assert again == other and warmup.renamed(made, tiny_task, using, max_calls=1, seed="2") != other
 
 
 def test_every_attempt_is_imitated_once_before_any_twice():
-    drawn = [warmup.batch_indices(10, 4, step, seed=0) for step in range(5)]
-    flat = [i for batch in drawn for i in batch]
-    assert sorted(flat[:10]) == sorted(flat[10:]) == list(range(10))
-    assert drawn == [warmup.batch_indices(10, 4, step, seed=0) for step in range(5)]
+    drawn = [warmup.draw(10, 4, step, seed=0) for step in range(5)]
+    flat = [pair for batch in drawn for pair in batch]
+    assert [sorted(flat[:10]), sorted(flat[10:])] == [[(i, around) for i in range(10)] for around in (0, 1)]
+    assert drawn == [warmup.draw(10, 4, step, seed=0) for step in range(5)]

@@ -7,7 +7,7 @@ Which tokens count is known by provenance (Turn.sampled_ids), never guessed from
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -136,17 +136,27 @@ def _reward(verdict: Verdict) -> float:
 
 
 def rollout_row(
-    rollout: Rollout, *, advantage: float = 0.0, reminders: Mapping[int, Sequence[int]] | None = None
+    rollout: Rollout,
+    *,
+    advantage: float = 0.0,
+    reminders: Mapping[int, Sequence[int]] | None = None,
+    without: Collection[int] = (),
 ) -> Row:
-    """A whole rollout. `reminders` maps a turn to the tokens of a message inserted before it (warm-up literacy)."""
+    """A whole rollout.
+
+    Args:
+        reminders: by turn, the tokens of a message inserted before it (warm-up literacy).
+        without: turns whose tokens are context only.
+    """
     ids: list[int] = []
     wanted: list[int] = []
     logps: list[float] = []
     for index, turn in enumerate(rollout.turns):
         ids += _context(turn, (reminders or {}).get(index, ()))
-        wanted += range(len(ids), len(ids) + len(turn.sampled_ids))
+        if index not in without:
+            wanted += range(len(ids), len(ids) + len(turn.sampled_ids))
+            logps += turn.logps
         ids += turn.sampled_ids
-        logps += turn.logps
     return Row(tuple(ids), tuple(wanted), tuple(logps), advantage)
 
 

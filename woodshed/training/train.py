@@ -75,15 +75,15 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         context_length=session.sampler.context_length,
         progress=session.progress,
     )
-    rows = warmup.rows(
-        played, tasks, session.renderer, settings, session.recipe.agent, seed=session.recipe.seed
-    )
     optimizer = make_optimizer(policy, settings.optimizer)
     if newest := checkpoint.latest(run):
         checkpoint.restore(newest, policy, optimizer)
     for step in range(position.step, settings.steps):
         started = time.monotonic()
-        metrics = warmup.imitate(policy, optimizer, rows, step, settings, seed=session.recipe.seed)
+        rows = warmup.rows(
+            played, tasks, session.renderer, step, settings, session.recipe.agent, seed=session.recipe.seed
+        )
+        metrics = warmup.imitate(policy, optimizer, rows, step, settings)
         seconds = {"update": time.monotonic() - started}
         run.append("metrics", [{**metrics, "seconds": seconds}], "warmup", step)
         if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:

@@ -4,7 +4,7 @@ The deleted code is known, so the right attempt can be written down: read the pl
 top of that, three things are planted, because of what two prototypes measured (docs/decisions.md):
 
 - *Repairs*: a share of attempts slips in its first edit, sees the tests fail, and repairs. Without them a small
-  model finishes on failing tests.
+  model finishes on failing tests. The slip itself is not imitated.
 - *Reminders* (hint literacy): before a share of turns stands a reminder. Where it names the fault that was planned
   for the turn, the turn is right; where it is about something else (placebo, another class), the turn keeps its
   fault. So the policy learns what a reminder says, not that reminders mean "be right". A policy that was never
@@ -59,8 +59,8 @@ class WarmupSettings(Settings):
     micro_batch_tokens: int = 2048
     """Positions in one forward-backward, padding included."""
     rename: bool = True
-    """Imitate each attempt under made-up names of files and functions and other line numbers, so that a small model
-    learns to copy them from the task instead of recalling the few it was warmed up on."""
+    """Imitate each attempt under made-up names of files and functions and other line numbers, others every time
+    around, so that a small model learns to copy them from the task instead of recalling those it was warmed up on."""
     repair_share: float = 0.25
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
     reminder_share: float = 0.4
@@ -90,13 +90,16 @@ class OracleAttempt:
 
 
 PLANTS: dict[str, float] = {
-    "unknown_tool": 0.40,
-    "bad_arguments": 0.20,
+    "unknown_tool": 0.45,
+    "bad_arguments": 0.10,
     "unparseable": 0.15,
     "old_missing": 0.10,
-    "untested": 0.15,
+    "untested": 0.20,
 }
 """Fault classes that can be planted, and their shares."""
+
+SLIP = "slip"
+"""What a wrong first edit is called: it is there to be repaired, and the one right-looking message not imitated."""
 
 LENIENT = tuple(replace(tool, parameters={**tool.parameters, "required": []}) for tool in TOOLS)
 """The tools as a careless caller sees them, for writing calls that lack an argument."""
@@ -112,7 +115,14 @@ report request resolve rules runner sample schema scope search series sessions s
 sorting spans state storage streams strings styles tables tags tasks text theme tokens tools tracks trees
 types units values vectors views weights widgets window words worker writer zones
 """.split()
-"""What made-up modules, folders and functions are called."""
+"""What made-up modules, folders and functions are called, half the time."""
+
+SYLLABLES = """
+ba bel bo cal chi cor da del do el fa fi fun gar glo hum in jas ka ki lar lo lu mar mi mo mun na nel ni no ol pa per
+pi po quo ra rel ri ro sa sem si sor ta tel ti to tri tul u va vel vi vo wa wen xi ya zo
+""".split()
+ENDINGS = ("", "", "", "s", "utils", "tools", "kit", "lib", "lang", "ify", "er", "io", "2")
+"""Invented words are spelled from these: names of real packages are seldom one token, and must be copied too."""
 
 READ_LINES = 4  # what an oracle attempt reads from the gap on; the instruction says the rest
 
@@ -172,15 +182,12 @@ def imitate(
     rows: Sequence[Row],
     step: int,
     settings: WarmupSettings,
-    *,
-    seed: int,
 ) -> dict[str, float]:
-    """One step of SFT: mean negative log-prob over every scripted token of the step's attempts."""
-    chosen = [rows[i] for i in batch_indices(len(rows), settings.batch, step, seed)]
-    tokens = sum(len(row.wanted) for row in chosen)
+    """One step of SFT: mean negative log-prob over every imitated token of the step's attempts."""
+    tokens = sum(len(row.wanted) for row in rows)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
-    for chunk in packing.row_batches(chosen, settings.micro_batch_tokens):
+    for chunk in packing.row_batches(rows, settings.micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
         logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature=1.0)
         loss = -(logp_BN * padded.mask_BN).sum() / tokens
@@ -195,14 +202,14 @@ def imitate(
     return {"sft_loss": total, "grad_norm": norm, "learning_rate": rate, "sft_tokens": float(tokens)}
 
 
-def batch_indices(count: int, batch: int, step: int, seed: int) -> list[int]:
-    """Which attempts step `step` imitates: every one once before any twice, order shuffled anew each time around."""
-    chosen: list[int] = []
+def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:
+    """(attempt, time around) that step `step` imitates: every attempt once before any twice, each time shuffled."""
+    chosen: list[tuple[int, int]] = []
     for position in range(step * batch, (step + 1) * batch):
         around, index = divmod(position, count)
         order = list(range(count))
         random.Random(f"{seed}/{around}").shuffle(order)
-        chosen.append(order[index])
+        chosen.append((order[index], around))
     return chosen
 
 
@@ -258,7 +265,7 @@ def script(
     """The messages of one attempt: the right moves, with plants and reminders strewn in."""
     right = right_moves(task, codec, agent, repair=dice.random() < settings.repair_share, dice=dice)
     moves: list[Move] = []
-    for tool, text in right:
+    for tool, text, slip in right:
         if len(moves) >= agent.max_turns - 1 and tool != "finish":
             break  # faults have eaten the budget
         fault = _draw_fault(tool, settings, dice)
@@ -269,31 +276,31 @@ def script(
         else:
             kind, reminder = "", ""
         if not fault:
-            moves.append(Move(text, "", reminder, kind))
+            moves.append(Move(text, slip, reminder, kind))
             continue
         moves.append(Move(_faulty(fault, tool, text, task, codec, dice), fault, reminder, kind))
         if fault == "untested":  # it finished instead of testing
             return moves
         if len(moves) < agent.max_turns - 1:
-            moves.append(Move(text))
+            moves.append(Move(text, slip))
     return moves
 
 
 def right_moves(
     task: Task, codec: Codec, agent: AgentSettings, *, repair: bool, dice: random.Random
-) -> list[tuple[str, str]]:
-    """(tool, message) of an attempt without plants: read, edit, test, finish; or with a wrong edit first."""
+) -> list[tuple[str, str, str]]:
+    """(tool, message, "" or SLIP) of an attempt without plants: read, edit, test, finish; or a wrong edit first."""
     path, before, after = gold_change(task)
     lines = {"start": task.target_lines[0], "count": READ_LINES}
     read = codec.format("read_file", {"path": path, **lines}, TOOLS)
     test = codec.format("shell", {"command": task.test_command}, TOOLS)
     steps = [before, broken(before, after, dice), after] if repair else [before, after]
-    moves = [("read_file", read)]
+    moves = [("read_file", read, "")]
     for old, new in itertools.pairwise(steps):
         edit = unique_edit(old, new)
         message = codec.format("edit_file", {"path": path, "old": edit.old, "new": edit.new}, TOOLS)
-        moves += [("edit_file", message), ("shell", test)]
-    return [*moves, ("finish", codec.format("finish", {}, TOOLS))]
+        moves += [("edit_file", message, "" if new == after else SLIP), ("shell", test, "")]
+    return [*moves, ("finish", codec.format("finish", {}, TOOLS), "")]
 
 
 @dataclass(frozen=True)
@@ -349,29 +356,34 @@ def rows(
     played: Sequence[OracleAttempt],
     tasks: Sequence[Task],
     renderer: Renderer,
+    step: int,
     settings: WarmupSettings,
     agent: AgentSettings,
     *,
     seed: int,
 ) -> list[Row]:
-    """The attempts as training rows, under made-up names where the settings say so."""
-    if settings.rename:
-        known = {task.id: task for task in tasks}
-        played = [
-            renamed(each, known[each.rollout.task_id], renderer, max_calls=agent.max_calls, seed=seed)
-            for each in played
-        ]
-    return [sft_row(each, renderer) for each in played]
+    """What step `step` imitates, as training rows, under made-up names where the settings say so."""
+    known = {task.id: task for task in tasks}
+    made: list[Row] = []
+    for index, around in draw(len(played), settings.batch, step, seed):
+        attempt = played[index]
+        if settings.rename:
+            task, spelling = known[attempt.rollout.task_id], f"{seed}/{around}"
+            attempt = renamed(attempt, task, renderer, max_calls=agent.max_calls, seed=spelling)
+        made.append(sft_row(attempt, renderer))
+    return made
 
 
 def sft_row(oracle: OracleAttempt, renderer: Renderer) -> Row:
-    """The attempt as a training row, reminders inserted; every message counts, none of the harness's tokens do."""
+    """The attempt as a training row, reminders inserted; every message counts but slips, and none of the harness's
+    tokens do."""
     reminders = {hint.turn: renderer.hint(hint.text) for hint in oracle.reminders}
-    return rollout_row(oracle.rollout, reminders=reminders)
+    unwanted = {index for index, turn in enumerate(oracle.rollout.turns) if turn.oracle == SLIP}
+    return rollout_row(oracle.rollout, reminders=reminders, without=unwanted)
 
 
 def renamed(
-    oracle: OracleAttempt, task: Task, renderer: Renderer, *, max_calls: int, seed: int
+    oracle: OracleAttempt, task: Task, renderer: Renderer, *, max_calls: int, seed: str
 ) -> OracleAttempt:
     """The same attempt about another place: made-up file, test file, function and line numbers, consistently.
 
@@ -394,15 +406,16 @@ def renamed(
 
 def _renaming(task: Task, dice: random.Random) -> Callable[[str], str]:
     """A function that puts the same made-up names and numbers into every text of an attempt."""
-    module, name = dice.choice(WORDS), "_".join(dice.sample(WORDS, dice.randint(1, 2)))
-    folders = dice.sample(WORDS, dice.randint(0, 2))
-    tests = dice.choice(["tests", "test", "/".join([*folders, "tests"])])
-    places = {task.target_path: "/".join([*folders, f"{module}.py"])}
+    target, tests = _made_up_paths(dice)
+    places = {task.target_path: target}
     for test_file in re.findall(r"\S+\.py\b", task.test_command):
-        places[test_file] = f"{tests}/test_{dice.choice([module, dice.choice(WORDS)])}.py"
+        places[test_file] = tests
     symbol = task.target_symbol
     short = symbol.rpartition(".")[2]
-    owner = symbol[: -len(short)]
+    name = "_".join(_made_up_word(dice) for _ in range(dice.randint(1, 3)))
+    owner = (
+        "".join(_made_up_word(dice).title() for _ in range(dice.randint(1, 2))) + "." if "." in symbol else ""
+    )
     for form in ("`{}`", '("{}")'):
         places[form.format(symbol)] = form.format(owner + name)
     places[f"def {short}("] = f"def {name}("
@@ -417,6 +430,31 @@ def _renaming(task: Task, dice: random.Random) -> Callable[[str], str]:
         for old in sorted(places, key=len, reverse=True)
     )
     return lambda text: re.sub(wanted, lambda found: places[found[0]], text)
+
+
+def _made_up_paths(dice: random.Random) -> tuple[str, str]:
+    """(module, test file) laid out as repositories are: nested, flat, under src, or a package in one file."""
+    package, module = _made_up_word(dice), _made_up_word(dice)
+    inner = [_made_up_word(dice) for _ in range(dice.randint(0, 1))]
+    root = dice.choice([[], [], [], ["src"]])
+    stem, parts = dice.choice(
+        [
+            (module, [*root, package, *inner, f"{module}.py"]),
+            (module, [*root, package, *inner, f"{module}.py"]),
+            (package, [*root, package, f"{package}.py"]),
+            (package, [*root, package, "__init__.py"]),
+            (module, [f"{module}.py"]),
+        ]
+    )
+    tested = dice.choice([stem, stem, package, _made_up_word(dice)])
+    tests = dice.choice([["tests"], ["tests"], ["test"], [], [package, "tests"]])
+    return "/".join(parts), "/".join([*tests, f"test_{tested}.py"])
+
+
+def _made_up_word(dice: random.Random) -> str:
+    if dice.random() < 0.5:
+        return dice.choice(WORDS)
+    return "".join(dice.choices(SYLLABLES, k=dice.randint(2, 3))) + dice.choice(ENDINGS)
 
 
 def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str:

@@ -1,0 +1,177 @@
+"""Loading a causal language model from any specification of `inference.weights`, an adapter on top."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.inference.weights import ModelSource, models_dir, publish, resolve
+from woodshed.records import ModelError
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model in memory, on the CPU, in evaluation mode."""
+
+    model: Any
+    tokenizer: Any
+    directory: Path
+    """The Hugging Face folder it was read from."""
+
+
+def load(
+    spec: str, *, dtype: str = "float32", adapter: Path | None = None, cache: Path | None = None
+) -> LoadedModel:
+    """Weights and tokenizer from any specification of `inference.weights`, with an unmerged PEFT adapter on top.
+
+    A GGUF file is dequantised once, to bfloat16 safetensors in the cache, so that every machine and every precision
+    starts from the same numbers.
+
+    Raises:
+        ModelError: weights, tokenizer or adapter that cannot be found, verified or read; names the file.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = resolve(spec, cache)
+    directory = _dequantised(source, models_dir(cache)) if source.gguf else source.directory
+    with _quiet(), _explained(directory, "folder"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
+        )
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    if missing := sorted(info["missing_keys"]):
+        # transformers would fill them with random numbers and go on
+        raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
+    model.eval()
+    _share_heads(model)
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    return LoadedModel(model, tokenizer, directory)
+
+
+def _share_heads(model: Any) -> None:
+    """Let attention read each key and value head once for all query heads that share it, when one token is drawn.
+
+    transformers copies keys and values for every query head, which costs as much as reading the weights when a batch
+    is decoded on a CPU. The query heads of one group attend with the same mask, so they can stand side by side as
+    positions of one query instead; the sums are the same.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        rows, heads, length, width = query.shape
+        groups = key.shape[1]
+        if length > 1 or heads == groups or options.get("dropout"):
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+        seen = torch.nn.functional.scaled_dot_product_attention(
+            query.view(rows, groups, heads // groups, width),
+            key,
+            value,
+            attn_mask=None if attention_mask is None else attention_mask[..., : key.shape[2]],
+            scale=options.get("scaling"),
+        )
+        return seen.reshape(rows, 1, heads, width), None
+
+    if model.config._attn_implementation == "sdpa":
+        AttentionInterface.register("sdpa_shared_heads", attend)
+        AttentionMaskInterface.register("sdpa_shared_heads", sdpa_mask)
+        model.set_attn_implementation("sdpa_shared_heads")
+
+
+def _with_adapter(model: Any, adapter: Path) -> Any:
+    from peft import PeftModel
+
+    if not (adapter / "adapter_config.json").is_file():
+        raise ModelError(f"{adapter} is not a PEFT adapter: it holds no adapter_config.json")
+    with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning
+        )  # peft calls names that transformers has renamed
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
+        warnings.filterwarnings("error", message=".*missing adapter keys.*")
+        return PeftModel.from_pretrained(model, str(adapter)).eval()
+
+
+def _dequantised(source: ModelSource, models: Path) -> Path:
+    """The Hugging Face folder made from a GGUF file, once; safe when two processes make it at the same time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    assert source.gguf is not None
+    path = source.directory / source.gguf
+    stat = path.stat()
+    identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    final = models / f"{path.stem}-bf16-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    if final.is_dir():
+        return final
+    models.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=models, prefix=".converting-") as temporary:
+        with _quiet(), _explained(path, "GGUF file"):
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source.directory,
+                gguf_file=source.gguf,
+                quantization_config=GgufConfig(dequantize=True),
+                dtype=torch.bfloat16,
+                output_loading_info=True,
+            )
+            model, info = loaded
+            tokenizer = AutoTokenizer.from_pretrained(source.directory, gguf_file=source.gguf)
+            for name in (
+                "bos",
+                "eos",
+                "pad",
+            ):  # transformers 5.17 reads the tokenizer's own wrongly from GGUF
+                if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
+                    setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+            if info["missing_keys"]:
+                raise ModelError(
+                    f"{path}: weights are missing, {sorted(info['missing_keys'])[0]!r} among them"
+                )
+            made = Path(temporary) / "made"
+            model.save_pretrained(made)
+            tokenizer.save_pretrained(made)
+        publish(made, final)
+    return final
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no chatter from libraries; whoever called shows progress."""
+    from transformers.utils import logging
+
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar of its own
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Whatever a loader raises on bad input, as a ModelError that names the file."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # loaders raise a different type for every way a file can be wrong
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise ModelError(f"{path}: this {what} cannot be loaded: {reason}") from error
