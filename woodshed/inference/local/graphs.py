@@ -10,7 +10,9 @@ Shapes: B rows, T columns, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -66,6 +68,7 @@ class Graphs:
         memory = tuple(tensor.data_ptr() for tensor in self.batch.tensors)
         if memory != self._memory or self._state.shape[-1:] < (rows,):
             self._captured.clear()
+            self._pool = None  # a pool ends with its last graph
             self._memory = memory
             most = max(rows, self.batch.tensors[0].shape[1])
             self._state = torch.zeros((4, most), dtype=torch.float64, device=self.device)
@@ -83,7 +86,7 @@ class Graphs:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with _uncollected(), torch.cuda.graph(graph, pool=self._pool):
             drawn = self._drawn(rows, columns)
         return graph, drawn
 
@@ -98,6 +101,19 @@ class Graphs:
             logits = self.forward(tokens[:, None], mask[:, None, None, :], lengths[:, None])
         ids, logps = self.draw(logits, self._state[2, :rows])
         return torch.stack([ids.double(), logps.double()])
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection inside: freeing some older sampler's graph would break the capture under way."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def padded_rows(live: int) -> int:

@@ -54,13 +54,13 @@ def load(
         # transformers would fill them with random numbers and go on
         raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
     model.eval()
-    _share_heads(model)
+    share_heads(model)
     if adapter is not None:
         model = _with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
 
 
-def _share_heads(model: Any) -> None:
+def share_heads(model: Any) -> None:
     """Let attention read each key and value head once for all query heads that share it, when one token is drawn.
 
     transformers copies keys and values for every query head, which costs as much as reading the weights when a batch
