@@ -4,7 +4,7 @@
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
-        rollouts.jsonl  verdicts.jsonl  hints.jsonl  oracle.jsonl  metrics.jsonl
+        rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  oracle.jsonl  metrics.jsonl
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
 
@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 
 from woodshed.records import RunError, from_json, to_json
 
-Kind = Literal["rollouts", "verdicts", "hints", "oracle", "metrics"]
+Kind = Literal["rollouts", "verdicts", "hints", "flags", "oracle", "metrics"]
 
 At = tuple[str, int, int]  # phase, step, part
 Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them
@@ -106,7 +106,21 @@ class RunDir:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return json.loads((self.path / "manifest.json").read_text())
+        """What the run was made with; {} where the file was deleted.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        path = self.path / "manifest.json"
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} cannot be read: {error}. Restore it, or delete it to go on without"
+            ) from None
+        return found if isinstance(found, dict) else {}
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -132,13 +146,31 @@ class RunDir:
         place = self._catalog(kind).get((phase, step, part))
         return None if place is None else self._load(kind, record, place)
 
-    def read(self, kind: Kind, record: type[R] = dict) -> list[tuple[str, int, R]]:
-        """All completed records as (phase, step, record), in order; a batch written twice counts once, the last."""
-        return [
-            (phase, step, found)
-            for (phase, step, _part), place in self._catalog(kind).items()
-            for found in self._load(kind, record, place)
-        ]
+    def read(
+        self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
+    ) -> list[tuple[str, int, R]]:
+        """All completed records as (phase, step, record), in order; a batch written twice counts once, the last.
+
+        Args:
+            problems: receives a sentence for every batch that cannot be read, which is then left out; None raises.
+
+        Raises:
+            ValueError: a batch is damaged, or of another version.
+        """
+        found: list[tuple[str, int, R]] = []
+        for (phase, step, part), place in self._catalog(kind).items():
+            try:
+                found += [(phase, step, each) for each in self._load(kind, record, place)]
+            except (ValueError, KeyError, TypeError) as error:
+                problem = f"{kind}.jsonl, {phase} {step} part {part}: {type(error).__name__}: {error}"
+                if problems is None:
+                    raise ValueError(problem) from error
+                problems.append(f"{problem}; left out")
+        return found
+
+    def has(self, kind: Kind) -> bool:
+        """Whether anything of this kind was completed, be it an empty batch."""
+        return bool(self._catalog(kind))
 
     def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
         """Write a batch and its completion line in one go.
