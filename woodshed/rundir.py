@@ -122,6 +122,15 @@ class RunDir:
             ) from None
         return found if isinstance(found, dict) else {}
 
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self._writing():
+            write_atomically(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+
     # -- records ---------------------------------------------------------------------------------------------------
 
     def once(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ def difficulties(graded: Sequence[Graded]) -> dict[str, float]:
 def by_difficulty(graded: Sequence[Graded], difficulty: Mapping[str, float]) -> list[Bucket]:
     """What attempts cost in tasks of like difficulty; buckets without tasks are left out."""
     buckets = []
-    for low, high in zip(EDGES, EDGES[1:], strict=False):
+    for low, high in itertools.pairwise(EDGES):
         inside = {
             task for task, d in difficulty.items() if low <= d < high or (high == EDGES[-1] and d == high)
         }
@@ -65,13 +66,11 @@ def calibration(graded: Sequence[Graded], difficulty: Mapping[str, float]) -> fl
     for attempt in graded:
         if attempt.rollout.task_id in difficulty and not attempt.is_void:
             spent.setdefault(attempt.rollout.task_id, []).append(attempt.behaviour.sampled_tokens)
-    ranks = [
-        _ranks([difficulty[task] for task in spent]),
-        _ranks([sum(tokens) / len(tokens) for tokens in spent.values()]),
-    ]
-    if len(spent) < 3 or not all(r.std() for r in ranks):
+    hard_N = _ranks([difficulty[task] for task in spent])
+    dear_N = _ranks([sum(tokens) / len(tokens) for tokens in spent.values()])
+    if len(spent) < 3 or not hard_N.std() or not dear_N.std():
         return None
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(hard_N, dear_N)[0, 1])
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

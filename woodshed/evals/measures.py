@@ -350,13 +350,24 @@ def _by_name(
 
 def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[Row]:
     """Every headline measure on both sides, and the difference paired by task. Void attempts enter neither."""
-    before, after = ([attempt for attempt in side if not attempt.is_void] for side in (before, after))
+    return compare_arms([before], [after])
+
+
+def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[Row]:
+    """The same for arms of several runs that differ in their seed only; the interval is then over seeds and tasks."""
+    sides = [[[a for a in run if not a.is_void] for run in arm] for arm in (before, after)]
     rows = []
     for measure in MEASURES:
-        sides = _sums(measure, before), _sums(measure, after)
-        change = statistics.difference(*sides, is_share=measure.kind != "count")
-        figures = _estimate(measure, before), _estimate(measure, after)
-        rows.append(Row(measure, *figures, change, statistics.record(*sides)))
+        seeds = [[_sums(measure, run) for run in arm] for arm in sides]
+        pooled = [[attempt for run in arm for attempt in run] for arm in sides]
+        totals = [_sums(measure, arm) for arm in pooled]
+        if max(map(len, sides)) > 1:
+            figures = [statistics.arm(arm) for arm in seeds]
+            change = statistics.arms(*seeds)
+        else:
+            figures = [_estimate(measure, arm) for arm in pooled]
+            change = statistics.difference(*totals, is_share=measure.kind != "count")
+        rows.append(Row(measure, *figures, change, statistics.record(*totals)))
     return rows
 
 

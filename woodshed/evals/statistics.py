@@ -73,19 +73,19 @@ class Difference:
 
 @dataclass(frozen=True)
 class Record:
-    """On how many common tasks the second side did better, worse and the same."""
+    """On how many common tasks the second side's rate is higher, lower and the same."""
 
-    won: int
-    lost: int
-    tied: int
+    up: int
+    down: int
+    same: int
 
     @property
     def p_value(self) -> float:
-        """Exact two-sided test that winning and losing are equally likely.
+        """Exact two-sided test that going up and going down are equally likely.
 
         McNemar (1947) where every task has one attempt; the sign test on tasks where there are more.
         """
-        fewer, unlike = min(self.won, self.lost), self.won + self.lost
+        fewer, unlike = min(self.up, self.down), self.up + self.down
         return min(1.0, 2.0 * float(special.bdtr(fewer, unlike, 0.5))) if unlike else 1.0
 
 
@@ -105,7 +105,7 @@ def rate(
     low, high = (
         _share_interval(part_N, whole_N, error) if is_share else _bootstrap([(part_N, whole_N)], [1.0])
     )
-    detectable = _detectable(math.sqrt(2) * error, len(part_N)) if error else high - low
+    detectable = _detectable(math.sqrt(2) * error, len(part_N)) if error else (high - low or None)
     return Estimate(value, low, high, part, whole, len(part_N), len(parts), detectable)
 
 
@@ -141,19 +141,19 @@ def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Differen
         return Difference(value, None, None, len(common))
     low, high = _difference_interval(sides, value, is_share)
     error = standard_error(sides, [1.0, -1.0])
-    detectable = _detectable(error, len(common)) if error else high - value
+    detectable = _detectable(error, len(common)) if error else (high - value or None)
     return Difference(value, low, high, len(common), detectable)
 
 
 def record(before: Sums, after: Sums) -> Record:
-    """Tasks won, lost and tied, by the rate of each common task with something to count on both sides."""
+    """Whether each common task went up or down; tasks with nothing to count on a side are left out."""
     gains = [
         after[task][0] / after[task][1] - before[task][0] / before[task][1]
         for task in set(before) & set(after)
         if before[task][1] and after[task][1]
     ]
-    won, lost = sum(gain > 1e-12 for gain in gains), sum(gain < -1e-12 for gain in gains)
-    return Record(won, lost, len(gains) - won - lost)
+    up, down = sum(gain > 1e-12 for gain in gains), sum(gain < -1e-12 for gain in gains)
+    return Record(up, down, len(gains) - up - down)
 
 
 def arm(seeds: Sequence[Sums]) -> Estimate:

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from woodshed import feedback, rollout
 from woodshed.agent.attempt import AgentSettings
+from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
 from woodshed.grading import verifier
@@ -55,6 +56,8 @@ class SuiteSettings(Settings):
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
+    prices: Path | None = None
+    """A price table in place of the default one (woodshed/evals/prices.toml)."""
 
 
 def attempt(
@@ -126,9 +129,13 @@ def evaluate(
 ) -> Evaluation:
     """Attempt every task, judge, find what hints would say; all of it is kept in the run folder under "eval".
 
+    What makes the score is kept in the manifest.
+
     Raises:
         SandboxError, SamplerError, RunError: as `attempt`.
     """
+    makings = manifest.score(sampler, tasks, agent_settings, grading_settings, attempts=attempts, seed=seed)
+    manifest.keep(run, makings)
     groups, verdicts = attempt(
         run,
         sampler,
