@@ -45,6 +45,8 @@ class RunDir:
         self.path = path
         self._lock: int | None = None
         self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
+        self.on_metrics: Callable[[], object] | None = None
+        """Called whenever a metrics line was completed."""
 
     @classmethod
     def create(cls, path: Path, *, recipe: str, manifest: dict[str, Any]) -> RunDir:
@@ -200,6 +202,8 @@ class RunDir:
             file.write(("\n".join(lines) + "\n").encode("utf-8", errors="surrogatepass"))
             file.flush()
             os.fsync(file.fileno())
+        if kind == "metrics" and self.on_metrics is not None:
+            self.on_metrics()
 
     def _catalog(self, kind: Kind) -> dict[At, Place]:
         """Where every completed batch lies. Only what was appended since the last look is read, and not parsed."""

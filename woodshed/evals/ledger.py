@@ -175,7 +175,7 @@ def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:
         prices,
         tuple(manifest.get("gpus") or ()),
         int(manifest.get("cores") or 1),
-        str(manifest.get("engine", {}).get("served", "")),
+        str(manifest.get("score", {}).get("engine", {}).get("served", "")),
         tuple(problems),
     )
 
@@ -311,3 +311,40 @@ def solve_change(evaluations: Sequence[Sequence[Graded]]) -> Difference | None:
         solves = [float(g.verdict is not None and g.verdict.solved) for g in judged]
         sides.append(statistics.sums(solves, [1.0] * len(judged), [g.rollout.task_id for g in judged]))
     return statistics.difference(*sides, is_share=True)
+
+
+def table(ledger: Ledger, found: Costs) -> list[list[str]]:
+    """The ledger for people, rows of equal length."""
+    used, unit = ledger.total, ledger.prices.currency
+    rows = [["used", "amount", "cost"]]
+    for name, tokens in (
+        ("prompt tokens, new", used.prefill_tokens),
+        ("prompt tokens, read again", used.cached_tokens),
+        ("sampled tokens", used.decode_tokens),
+        ("teacher tokens", used.teacher_tokens),
+        ("judge tokens", used.judge_prompt_tokens + used.judge_sampled_tokens),
+    ):
+        rows += [[name, f"{tokens:,}", ""]] if tokens else []
+    for name, seconds in (
+        ("sampling", used.sampling_s),
+        ("updates", used.update_s),
+        ("sandboxes", used.sandbox_s),
+        ("GPUs", ledger.gpu_s),
+    ):
+        rows += [[name, f"{seconds:,.0f} s", ""]] if seconds else []
+    for name, amount in ledger.bill(used).items.items():
+        rows.append([f"price of {name}", "", _money(amount, unit)])
+    for name, amount in (
+        ("total", found.total),
+        ("of it training", found.training),
+        ("each attempt measured", found.per_attempt),
+        ("each task measured", found.per_task),
+        ("each task solved", found.per_solved),
+        ("training, each additional task solved", found.per_additional_solve),
+    ):
+        rows += [[name, f"prices of {ledger.prices.date}" if name == "total" else "", _money(amount, unit)]]
+    return rows
+
+
+def _money(amount: float | None, unit: str) -> str:
+    return "-" if amount is None else f"{amount:.4g} {unit}"

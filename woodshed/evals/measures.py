@@ -412,6 +412,11 @@ def write_change(measure: Measure, change: Difference) -> str:
     return _with_interval(measure, change.value, change.low, change.high, sign=True)
 
 
+def write_detectable(measure: Measure, detectable: float | None) -> str:
+    """The smallest difference that shows: "8.1 pp", "0.12"."""
+    return write_figure(measure, detectable).replace("%", " pp")
+
+
 def write_counts(measure: Measure, estimate: Estimate) -> str:
     """What the figure was counted from: "83 / 437 turns"; the whole alone where the part is not a count."""
     if measure.kind == "share":

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from woodshed import feedback, rollout
 from woodshed.agent.attempt import AgentSettings
-from woodshed.evals import manifest
+from woodshed.evals import manifest, tracking
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
 from woodshed.grading import verifier
@@ -52,12 +52,14 @@ class SuiteSettings(Settings):
     """Tasks used, the first so many by name; 0 uses all."""
     seed: int = 0
     """Seeds the sampling."""
+    tracking: tracking.Name = "none"
+    """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
+    prices: Path | None = None
+    """A price table in place of the default one (woodshed/evals/prices.toml)."""
     sampler: SamplerSettings = SamplerSettings()
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
-    prices: Path | None = None
-    """A price table in place of the default one (woodshed/evals/prices.toml)."""
 
 
 def attempt(
