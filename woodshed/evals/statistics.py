@@ -341,7 +341,7 @@ def _exact(value: float, num_tasks: int, *, paired: bool) -> tuple[float, float]
 
 def _resample(sides: Sequence[Side], signs: Sequence[float], num_tasks: int) -> np.ndarray:
     draws = []
-    for weights_BN in _all_weights(num_tasks) if num_tasks <= _KEPT_TASKS else _weights(num_tasks):
+    for weights_BN in _all_weights(num_tasks, RESAMPLES) if num_tasks <= _KEPT_TASKS else _weights(num_tasks):
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold no turns at all
             draws.append(
                 sum(
@@ -360,7 +360,7 @@ def _weights(num_tasks: int) -> Iterator[np.ndarray]:
 
 
 @functools.lru_cache(maxsize=2)
-def _all_weights(num_tasks: int) -> list[np.ndarray]:
+def _all_weights(num_tasks: int, _resamples: int) -> list[np.ndarray]:
     return list(_weights(num_tasks))
 
 
