@@ -47,12 +47,12 @@ def attempt(task: int, solved: bool, *, void: bool = False, tokens: int = 3) -> 
 
 
 def make_run(
-    path: Path, solved: set[int], *, void: tuple[int, ...] = (), tasks: int = 20, **changes: Any
+    path: Path, solved: set[int], *, void: tuple[int, ...] = (), count: int = 20, **changes: Any
 ) -> RunDir:
     kept = copy.deepcopy(MANIFEST)
     kept["score"] |= changes
     run = RunDir.create(path, recipe=f'name = "{path.name}"\n', manifest=kept)
-    made = [attempt(n, n in solved, void=n in void) for n in range(tasks)]
+    made = [attempt(n, n in solved, void=n in void) for n in range(count)]
     run.append("rollouts", [rollout for rollout, _ in made], "eval", 0)
     run.append("verdicts", [verdict for _, verdict in made], "eval", 0)
     run.unlock()
@@ -100,7 +100,7 @@ def test_runs_that_differ_in_what_makes_a_score_are_refused(
 
 def test_what_a_reader_should_know_is_a_warning(tmp_path: Path):
     a = make_run(tmp_path / "a", {0})
-    b = make_run(tmp_path / "b", {1}, harness="h1", seed=7, tasks=18)
+    b = make_run(tmp_path / "b", {1}, harness="h1", seed=7, count=18)
     warnings = comparison.compare([a], [b]).warnings
     assert "the harness's source: h0 against h1" in warnings and "the sampling seed: 0 against 7" in warnings
     assert "2 tasks were attempted on one side only and do not enter" in warnings
@@ -109,7 +109,7 @@ def test_what_a_reader_should_know_is_a_warning(tmp_path: Path):
 
 
 def test_nothing_in_common_and_nothing_measured(tmp_path: Path):
-    a, empty = make_run(tmp_path / "a", {0}), make_run(tmp_path / "b", set(), tasks=0)
+    a, empty = make_run(tmp_path / "a", {0}), make_run(tmp_path / "b", set(), count=0)
     assert woodshed("eval", "compare", str(a.path), str(empty.path)).exit_code == 2
     with pytest.raises(RunError, match="holds no finished evaluation"):
         comparison.compare([a], [empty])

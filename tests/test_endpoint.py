@@ -101,7 +101,7 @@ def server() -> Iterator[Server]:
 
 
 def connect(server: Server, waits: list[float] | None = None, **settings: Any) -> HttpSampler:
-    chosen = EndpointSettings(url=server.url, timeout_s=20, **settings)
+    chosen = EndpointSettings(url=server.url, timeout_s=240, **settings)
     return HttpSampler(chosen, server.renderer, sleep=(waits if waits is not None else []).append)
 
 

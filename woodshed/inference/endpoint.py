@@ -89,7 +89,7 @@ class HttpSampler:
     def _version(self) -> str:
         """What the server says it runs (vLLM and SGLang do), or ""."""
         try:
-            return str(self._client.get("/version", timeout=10.0).json()["version"])
+            return str(self._client.get("/version").json()["version"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ""
 
