@@ -93,7 +93,8 @@ def judge(rows: list[dict[str, float]]) -> None:
     for name in ("rate", "change", "arms"):
         held = {True: [], False: []}
         for row in (row for row in rows if name in row):
-            rarer = row["tasks"] * min(row.get("rate", 0.5), 1 - row.get("rate", 0.5))
+            mean = row.get("mean", 0.5)
+            rarer = row["tasks"] * min(mean, 1 - mean)
             held[rarer >= FEWEST].append(row[name])
         for is_usual, shares in held.items():
             if shares:
@@ -116,7 +117,7 @@ def main() -> None:
     print(f"{'tasks':>6}{'attempts':>9}{'rate':>6}{'spread':>7}{'solve rate':>12}{'change':>8}{'nested':>8}")
     for num_tasks, attempts, rate, spread in itertools.product(TASKS, ATTEMPTS, RATES, SPREADS):
         found = one_policy(num_tasks, attempts, rate, spread, options.trials)
-        rows.append({"tasks": num_tasks, "attempts": attempts, "rate": rate, "spread": spread, **found})
+        rows.append({"tasks": num_tasks, "attempts": attempts, "mean": rate, "spread": spread, **found})
         print(
             f"{num_tasks:>6}{attempts:>9}{rate:>6}{spread:>7}{found['rate']:>12.3f}{found['change']:>8.3f}"
             f"{found['nested']:>8.3f}",
