@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -100,16 +101,20 @@ def server() -> Iterator[Server]:
     made.server_close()
 
 
-def connect(server: Server, waits: list[float] | None = None, **settings: Any) -> HttpSampler:
+@contextmanager
+def connect(server: Server, waits: list[float] | None = None, **settings: Any) -> Iterator[HttpSampler]:
     chosen = EndpointSettings(url=server.url, timeout_s=240, **settings)
-    return HttpSampler(chosen, server.renderer, sleep=(waits if waits is not None else []).append)
+    with closing(
+        HttpSampler(chosen, server.renderer, sleep=([] if waits is None else waits).append)
+    ) as sampler:
+        yield sampler
 
 
 def test_dropped_connections_and_429_are_waited_out(server: Server):
     waits: list[float] = []
-    sampler = connect(server, waits)
     server.script = [0, 429, 500]
-    assert sampler.sample([REQUEST])[0].ids == server.ids
+    with connect(server, waits) as sampler:
+        assert sampler.sample([REQUEST])[0].ids == server.ids
     assert waits == [0.5, 3.0, 2.0], "a server that names its wait is believed"
     assert sampler.engine == {"name": "http", "url": server.url, "served": "tiny", "version": "0.99"}
 
@@ -132,27 +137,28 @@ def test_dropped_connections_and_429_are_waited_out(server: Server):
     ],
 )
 def test_lies_are_named(server: Server, spoil: dict[str, Any], message: str):
-    sampler = connect(server, retries=0)
     server.spoil = spoil
-    with pytest.raises(SamplerError, match=message):
+    with connect(server, retries=0) as sampler, pytest.raises(SamplerError, match=message):
         sampler.sample([REQUEST])
 
 
 @pytest.mark.parametrize("logp", [0.7, "x", float("-inf"), float("nan"), None])
 def test_numbers_that_are_no_log_probability_are_refused(server: Server, logp: Any):
-    sampler = connect(server, retries=0)
-    server.spoil = {"choice": {"logprobs": {"token_logprobs": [-0.1] * (len(server.ids) - 1) + [logp]}}}
-    with pytest.raises(SamplerError, match="log-probability"):
-        sampler.sample([REQUEST])
-    server.spoil = {"choice": {"logprobs": {"token_logprobs": [1e-6] * len(server.ids)}}}
-    assert set(sampler.sample([REQUEST])[0].logps) == {0.0}, "an engine's rounding"
+    logps = [-0.1] * (len(server.ids) - 1) + [logp]
+    server.spoil = {"choice": {"logprobs": {"token_logprobs": logps}}}
+    with connect(server, retries=0) as sampler:
+        with pytest.raises(SamplerError, match="log-probability"):
+            sampler.sample([REQUEST])
+        server.spoil = {"choice": {"logprobs": {"token_logprobs": [1e-6] * len(server.ids)}}}
+        assert set(sampler.sample([REQUEST])[0].logps) == {0.0}, "an engine's rounding"
 
 
 @pytest.mark.parametrize("models", [[], {"data": None}, {"data": [{}]}, {"object": "error"}])
 def test_a_server_that_lists_no_models_is_named(server: Server, models: Any):
     server.models = models
-    with pytest.raises(SamplerError, match=r"does not list models|did not answer with a JSON object"):
-        connect(server, retries=0)
+    said = r"does not list models|did not answer with a JSON object"
+    with pytest.raises(SamplerError, match=said), connect(server, retries=0):
+        pass
 
 
 def test_an_address_without_a_scheme_is_a_mistake():

@@ -165,7 +165,7 @@ def test_the_exported_model_gives_the_same_logps(tiny_model_dir: Path, tiny_task
         expected, found = (
             m(input_ids=ids).logits.float().log_softmax(-1) for m in (policy.model.to("cpu"), again)
         )
-    assert (expected - found).abs().max() < 1e-5
+    assert (expected - found).abs().max() < 1e-4  # float32, merged or not
     assert tokenizer.chat_template == loaded.tokenizer.chat_template
     assert (out / "model.safetensors").is_file() and "sdpa_shared" not in (out / "config.json").read_text()
     card = (out / "README.md").read_text("utf-8")

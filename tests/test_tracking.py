@@ -29,7 +29,7 @@ def line(step: int) -> dict:
     }
 
 
-def follow(run: RunDir, tracker: tracking.Name) -> None:
+def follow(run: RunDir, tracker: tracking.Tracker) -> None:
     """A line from before, one while following, a kill, one untold, and a resume."""
     with tracking.following(run, tracker):
         run.append("metrics", [line(1)], "train", 1)

@@ -15,9 +15,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import typer
 from typer.core import TyperGroup
@@ -76,6 +76,13 @@ class Interrupted(Exception):
 
 class Failed(Exception):
     """An engine or sandbox that failed half way, with the line that says what is kept."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A sampler with a connection."""
+
+    def close(self) -> None: ...
 
 
 class Evaluations(TyperGroup):
@@ -266,6 +273,7 @@ def evaluate(
     with (
         _kept(f"finished attempts are kept; go on with: woodshed eval --resume {run.path}", run),
         tracking.following(run, chosen.tracking),
+        closing(sampler) if isinstance(sampler, Closes) else nullcontext(),
         progress_bars() as progress,
     ):
         measured = suite.evaluate(

@@ -10,9 +10,10 @@ from pydantic import Field
 
 from woodshed import feedback, rollout
 from woodshed.agent.attempt import AgentSettings
-from woodshed.evals import manifest, tracking
+from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
+from woodshed.evals.tracking import Tracker
 from woodshed.grading import verifier
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.endpoint import EndpointSettings
@@ -52,7 +53,7 @@ class SuiteSettings(Settings):
     """Tasks used, the first so many by name; 0 uses all."""
     seed: int = 0
     """Seeds the sampling."""
-    tracking: tracking.Name = "none"
+    tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
     prices: Path | None = None
     """A price table in place of the default one (woodshed/evals/prices.toml)."""

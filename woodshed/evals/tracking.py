@@ -19,14 +19,14 @@ from typing import Any, Literal
 from woodshed.records import RecipeError
 from woodshed.rundir import RunDir, write_atomically
 
-Name = Literal["none", "trackio", "tensorboard", "wandb"]
+Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
 Log = Callable[[str, int, Mapping[str, float]], None]
 """log(phase, step, numbers)."""
 STATE = "tracking.json"
 
 
 @contextmanager
-def following(run: RunDir, tracker: Name, *, project: str = "woodshed") -> Iterator[None]:
+def following(run: RunDir, tracker: Tracker, *, project: str = "woodshed") -> Iterator[None]:
     """While this is open, every metrics line of the run reaches the tracker; lines from before reach it first.
 
     Raises:
@@ -48,7 +48,7 @@ def following(run: RunDir, tracker: Name, *, project: str = "woodshed") -> Itera
 class Mirror:
     """Tells a tracker what it has not seen of a run's metrics."""
 
-    def __init__(self, run: RunDir, tracker: Name, project: str) -> None:
+    def __init__(self, run: RunDir, tracker: Tracker, project: str) -> None:
         self.run, self.tracker = run, tracker
         self.log, self.end = _open(tracker, run.path, project)
         self.failed = False
@@ -101,7 +101,7 @@ def numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return flat
 
 
-def _open(tracker: Name, path: Path, project: str) -> tuple[Log, Callable[[], object]]:
+def _open(tracker: Tracker, path: Path, project: str) -> tuple[Log, Callable[[], object]]:
     """How to tell a tracker a line, and how to end.
 
     Raises:
