@@ -130,7 +130,8 @@ def test_few_tasks_that_differ_do_not_make_it_clear():
     before = {i: (float(i < 6), 1.0) for i in range(30)}
     after = {i: (float(i < 8), 1.0) for i in range(30)}
     found = statistics.difference(before, after, is_share=True)
-    assert not found.is_clear and found.low is not None and found.low < 0 < found.value < found.high
+    assert not found.is_clear and found.low is not None and found.high is not None and found.value is not None
+    assert found.low < 0 < found.value < found.high
 
 
 @pytest.fixture(scope="module")

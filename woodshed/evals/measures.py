@@ -367,7 +367,7 @@ def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Gr
         else:
             figures = [_estimate(measure, arm) for arm in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")
-        rows.append(Row(measure, *figures, change, statistics.record(*totals)))
+        rows.append(Row(measure, figures[0], figures[1], change, statistics.record(*totals)))
     return rows
 
 
