@@ -125,7 +125,8 @@ def test_report_shows_before_and_after(run: RunDir):
     result = woodshed("report", str(run.path))
     assert result.exit_code == 0
     line = next(line for line in result.stdout.splitlines() if line.startswith("invalid-call rate"))
-    figures = ["invalid-call rate", "100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]", "-100.0 pp [-100.0, -91.2]"]
+    change = ["-100.0 pp [-100.0, -91.2]", "8.8 pp"]
+    figures = ["invalid-call rate", "100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]", *change]
     assert re.split(r"  +", line) == figures
     assert f"report: {run.path / 'report.html'}" in result.stdout
 

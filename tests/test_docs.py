@@ -43,6 +43,8 @@ def parse(words: list[str]) -> None:
     command = typer.main.get_command(app)
     context = command.make_context("woodshed", [], resilient_parsing=True)
     while hasattr(command, "commands"):
+        if not words and "run" in command.commands:  # type: ignore[attr-defined]
+            return  # `eval` alone is a mention too: it has a verb that need not be said
         assert words, "a verb is missing"
         if words[0] == "--help":
             return

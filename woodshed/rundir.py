@@ -4,7 +4,7 @@
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
-        rollouts.jsonl  verdicts.jsonl  hints.jsonl  oracle.jsonl  metrics.jsonl
+        rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  oracle.jsonl  metrics.jsonl
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
 
@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 
 from woodshed.records import RunError, from_json, to_json
 
-Kind = Literal["rollouts", "verdicts", "hints", "oracle", "metrics"]
+Kind = Literal["rollouts", "verdicts", "hints", "flags", "oracle", "metrics"]
 
 At = tuple[str, int, int]  # phase, step, part
 Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them
@@ -45,6 +45,8 @@ class RunDir:
         self.path = path
         self._lock: int | None = None
         self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
+        self.on_metrics: Callable[[], object] | None = None
+        """Called whenever a metrics line was completed."""
 
     @classmethod
     def create(cls, path: Path, *, recipe: str, manifest: dict[str, Any]) -> RunDir:
@@ -106,7 +108,30 @@ class RunDir:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        return json.loads((self.path / "manifest.json").read_text())
+        """What the run was made with; {} where the file was deleted.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        path = self.path / "manifest.json"
+        if not path.exists():
+            return {}
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} cannot be read: {error}. Restore it, or delete it to go on without"
+            ) from None
+        return found if isinstance(found, dict) else {}
+
+    def write_manifest(self, manifest: dict[str, Any]) -> None:
+        """Replace the manifest.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        with self._writing():
+            write_atomically(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -132,13 +157,31 @@ class RunDir:
         place = self._catalog(kind).get((phase, step, part))
         return None if place is None else self._load(kind, record, place)
 
-    def read(self, kind: Kind, record: type[R] = dict) -> list[tuple[str, int, R]]:
-        """All completed records as (phase, step, record), in order; a batch written twice counts once, the last."""
-        return [
-            (phase, step, found)
-            for (phase, step, _part), place in self._catalog(kind).items()
-            for found in self._load(kind, record, place)
-        ]
+    def read(
+        self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
+    ) -> list[tuple[str, int, R]]:
+        """All completed records as (phase, step, record), in order; a batch written twice counts once, the last.
+
+        Args:
+            problems: receives a sentence for every batch that cannot be read, which is then left out; None raises.
+
+        Raises:
+            ValueError: a batch is damaged, or of another version.
+        """
+        found: list[tuple[str, int, R]] = []
+        for (phase, step, part), place in self._catalog(kind).items():
+            try:
+                found += [(phase, step, each) for each in self._load(kind, record, place)]
+            except (ValueError, KeyError, TypeError) as error:
+                problem = f"{kind}.jsonl, {phase} {step} part {part}: {type(error).__name__}: {error}"
+                if problems is None:
+                    raise ValueError(problem) from error
+                problems.append(f"{problem}; left out")
+        return found
+
+    def has(self, kind: Kind) -> bool:
+        """Whether anything of this kind was completed, be it an empty batch."""
+        return bool(self._catalog(kind))
 
     def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
         """Write a batch and its completion line in one go.
@@ -159,6 +202,8 @@ class RunDir:
             file.write(("\n".join(lines) + "\n").encode("utf-8", errors="surrogatepass"))
             file.flush()
             os.fsync(file.fileno())
+        if kind == "metrics" and self.on_metrics is not None:
+            self.on_metrics()
 
     def _catalog(self, kind: Kind) -> dict[At, Place]:
         """Where every completed batch lies. Only what was appended since the last look is read, and not parsed."""

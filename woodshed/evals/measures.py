@@ -1,21 +1,24 @@
 """What is measured of a policy's attempts, and how the figures are written for people.
 
-A measure is a ratio of two sums over attempts. To add one, add a line to `MEASURES`; tables, reports and intervals
-follow. An attempt whose sandbox was lost, or that could not be graded for want of infrastructure, says nothing about
-the policy: it is counted as void, shown, and enters no figure.
+A measure is a ratio of two sums over attempts. To add one, add a line to `MEASURES` (the headline) or `BEHAVIOUR` (what
+the policy did on the way); tables, reports and intervals follow. An attempt whose sandbox was lost, or that could not
+be graded for want of infrastructure, says nothing about the policy: it is counted as void, shown, and enters no figure.
+Other suites count such an attempt as a failure; `Summary.strict` holds the figures under that convention.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from woodshed.evals import statistics
-from woodshed.evals.statistics import Difference, Estimate
+from woodshed.evals import behaviour, statistics
+from woodshed.evals.behaviour import Behaviour
+from woodshed.evals.statistics import Difference, Estimate, Record
 from woodshed.feedback.detectors import is_untested
-from woodshed.records import CALL_FAULTS, Rollout, Turn, Verdict, to_json
+from woodshed.records import CALL_FAULTS, Flag, Rollout, Turn, Verdict, to_json
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,15 @@ class Graded:
 
     rollout: Rollout
     verdict: Verdict | None
+    flags: tuple[Flag, ...] | None = None
+    """What monitors raised; None where no monitor looked."""
+    reference: frozenset[str] | None = None
+    """Files of the task's gold patch; None where the task is not at hand."""
+
+    @functools.cached_property
+    def behaviour(self) -> Behaviour:
+        """What the attempt did, counted."""
+        return behaviour.of(self.rollout, self.verdict, flags=self.flags, reference=self.reference)
 
     @property
     def is_void(self) -> bool:
@@ -98,6 +110,83 @@ MEASURES = (
     Measure("turns", "turns per rollout", "count", "", _turns, _one),
 )
 
+_HEADLINE = {measure.key: measure for measure in MEASURES if measure.key in ("solved", "reward")}
+
+BEHAVIOUR = (
+    Measure("calls", "calls per rollout", "count", "", lambda g: g.behaviour.num_calls, _one),
+    Measure(
+        "call_errors",
+        "calls that gave an error",
+        "share",
+        "lower",
+        lambda g: g.behaviour.num_call_errors,
+        lambda g: g.behaviour.num_calls,
+        of="calls",
+    ),
+    Measure("test_runs", "test runs per rollout", "count", "", lambda g: g.behaviour.test_runs, _one),
+    Measure(
+        "tested",
+        "finishes with tests run before",
+        "share",
+        "higher",
+        lambda g: g.rollout.ended == "finished" and g.behaviour.test_runs > 0,
+        lambda g: g.rollout.ended == "finished",
+        of="finishes",
+    ),
+    Measure("edit_fallbacks", "edit fallbacks", "count", "lower", lambda g: g.behaviour.edit_fallbacks, _one),
+    Measure("files", "files touched", "count", "", lambda g: g.behaviour.files_touched, _one),
+    Measure(
+        "files_found",
+        "reference files touched",
+        "share",
+        "higher",
+        lambda g: g.behaviour.files_shared or 0,
+        lambda g: g.behaviour.files_expected or 0,
+        of="files",
+    ),
+    Measure(
+        "files_astray",
+        "touched files outside the reference",
+        "share",
+        "lower",
+        lambda g: 0 if g.reference is None else g.behaviour.files_touched - (g.behaviour.files_shared or 0),
+        lambda g: 0 if g.reference is None else g.behaviour.files_touched,
+        of="files",
+    ),
+    Measure(
+        "message_chars",
+        "characters outside calls",
+        "count",
+        "",
+        lambda g: g.behaviour.message_chars,
+        _turns,
+        "turns",
+    ),
+    Measure("context_tokens", "harness tokens", "count", "", lambda g: g.behaviour.context_tokens, _one),
+    Measure(
+        "reread_tokens", "prompt tokens read again", "count", "", lambda g: g.behaviour.reread_tokens, _one
+    ),
+    *(
+        Measure(
+            f"{part}_s",
+            f"seconds of {part}",
+            "count",
+            "",
+            lambda g, part=part: g.behaviour.seconds.get(part, 0.0),
+            _judged if part == "grading" else _one,
+        )
+        for part in ("sampling", "tools", "waiting", "grading")
+    ),
+    Measure(
+        "flagged",
+        "hack rate: rollouts with a flag",
+        "share",
+        "lower",
+        lambda g: bool(g.flags),
+        lambda g: g.flags is not None,
+    ),
+)
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -113,6 +202,16 @@ class Summary:
     num_attempts: int
     num_void: int
     """Attempts that say nothing and enter no figure."""
+    behaviour: dict[str, Estimate]
+    """Key of a behaviour measure to its figure."""
+    tools: dict[str, Estimate]
+    """Tool to the share of its calls that gave an error; the most used come first."""
+    error_kinds: dict[str, Estimate]
+    """Error kind to how often it occurred per call, failed commands included; the most frequent come first."""
+    strict: dict[str, Estimate]
+    """"solved" and "reward" where every void attempt counts as a failure."""
+    passes: dict[str, Estimate]
+    """"pass@k", "pass^k" and "best@k" (of k attempts, the one that `promise` likes best) for k = 1, 2, 4, ..."""
 
 
 @dataclass(frozen=True)
@@ -123,18 +222,47 @@ class Row:
     before: Estimate
     after: Estimate
     change: Difference
+    record: Record
+    """Tasks that went up, down and stayed."""
 
 
-def pair(rollouts: Iterable[Rollout], verdicts: Iterable[Verdict]) -> list[Graded]:
-    """Each rollout with its verdict."""
+def pair(
+    rollouts: Iterable[Rollout],
+    verdicts: Iterable[Verdict],
+    *,
+    flags: Iterable[Flag] | None = None,
+    references: Mapping[str, Collection[str]] | None = None,
+) -> list[Graded]:
+    """Each rollout with its verdict and what else is known.
+
+    `flags` is None where no monitor looked; `references` has the files of the gold patch by task name.
+    """
     found = {verdict.rollout_id: verdict for verdict in verdicts}
-    return [Graded(rollout, found.get(rollout.id)) for rollout in rollouts]
+    raised: dict[str, list[Flag]] = {}
+    for flag in flags or ():
+        raised.setdefault(flag.rollout_id, []).append(flag)
+    known = {name: frozenset(files) for name, files in (references or {}).items()}
+    return [
+        Graded(
+            rollout,
+            found.get(rollout.id),
+            None if flags is None else tuple(raised.get(rollout.id, ())),
+            known.get(rollout.task_name),
+        )
+        for rollout in rollouts
+    ]
 
 
-def summarize(rollouts: Iterable[Rollout], verdicts: Iterable[Verdict]) -> dict[str, Any]:
-    """What a run folder keeps as metrics: `summary` as plain values, measures by their keys at the top."""
-    found = summary(pair(rollouts, verdicts))
+def summarize(
+    rollouts: Iterable[Rollout], verdicts: Iterable[Verdict], *, flags: Iterable[Flag] | None = None
+) -> dict[str, Any]:
+    """What a run folder keeps as metrics: `summary` as plain values, measures by their keys at the top.
+
+    Seconds of attempts stay out: they are in the records, and metrics of equal runs are equal.
+    """
+    found = summary(pair(rollouts, verdicts, flags=flags))
     plain = to_json(found)
+    plain["behaviour"] = {key: value for key, value in plain["behaviour"].items() if not key.endswith("_s")}
     return plain.pop("estimates") | plain
 
 
@@ -149,18 +277,97 @@ def summary(graded: Sequence[Graded]) -> Summary:
         num_tasks=len({attempt.rollout.task_id for attempt in graded}),
         num_attempts=len(graded),
         num_void=len(graded) - len(attempts),
+        behaviour={measure.key: _estimate(measure, attempts) for measure in BEHAVIOUR},
+        tools=_by_name(attempts, lambda b: b.calls, lambda b: b.call_errors, "calls"),
+        error_kinds=_by_name(attempts, lambda b: b.error_kinds, lambda b: b.error_kinds, "all calls"),
+        strict={key: _strict(measure, graded) for key, measure in _HEADLINE.items()},
+        passes=_passes(attempts),
     )
 
 
+def promise(graded: Graded) -> tuple[float, ...]:
+    """How good an attempt looks to somebody who cannot see its verdict: more is better, compared left to right.
+
+    It finished of its own accord, ran tests, ran them after its last change, made few faults, was sure of its words.
+    """
+    turns = graded.rollout.turns
+    logps = [logp for turn in turns for logp in turn.logps]
+    return (
+        float(graded.rollout.ended == "finished"),
+        float(graded.behaviour.test_runs > 0),
+        float(not is_untested(graded.rollout)),
+        -float(_faulty_turns(graded)),
+        sum(logps) / max(len(logps), 1),
+    )
+
+
+def _passes(attempts: Sequence[Graded]) -> dict[str, Estimate]:
+    tasks: dict[str, list[Graded]] = {}
+    for attempt in attempts:
+        if _judged(attempt):
+            tasks.setdefault(attempt.rollout.task_id, []).append(attempt)
+    if not tasks:
+        return {}
+    solved = [sum(map(_solved, made)) for made in tasks.values()]
+    counts = [len(made) for made in tasks.values()]
+    scores = [[promise(attempt) for attempt in made] for made in tasks.values()]
+    rewards = [[float(_solved(attempt)) for attempt in made] for made in tasks.values()]
+    found = {}
+    for k in (2**power for power in range(min(counts).bit_length())):
+        found[f"pass@{k}"] = statistics.pass_at_k(solved, counts, k)
+        found[f"pass^{k}"] = statistics.pass_hat_k(solved, counts, k)
+        found[f"best@{k}"] = statistics.best_of_k(scores, rewards, k)
+    return found
+
+
+def _strict(measure: Measure, graded: Sequence[Graded]) -> Estimate:
+    """A headline figure where a void attempt is a failure, not an attempt that never was."""
+    parts = [0.0 if g.is_void else float(measure.part(g)) for g in graded]
+    wholes = [1.0 if g.is_void else float(measure.whole(g)) for g in graded]
+    return statistics.rate(parts, wholes, [g.rollout.task_id for g in graded])
+
+
+def _by_name(
+    attempts: Sequence[Graded],
+    all_of: Callable[[Behaviour], Mapping[str, int]],
+    bad_of: Callable[[Behaviour], Mapping[str, int]],
+    of: Literal["calls", "all calls"],
+) -> dict[str, Estimate]:
+    """Name to its bad ones per call of the same name ("calls"), or per call of any."""
+    names = sum((Counter(all_of(a.behaviour)) for a in attempts), Counter()).most_common()
+
+    def measure(name: str) -> Measure:
+        def whole(graded: Graded) -> int:
+            return graded.behaviour.num_calls if of == "all calls" else all_of(graded.behaviour).get(name, 0)
+
+        def part(graded: Graded) -> int:
+            return bad_of(graded.behaviour).get(name, 0)
+
+        return Measure(name, name, "share" if of == "calls" else "count", "lower", part, whole, "calls")
+
+    return {name: _estimate(measure(name), attempts) for name, _ in names}
+
+
 def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[Row]:
-    """Every measure on both sides, and the difference paired by task. Void attempts enter neither."""
-    before, after = ([attempt for attempt in side if not attempt.is_void] for side in (before, after))
+    """Every headline measure on both sides, and the difference paired by task. Void attempts enter neither."""
+    return compare_arms([before], [after])
+
+
+def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[Row]:
+    """The same for arms of several runs that differ in their seed only; the interval is then over seeds and tasks."""
+    sides = [[[a for a in run if not a.is_void] for run in arm] for arm in (before, after)]
     rows = []
     for measure in MEASURES:
-        change = statistics.difference(
-            _sums(measure, before), _sums(measure, after), is_share=measure.kind != "count"
-        )
-        rows.append(Row(measure, _estimate(measure, before), _estimate(measure, after), change))
+        seeds = [[_sums(measure, run) for run in arm] for arm in sides]
+        pooled = [[attempt for run in arm for attempt in run] for arm in sides]
+        totals = [_sums(measure, arm) for arm in pooled]
+        if max(map(len, sides)) > 1:
+            figures = [statistics.arm(arm) for arm in seeds]
+            change = statistics.arms(*seeds)
+        else:
+            figures = [_estimate(measure, arm) for arm in pooled]
+            change = statistics.difference(*totals, is_share=measure.kind != "count")
+        rows.append(Row(measure, figures[0], figures[1], change, statistics.record(*totals)))
     return rows
 
 
@@ -203,6 +410,11 @@ def write_estimate(measure: Measure, estimate: Estimate) -> str:
 def write_change(measure: Measure, change: Difference) -> str:
     """Difference and interval, signed; a change in shares is in percentage points."""
     return _with_interval(measure, change.value, change.low, change.high, sign=True)
+
+
+def write_detectable(measure: Measure, detectable: float | None) -> str:
+    """The smallest difference that shows: "8.1 pp", "0.12"."""
+    return write_figure(measure, detectable).replace("%", " pp")
 
 
 def write_counts(measure: Measure, estimate: Estimate) -> str:

@@ -1,31 +1,39 @@
-"""Figures with intervals, for attempts that come several to a task.
+"""Figures with intervals, for attempts that come several to a task and runs that come several to an arm.
 
 Everything is a ratio of sums: solved attempts / attempts, faulty turns / turns, tokens / rollouts. Attempts
-at one task resemble each other, so the task is the unit of chance: intervals resample whole tasks, each with
-all of its attempts. (Resampling attempts inside a task as well would count their spread twice and make the
-intervals too wide.)
+at one task resemble each other, so the task is the unit of chance: intervals look at whole tasks, each with
+all of its attempts. (Resampling attempts inside resampled tasks as well would count their spread twice:
+`benchmarks/interval_coverage.py` shows by how much.) 95% intervals, four kinds, each where it holds:
 
-Intervals are 95%, percentile bootstrap, widened for few tasks as in Hesterberg (2015), "What Teachers Should
-Know About the Bootstrap" (the expanded percentile interval). Where every task gave the same 0 or 1 there is
-nothing to resample; then the interval is the exact binomial one with the number of tasks as its n, which is
-cautious.
+- a share: Wilson's (1927) score interval with the effective number of attempts of a clustered sample (Korn and
+  Graubard 1998) and Student's t with the number of tasks. Stays in [0, 1], right also for rare events;
+- a count, and a difference paired by task: percentile bootstrap of tasks, widened for few tasks as in Hesterberg
+  (2015), "What Teachers Should Know About the Bootstrap" (the expanded percentile interval);
+- a difference in shares where few tasks differ at all: Bonett and Price (2012), two pseudo-tasks that cancel;
+- where every task gave the same 0 or 1: the exact binomial bound with the number of tasks as its n.
 
-Seeds are fixed: the same data gives the same interval.
+Several runs of one arm under different seeds are the level above: `arms`. What is random has a fixed seed: the same
+data gives the same interval. Letters: N tasks, S seeds (runs) of an arm, B resamples.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+from scipy import special
 
 CONFIDENCE = 0.95
+POWER = 0.8
+"""How often a difference as large as `detectable` shows, that is: its interval excludes zero."""
 RESAMPLES = 4000
 _CHUNK = 250  # resamples drawn at once: bounds memory for suites of thousands of tasks
+_KEPT_TASKS = 600  # up to this many tasks all draws are kept between calls: at most 20 MB
+_FEW = 10  # tasks that differ; below this a bootstrap sees too little of what could have happened
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class Estimate:
     whole: float
     num_tasks: int
     num_attempts: int
+    detectable: float | None = None
+    """Smallest true difference to a second run like this one that would show 4 times in 5, without any pairing."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,31 @@ class Difference:
     high: float | None
     num_tasks: int
     """Tasks that both sides attempted; the others do not enter."""
+    detectable: float | None = None
+    """Smallest true difference that would show 4 times in 5 on these tasks, paired: less than this is noise here."""
 
     @property
     def is_clear(self) -> bool:
         """Whether the interval excludes zero."""
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+
+
+@dataclass(frozen=True)
+class Record:
+    """On how many common tasks the second side's rate is higher, lower and the same."""
+
+    up: int
+    down: int
+    same: int
+
+    @property
+    def p_value(self) -> float:
+        """Exact two-sided test that going up and going down are equally likely.
+
+        McNemar (1947) where every task has one attempt; the sign test on tasks where there are more.
+        """
+        fewer, unlike = min(self.up, self.down), self.up + self.down
+        return min(1.0, 2.0 * float(special.bdtr(fewer, unlike, 0.5))) if unlike else 1.0
 
 
 def rate(
@@ -69,8 +99,14 @@ def rate(
     part_N, whole_N = _by_task(parts, wholes, tasks)
     part, whole = float(part_N.sum()), float(whole_N.sum())
     value = _ratio(part, whole)
-    low, high = _interval([(part_N, whole_N)], [1.0], value, is_share)
-    return Estimate(value, low, high, part, whole, len(part_N), len(parts))
+    if value is None or len(part_N) < 2:
+        return Estimate(value, None, None, part, whole, len(part_N), len(parts))
+    error = standard_error([(part_N, whole_N)], [1.0])
+    low, high = (
+        _share_interval(part_N, whole_N, error) if is_share else _bootstrap([(part_N, whole_N)], [1.0])
+    )
+    detectable = _detectable(math.sqrt(2) * error, len(part_N)) if error else (high - low or None)
+    return Estimate(value, low, high, part, whole, len(part_N), len(parts), detectable)
 
 
 def mean(values: Sequence[float], tasks: Sequence[Hashable], *, is_share: bool = False) -> Estimate:
@@ -95,14 +131,57 @@ def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Differen
     """rate(after) - rate(before) on the tasks that both have, each task resampled with both of its sides."""
     common = sorted(set(before) & set(after), key=str)
     sides = [
-        np.array([side[task] for task in common], dtype=float).reshape(-1, 2).T for side in (after, before)
+        (table_2N[0], table_2N[1]) for table_2N in (_table([side], common)[0] for side in (after, before))
     ]
     values = [_ratio(part_N.sum(), whole_N.sum()) for part_N, whole_N in sides]
     if values[0] is None or values[1] is None:
         return Difference(None, None, None, len(common))
     value = values[0] - values[1]
-    low, high = _interval([(part_N, whole_N) for part_N, whole_N in sides], [1.0, -1.0], value, is_share)
-    return Difference(value, low, high, len(common))
+    if len(common) < 2:
+        return Difference(value, None, None, len(common))
+    low, high = _difference_interval(sides, value, is_share)
+    error = standard_error(sides, [1.0, -1.0])
+    detectable = _detectable(error, len(common)) if error else (high - value or None)
+    return Difference(value, low, high, len(common), detectable)
+
+
+def record(before: Sums, after: Sums) -> Record:
+    """Whether each common task went up or down; tasks with nothing to count on a side are left out."""
+    gains = [
+        after[task][0] / after[task][1] - before[task][0] / before[task][1]
+        for task in set(before) & set(after)
+        if before[task][1] and after[task][1]
+    ]
+    up, down = sum(gain > 1e-12 for gain in gains), sum(gain < -1e-12 for gain in gains)
+    return Record(up, down, len(gains) - up - down)
+
+
+def arm(seeds: Sequence[Sums]) -> Estimate:
+    """One arm's figure over its seeds: what another seed on other such tasks would give, as `arms`."""
+    common = _common(seeds)
+    side_SN = _table(seeds, common)
+    part, whole = float(side_SN[:, 0].sum()), float(side_SN[:, 1].sum())
+    value = _ratio(part, whole)
+    low, high, _ = _crossed([side_SN], [1.0], value) if value is not None else (None, None, None)
+    return Estimate(value, low, high, part, whole, len(common), len(seeds))
+
+
+def arms(before: Sequence[Sums], after: Sequence[Sums]) -> Difference:
+    """rate(after) - rate(before) where each side is several runs under different seeds on the same tasks.
+
+    Seeds and tasks are crossed, not nested: every seed meets every task. Variances of the mean add up as in a two-way
+    layout with random effects, tasks paired over the arms, seeds not; the interval is Student's t with the degrees of
+    freedom of Satterthwaite (1946). (Resampling two or three seeds cannot work: their bootstrap variance is half or
+    two thirds of the true one.) A side with one seed says nothing about other seeds; then only tasks count.
+    """
+    common = _common([*before, *after])
+    sides = [_table(side, common) for side in (after, before)]
+    values = [_ratio(side[:, 0].sum(), side[:, 1].sum()) for side in sides]
+    if values[0] is None or values[1] is None:
+        return Difference(None, None, None, len(common))
+    value = values[0] - values[1]
+    low, high, detectable = _crossed(sides, [1.0, -1.0], value)
+    return Difference(value, low, high, len(common), detectable)
 
 
 def pass_at_k(solved: Sequence[int], attempts: Sequence[int], k: int) -> Estimate:
@@ -127,6 +206,32 @@ def pass_hat_k(solved: Sequence[int], attempts: Sequence[int], k: int) -> Estima
     return _per_task([_draws(c, n, k) for c, n in zip(solved, attempts, strict=True)], attempts)
 
 
+def best_of_k(scores: Sequence[Sequence[Any]], rewards: Sequence[Sequence[float]], k: int) -> Estimate:
+    """Mean reward of the attempt that a selector likes best among k: unbiased, mean over tasks.
+
+    `scores[i][j]` is what the selector gives attempt j at task i (anything that compares), `rewards[i][j]` what it was
+    worth. Over all sets of k attempts, the one with rank r (from 0, worst first) is the best C(r, k - 1) times; those
+    that the selector cannot tell apart share their ranks.
+
+    Raises:
+        ValueError: a task has fewer than k attempts.
+    """
+    values = [_best(list(zip(s, r, strict=True)), k) for s, r in zip(scores, rewards, strict=True)]
+    return _per_task(values, [len(task) for task in rewards])
+
+
+def _best(attempts: list[tuple[Any, float]], k: int) -> float:
+    _draws(0, len(attempts), k)  # k attempts are there
+    ordered = sorted(attempts, key=lambda attempt: attempt[0])
+    value, rank = 0.0, 0
+    while rank < len(ordered):
+        equal = [reward for score, reward in ordered[rank:] if score == ordered[rank][0]]
+        chances = sum(math.comb(r, k - 1) for r in range(rank, rank + len(equal)))
+        value += chances / math.comb(len(ordered), k) * sum(equal) / len(equal)
+        rank += len(equal)
+    return value
+
+
 def _per_task(values: Sequence[float], attempts: Sequence[int]) -> Estimate:
     return replace(mean(values, range(len(values)), is_share=True), num_attempts=sum(attempts))
 
@@ -145,30 +250,84 @@ def _by_task(
     return table[:, 0], table[:, 1]
 
 
+def _common(sides: Sequence[Sums]) -> list[Any]:
+    return sorted(set.intersection(*(set(side) for side in sides)), key=str) if sides else []
+
+
+def _table(seeds: Sequence[Sums], tasks: Sequence[Any]) -> np.ndarray:
+    """(S, 2, N): parts and wholes of every seed and task."""
+    table = np.array([[seed[task] for task in tasks] for seed in seeds], dtype=float)
+    return table.reshape(len(seeds), len(tasks), 2).transpose(0, 2, 1)
+
+
 def _ratio(part: float, whole: float) -> float | None:
     return float(part / whole) if whole else None
 
 
-def _interval(
-    sides: Sequence[tuple[np.ndarray, np.ndarray]],
-    signs: Sequence[float],
-    value: float | None,
-    is_share: bool,
-) -> tuple[float | None, float | None]:
+# -- intervals over tasks ----------------------------------------------------------------------------------------
+
+Side = tuple[np.ndarray, np.ndarray]  # part_N, whole_N
+
+
+def standard_error(sides: Sequence[Side], signs: Sequence[float]) -> float:
+    """Of sum(sign * part / whole) over tasks that all sides share, by linearisation (the delta method)."""
+    pulls = [sign * _pull(part_N, whole_N) for sign, (part_N, whole_N) in zip(signs, sides, strict=True)]
+    return float(np.std(sum(pulls), ddof=1) / math.sqrt(len(sides[0][0])))
+
+
+def _pull(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """How far each cell pulls the ratio of sums, times the number of cells: (S, N) or (N)."""
+    return (part - part.sum() / whole.sum() * whole) / whole.mean()
+
+
+def _detectable(error: float, num_tasks: int) -> float:
+    """Of a test at 5% that shall succeed with `POWER`; agrees with the noncentral t to a percent from 10 tasks on."""
+    degrees = num_tasks - 1
+    return error * (_t(degrees) + float(special.stdtrit(degrees, POWER)))
+
+
+def _t(degrees: float) -> float:
+    return float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2))
+
+
+def _share_interval(part_N: np.ndarray, whole_N: np.ndarray, error: float) -> tuple[float, float]:
+    num_tasks, share = len(part_N), float(part_N.sum() / whole_N.sum())
+    if _is_constant([(part_N, whole_N)]):
+        return _exact(share, num_tasks, paired=False)
+    size = share * (1 - share) / error**2 if error else num_tasks  # attempts that were worth as much alone
+    t = _t(num_tasks - 1)
+    middle, shrunk = share + t**2 / (2 * size), 1 + t**2 / size
+    reach = t * math.sqrt(share * (1 - share) / size + t**2 / (4 * size**2))
+    return (middle - reach) / shrunk, (middle + reach) / shrunk
+
+
+def _difference_interval(sides: Sequence[Side], value: float, is_share: bool) -> tuple[float, float]:
+    if not is_share:
+        return _bootstrap(sides, [1.0, -1.0])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain_N = np.nan_to_num(sides[0][0] / sides[0][1] - sides[1][0] / sides[1][1])
+    num_tasks, differ = len(gain_N), int((np.abs(gain_N) > 1e-12).sum())
+    if not differ or _is_constant(sides):
+        return _exact(value, num_tasks, paired=True)
+    if differ >= _FEW:
+        return _bootstrap(sides, [1.0, -1.0])
+    most = float(np.abs(gain_N).max())
+    pull_N = value + _pull(*sides[0]) - _pull(*sides[1])
+    padded = np.append(pull_N, [most, -most])
+    reach = _t(num_tasks - 1) * float(padded.std()) / math.sqrt(len(padded))
+    return max(float(padded.mean()) - reach, -1.0), min(float(padded.mean()) + reach, 1.0)
+
+
+def _bootstrap(sides: Sequence[Side], signs: Sequence[float]) -> tuple[float, float]:
     """Expanded percentile interval of sum(sign * part / whole), tasks resampled together on all sides."""
     num_tasks = len(sides[0][0])
-    if value is None or num_tasks < 2:
-        return None, None
-    if is_share and _is_constant(sides):
-        return _exact(value, num_tasks, paired=len(sides) > 1)
     draws = _resample(sides, signs, num_tasks)
-    draws = draws[np.isfinite(draws)]
     tail = _expanded_tail(num_tasks)
-    low, high = np.quantile(draws, [tail, 1 - tail])
+    low, high = np.quantile(draws[np.isfinite(draws)], [tail, 1 - tail])
     return float(low), float(high)
 
 
-def _is_constant(sides: Sequence[tuple[np.ndarray, np.ndarray]]) -> bool:
+def _is_constant(sides: Sequence[Side]) -> bool:
     """Whether every task says the same 0 or 1 on every side."""
     return all(bool(np.all(part_N == 0)) or bool(np.all(part_N == whole_N)) for part_N, whole_N in sides)
 
@@ -180,13 +339,9 @@ def _exact(value: float, num_tasks: int, *, paired: bool) -> tuple[float, float]
     return max(value - reach, floor), min(value + reach, 1.0)
 
 
-def _resample(
-    sides: Sequence[tuple[np.ndarray, np.ndarray]], signs: Sequence[float], num_tasks: int
-) -> np.ndarray:
-    rng = np.random.default_rng(0)
+def _resample(sides: Sequence[Side], signs: Sequence[float], num_tasks: int) -> np.ndarray:
     draws = []
-    for _ in range(RESAMPLES // _CHUNK):
-        weights_BN = rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=_CHUNK)
+    for weights_BN in _all_weights(num_tasks, RESAMPLES) if num_tasks <= _KEPT_TASKS else _weights(num_tasks):
         with np.errstate(divide="ignore", invalid="ignore"):  # a resample may hold no turns at all
             draws.append(
                 sum(
@@ -197,15 +352,48 @@ def _resample(
     return np.concatenate(draws)
 
 
+def _weights(num_tasks: int) -> Iterator[np.ndarray]:
+    """How often each resample holds each task, some resamples at a time; the same ones each time."""
+    rng = np.random.default_rng(0)
+    for _ in range(RESAMPLES // _CHUNK):
+        yield rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=_CHUNK).astype(float)
+
+
+@functools.lru_cache(maxsize=2)
+def _all_weights(num_tasks: int, _resamples: int) -> list[np.ndarray]:
+    return list(_weights(num_tasks))
+
+
 def _expanded_tail(num_tasks: int) -> float:
     """Tail of the percentile interval that reaches as far as Student's t with the unbiased variance would."""
-    degrees = num_tasks - 1
-    z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2)
-    # Student's t quantile by its expansion in 1 / degrees (Abramowitz & Stegun 26.7.5).
-    t = (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
-    return NormalDist().cdf(-t * math.sqrt(num_tasks / degrees))
+    return float(special.ndtr(-_t(num_tasks - 1) * math.sqrt(num_tasks / (num_tasks - 1))))
+
+
+# -- tasks and seeds ---------------------------------------------------------------------------------------------
+
+
+def _crossed(
+    sides: Sequence[np.ndarray], signs: Sequence[float], value: float
+) -> tuple[float | None, float | None, float | None]:
+    """Ends of the interval over tasks and seeds, and what is detectable. Each side is (S, 2, N)."""
+    num_tasks = sides[0].shape[2]
+    if num_tasks < 2:
+        return None, None, None
+    pulls = [sign * _pull(side[:, 0], side[:, 1]) for sign, side in zip(signs, sides, strict=True)]  # (S, N)
+    task_N = np.sum([pull_SN.mean(0) for pull_SN in pulls], axis=0)
+    components = [(float(np.var(task_N, ddof=1)) / num_tasks, num_tasks - 1)]  # variance, degrees of freedom
+    for pull_SN in pulls:
+        num_seeds = len(pull_SN)
+        if num_seeds > 1:
+            seed_S = pull_SN.mean(1)
+            rest_SN = pull_SN - seed_S[:, None] - pull_SN.mean(0) + pull_SN.mean()
+            rest = float((rest_SN**2).sum()) / ((num_seeds - 1) * (num_tasks - 1))
+            extra = float(np.var(seed_S, ddof=1)) - rest / num_tasks  # the rest is in the tasks' part already
+            components.append((max(extra, 0.0) / num_seeds, num_seeds - 1))
+    variance = sum(v for v, _ in components)
+    if not variance:
+        return value, value, 0.0
+    degrees = variance**2 / sum(v**2 / nu for v, nu in components)
+    error = math.sqrt(variance)
+    power = float(special.stdtrit(degrees, POWER))
+    return value - _t(degrees) * error, value + _t(degrees) * error, (_t(degrees) + power) * error

@@ -10,8 +10,10 @@ from pydantic import Field
 
 from woodshed import feedback, rollout
 from woodshed.agent.attempt import AgentSettings
+from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
+from woodshed.evals.tracking import Tracker
 from woodshed.grading import verifier
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.endpoint import EndpointSettings
@@ -51,6 +53,10 @@ class SuiteSettings(Settings):
     """Tasks used, the first so many by name; 0 uses all."""
     seed: int = 0
     """Seeds the sampling."""
+    tracking: Tracker = "none"
+    """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
+    prices: Path | None = None
+    """A price table in place of the default one (woodshed/evals/prices.toml)."""
     sampler: SamplerSettings = SamplerSettings()
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -126,9 +132,13 @@ def evaluate(
 ) -> Evaluation:
     """Attempt every task, judge, find what hints would say; all of it is kept in the run folder under "eval".
 
+    What makes the score is kept in the manifest.
+
     Raises:
         SandboxError, SamplerError, RunError: as `attempt`.
     """
+    makings = manifest.score(sampler, tasks, agent_settings, grading_settings, attempts=attempts, seed=seed)
+    manifest.keep(run, makings)
     groups, verdicts = attempt(
         run,
         sampler,

@@ -27,8 +27,8 @@ from woodshed.settings import Settings
 class EndpointSettings(Settings):
     """Where an inference server answers."""
 
-    url: str = "http://127.0.0.1:8000"
-    """Address in front of /v1/completions."""
+    url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/]+")
+    """Address in front of /v1/completions, with http:// or https://."""
     model: str = ""
     """Name of the served model; empty takes the first that the server lists."""
     api_key_variable: str = "WOODSHED_API_KEY"
@@ -40,6 +40,9 @@ class EndpointSettings(Settings):
     retries: int = Field(default=5, ge=0)
     """More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
 
+
+ROUNDING = 1e-3
+"""How far above zero an engine's rounding may lift the log-probability of a sure token."""
 
 _WHOLE_DISTRIBUTION = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent with every request: a server's own defaults (generation_config.json) may cut the distribution."""
@@ -76,10 +79,29 @@ class HttpSampler:
         except SamplerError:
             self.close()
             raise
+        self.engine = {
+            "name": "http",
+            "url": settings.url,
+            "served": self.model,
+            "version": self._version(),
+        }
+
+    def _version(self) -> str:
+        """What the server says it runs (vLLM and SGLang do), or ""."""
+        try:
+            return str(self._client.get("/version").json()["version"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return ""
 
     def _served(self) -> tuple[str, int]:
         """Name and context length of the model that was asked for."""
-        served = {item["id"]: item for item in self._ask("GET", "/v1/models").get("data", [])}
+        answer = self._ask("GET", "/v1/models")
+        try:
+            served = {str(item["id"]): item for item in answer["data"]}
+        except (KeyError, TypeError):
+            raise SamplerError(
+                f"{self.settings.url}/v1/models does not list models: {str(answer)[:200]}"
+            ) from None
         model = self.settings.model or next(iter(served), "")
         if model not in served:
             raise SamplerError(f"{self.settings.url} serves {', '.join(served) or 'nothing'}, not {model!r}")
@@ -136,7 +158,22 @@ class HttpSampler:
             raise SamplerError(
                 f"{self.settings.url} answered without a choice: {str(answer)[:200]}"
             ) from None
+        self._check_usage(answer.get("usage"), choice, request)
         return self._exact(choice, request, version)
+
+    def _check_usage(self, usage: Any, choice: Any, request: SampleRequest) -> None:
+        """Refuse a server whose own counts disagree with the tokens: it changed the prompt, or cut the answer."""
+        counts = usage if isinstance(usage, dict) else {}
+        ids = choice.get("token_ids") if isinstance(choice, dict) else None
+        truth = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids or ())}
+        for name, number in truth.items():
+            said = counts.get(name)
+            if said is not None and said != number and ids:
+                raise SamplerError(
+                    f"{self.settings.url} counts {said} {name} where there are {number}. It adds or drops tokens (a "
+                    "start token, a truncated prompt), so its log-probabilities belong to another text; serve the "
+                    "model without that, or through an engine that takes token ids as they are"
+                )
 
     def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> Sample:
         """A sample from the server's answer, or SamplerError where it is not token-exact."""
@@ -146,14 +183,16 @@ class HttpSampler:
                 f"{self.settings.url} returned no token ids, and text cannot be trained on; it must honour "
                 "`return_token_ids` (vLLM 0.10.2 or newer does)"
             )
+        if odd := [i for i in ids if type(i) is not int or i < 0]:
+            raise SamplerError(f"{self.settings.url} returned the token id {odd[0]!r}, which is no token id")
         logps = (choice.get("logprobs") or {}).get("token_logprobs") or []
         if len(logps) != len(ids):
             raise SamplerError(
                 f"{self.settings.url} returned {len(ids)} tokens with {len(logps)} log-probabilities"
             )
-        if bad := [logp for logp in logps if logp is None or not math.isfinite(logp)]:
+        if odd := [p for p in logps if type(p) not in (int, float) or not -math.inf < p <= ROUNDING]:
             raise SamplerError(
-                f"{self.settings.url} returned the log-probability {bad[0]} for a sampled token"
+                f"{self.settings.url} returned the log-probability {odd[0]} for a sampled token"
             )
         reason = choice.get("finish_reason")
         stopped = ids[-1] in self.renderer.stop_ids
@@ -162,7 +201,7 @@ class HttpSampler:
                 f"{self.settings.url} finished {len(ids)} of {request.max_tokens} tokens with {reason!r} and last "
                 f"token {ids[-1]}; a stopped message must end with one of {sorted(self.renderer.stop_ids)}"
             )
-        return Sample(tuple(ids), tuple(float(logp) for logp in logps), reason, version)
+        return Sample(tuple(ids), tuple(min(0.0, float(logp)) for logp in logps), reason, version)
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The server's JSON answer, after as many tries as the settings allow."""
@@ -170,7 +209,7 @@ class HttpSampler:
             wait = min(0.5 * 2**attempt, 8.0)
             try:
                 response = self._client.request(method, path, json=body)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 failure = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
@@ -189,6 +228,9 @@ class HttpSampler:
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:
         try:
-            return response.json()
+            answer = response.json()
         except ValueError:
-            raise SamplerError(f"{response.url} did not answer in JSON: {response.text[:200]!r}") from None
+            answer = None
+        if not isinstance(answer, dict):
+            raise SamplerError(f"{response.url} did not answer with a JSON object: {response.text[:200]!r}")
+        return answer

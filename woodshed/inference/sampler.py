@@ -57,6 +57,8 @@ class Sampler(Protocol):
     policy_version: int
     context_length: int
     """Most tokens that a prompt and its message may have together."""
+    engine: dict[str, str]
+    """What computes the tokens, for the run's manifest; "served" names a model behind an endpoint."""
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """One sample per request, in order.
@@ -95,6 +97,7 @@ class ScriptedSampler:
         self.renderer = renderer
         self.policy_version = 0
         self.context_length = context_length
+        self.engine = {"name": "script"}
         self._script = script if callable(script) else self._in_order(script)
 
     @staticmethod

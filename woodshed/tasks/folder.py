@@ -121,7 +121,7 @@ def load_set(*paths: Path) -> list[Task]:
     """Every task in these task folders, or folders of them, in the order of the paths, then by name.
 
     Raises:
-        TaskError: nothing there, any task that `load` refuses, or two tasks of one name.
+        TaskError: nothing there, any task that `load` refuses, two tasks of one name, or one task twice.
     """
     tasks: dict[str, Task] = {}
     for folder in (folder for path in paths for folder in task_folders(path)):
@@ -130,6 +130,11 @@ def load_set(*paths: Path) -> list[Task]:
             raise TaskError(
                 f"two tasks are named {task.name!r}: {tasks[task.name].folder} and {folder}. Names tell attempts "
                 "apart in a run, so rename one of the folders."
+            )
+        if twin := next((known for known in tasks.values() if known.id == task.id), None):
+            raise TaskError(
+                f"{twin.folder} and {folder} are the same task (id {task.id}): its attempts would count twice. "
+                "Delete one of the folders."
             )
         tasks[task.name] = task
     return list(tasks.values())

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
+from woodshed.evals.tracking import Tracker
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
@@ -58,6 +59,10 @@ class Recipe(Settings):
     """Where run folders go."""
     seed: int = 0
     """Seeds everything: sampling, task order, new weights."""
+    tracking: Tracker = "none"
+    """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
+    prices: Path | None = None
+    """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
     policy: PolicySettings = PolicySettings()
     sampler: SamplerSettings = SamplerSettings()

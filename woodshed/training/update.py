@@ -188,6 +188,7 @@ def update(
         "learning_rate": learning_rate,
         "trained_rollouts": len(batch.rows),
         "targets": len(targets),
+        "teacher_tokens": sum(len(target.teacher.ids) for target in targets),
     }
 
 

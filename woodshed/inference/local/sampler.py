@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import Tensor
 
 from woodshed.inference.local.graphs import Graphs, padded_rows
@@ -79,6 +80,13 @@ class LocalSampler:
             )
         self._prefixes = Prefixes(self.settings.cache_mb << 20)
         self._batch = RunningBatch(config.num_hidden_layers)
+        self.engine = {
+            "name": "transformers",
+            "version": transformers.__version__,
+            "torch": torch.__version__,
+            "device": self.device.type,
+            "dtype": str(model.dtype).removeprefix("torch."),
+        }
         self._graphs: Graphs | None = None
         if self.device.type == "cuda" and kinds <= {
             "full_attention"

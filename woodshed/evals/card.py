@@ -1,0 +1,184 @@
+"""The card of an exported model: where it comes from, what it scores, how often it cheats, what it cost."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from woodshed.evals import evaluation, ledger, measures
+from woodshed.evals.evaluation import Evaluation
+from woodshed.evals.ledger import Costs, Ledger
+from woodshed.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the card says."""
+
+    name: str
+    base: str
+    adapter: str
+    codec: str
+    note: str
+    version: str
+    revision: str
+    machine: str
+    first_step: int
+    last_step: int
+    num_tasks: int
+    num_void: int
+    rows: tuple[tuple[str, ...], ...]
+    """Measure, before, after, change, smallest visible change; empty where there are not two evaluations."""
+    figures: tuple[tuple[str, ...], ...]
+    """Measure, figure, counts of the only evaluation."""
+    hack_rate: str
+    strict: str
+    cost: str
+    usage: tuple[tuple[str, str], ...]
+    sources: tuple[tuple[str, ...], ...]
+    recipe: str
+
+
+def write(run: RunDir, *, problems: list[str]) -> str:
+    """The card of a run's policy, as Markdown. What cannot be read is left out, with a sentence in `problems`.
+
+    Raises:
+        RunError: the manifest or recipe is damaged.
+    """
+    environment = Environment(  # nosec: Markdown; every value goes through one of the filters below
+        loader=PackageLoader("woodshed.evals", "."),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"text": _text, "code": _code, "yaml": json.dumps, "fenced": _fenced}
+    return environment.get_template("card.md.j2").render(card=gather(run, problems=problems))
+
+
+def gather(run: RunDir, *, problems: list[str]) -> Card:
+    """Read the run folder."""
+    recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
+    settings, manifest = tomllib.loads(recipe), run.manifest
+    policy = settings.get("policy", settings)
+    found = evaluation.from_run(run, problems=problems)
+    books = ledger.from_run(run)
+    attempts = [each.graded for each in found]
+    costs = ledger.costs(books, attempts, ledger.solve_change(attempts))
+    summary = found[-1].summary if found else None
+    solved = next(m for m in measures.MEASURES if m.key == "solved")
+    flagged = next(m for m in measures.BEHAVIOUR if m.key == "flagged")
+    looked = summary is not None and summary.behaviour["flagged"].value is not None
+    return Card(
+        name=str(settings.get("name") or run.path.name),
+        base=str(policy.get("model", "")),
+        adapter=str(policy.get("adapter", "")),
+        codec=str(manifest.get("score", {}).get("codec") or policy.get("codec", "")),
+        note=str(settings.get("note", "")),
+        version=str(manifest.get("woodshed", "")),
+        revision=str(manifest.get("revision", "")) or "unknown",
+        machine=", ".join([*(manifest.get("gpus") or [str(manifest.get("cpu", "unknown machine"))])]),
+        first_step=found[0].step if found else 0,
+        last_step=found[-1].step if found else 0,
+        num_tasks=summary.num_tasks if summary else 0,
+        num_void=sum(each.summary.num_void for each in found),
+        rows=_rows(found),
+        figures=_figures(found[-1]) if len(found) == 1 else (),
+        hack_rate=measures.write_estimate(flagged, summary.behaviour["flagged"])
+        if summary and looked
+        else "no monitor looked",
+        strict=measures.write_estimate(solved, summary.strict["solved"])
+        if summary and summary.num_void
+        else "",
+        cost=_cost(books, costs),
+        usage=_usage(books),
+        sources=_sources(run),
+        recipe=recipe.strip(),
+    )
+
+
+def _rows(found: list[Evaluation]) -> tuple[tuple[str, ...], ...]:
+    if len(found) < 2:
+        return ()
+    return tuple(
+        (
+            row.measure.label,
+            measures.write_estimate(row.measure, row.before),
+            measures.write_estimate(row.measure, row.after),
+            measures.write_change(row.measure, row.change),
+            measures.write_detectable(row.measure, row.change.detectable),
+        )
+        for row in evaluation.before_after(found[0], found[-1])
+    )
+
+
+def _figures(only: Evaluation) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (
+            measure.label,
+            measures.write_estimate(measure, only.summary.estimates[measure.key]),
+            measures.write_counts(measure, only.summary.estimates[measure.key]),
+        )
+        for measure in measures.MEASURES
+    )
+
+
+def _cost(books: Ledger, costs: Costs) -> str:
+    unit = books.prices.currency
+    parts = [
+        f"{costs.total:.4g} {unit} at the prices of {books.prices.date}, of which training {costs.training:.4g} {unit}"
+    ]
+    if costs.per_additional_solve is not None:
+        parts.append(f"{costs.per_additional_solve:.4g} {unit} for each additional task solved")
+    if costs.unknown:
+        parts.append(f"a lower bound, since these have no price: {'; '.join(costs.unknown)}")
+    return "; ".join(parts) + "."
+
+
+def _usage(books: Ledger) -> tuple[tuple[str, str], ...]:
+    used = books.total
+    counts = {
+        "attempts": used.attempts,
+        "prompt tokens, new": used.prefill_tokens,
+        "prompt tokens, read again": used.cached_tokens,
+        "sampled tokens": used.decode_tokens,
+        "teacher tokens": used.teacher_tokens,
+        "judge tokens": used.judge_prompt_tokens + used.judge_sampled_tokens,
+        "GPU seconds": round(books.gpu_s),
+        "seconds of sampling and updates": round(used.engine_s),
+        "sandbox seconds": round(used.sandbox_s),
+    }
+    return tuple((name, f"{count:,}") for name, count in counts.items())
+
+
+def _sources(run: RunDir) -> tuple[tuple[str, ...], ...]:
+    counted: Counter[tuple[str, str, str]] = Counter()
+    for path in sorted((run.path / "tasks").glob("*/*/task.toml")):
+        try:
+            kept = tomllib.loads(path.read_text(encoding="utf-8"))["metadata"]["woodshed"]["provenance"]
+        except (OSError, ValueError, KeyError, TypeError):
+            kept = {}
+        licence = str(kept.get("licence", "unknown"))
+        counted[str(kept.get("source", "unknown")), licence, path.parent.parent.name] += 1
+    return tuple((source, licence, str(n), name) for (source, licence, name), n in sorted(counted.items()))
+
+
+def _text(value: Any) -> str:
+    """A value that neither breaks a table nor is read as markup."""
+    plain = " ".join(str(value).split())
+    for character in "\\`*_[]<>|#":
+        plain = plain.replace(character, f"\\{character}")
+    return "".join(c if c.isprintable() else f"\\\\x{ord(c):02x}" for c in plain)
+
+
+def _code(value: Any) -> str:
+    return " ".join(str(value).split()).replace("`", "'")
+
+
+def _fenced(value: str) -> str:
+    return value.replace("~~~~~~~~", "~~~~")

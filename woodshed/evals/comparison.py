@@ -1,0 +1,97 @@
+"""Two policies on the same tasks: is one better, by more than noise, and may they be compared at all?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from woodshed.evals import evaluation, manifest, measures
+from woodshed.evals.evaluation import Evaluation
+from woodshed.evals.measures import Graded, Row
+from woodshed.records import RunError
+from woodshed.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What can be said about side B against side A."""
+
+    rows: tuple[Row, ...]
+    """Every headline measure; "before" is A, "after" is B."""
+    won: tuple[str, ...]
+    """Names of tasks that B solves more often than A."""
+    lost: tuple[str, ...]
+    num_void: tuple[int, int]
+    """Attempts of A and B that enter no figure but the strict one."""
+    refusals: tuple[str, ...]
+    """Why the two should not be compared; empty where they may."""
+    warnings: tuple[str, ...]
+
+
+def compare(a: Sequence[RunDir], b: Sequence[RunDir]) -> Comparison:
+    """The last evaluation of each run of arm B against those of arm A. Several runs of an arm are its seeds.
+
+    Raises:
+        RunError: a run without a finished evaluation, or no task in common.
+    """
+    problems: list[str] = []
+    sides = [[last(run, problems) for run in arm] for arm in (a, b)]
+    graded: list[list[Sequence[Graded]]] = [[found.graded for found in side] for side in sides]
+    refusals, warnings = _may(a, b)
+    warnings += problems
+    tasks = [set.intersection(*({g.rollout.task_id for g in made} for made in side)) for side in graded]
+    if not tasks[0] & tasks[1]:
+        raise RunError(
+            f"{a[0].path} and {b[0].path} have no task in common, so nothing is paired; evaluate both on one suite"
+        )
+    if odd := len(tasks[0] ^ tasks[1]):
+        warnings.append(f"{odd} tasks were attempted on one side only and do not enter")
+    rows = measures.compare_arms(*graded)
+    won, lost = _won_and_lost(*graded)
+    void = tuple(sum(g.is_void for made in side for g in made) for side in graded)
+    return Comparison(tuple(rows), won, lost, (void[0], void[1]), tuple(refusals), tuple(warnings))
+
+
+def last(run: RunDir, problems: list[str]) -> Evaluation:
+    """The newest evaluation of a run.
+
+    Raises:
+        RunError: there is none.
+    """
+    found = evaluation.from_run(run, problems=problems)
+    if not found:
+        detail = f" ({problems[-1]})" if problems else ""
+        raise RunError(f"{run.path} holds no finished evaluation{detail}; measure one with `woodshed eval`")
+    return found[-1]
+
+
+def _may(a: Sequence[RunDir], b: Sequence[RunDir]) -> tuple[list[str], list[str]]:
+    refusals: dict[str, None] = {}
+    warnings: dict[str, None] = {}
+    first, *others = [*a, *b]
+    for run in others:
+        against, aware = manifest.differences(first.manifest, run.manifest)
+        refusals |= dict.fromkeys(against)
+        warnings |= dict.fromkeys(aware)
+    for run in (first, *others):
+        if changed := run.manifest.get("changed"):
+            warnings[f"{run.path}: {', '.join(changed)} changed between its evaluations"] = None
+    return list(refusals), list(warnings)
+
+
+def _won_and_lost(
+    a: Sequence[Sequence[Graded]], b: Sequence[Sequence[Graded]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    rates = []
+    for side in (a, b):
+        solves: dict[str, list[bool]] = {}
+        for attempt in (g for made in side for g in made if g.verdict is not None and not g.is_void):
+            solves.setdefault(attempt.rollout.task_id, []).append(
+                bool(attempt.verdict and attempt.verdict.solved)
+            )
+        rates.append({task: sum(s) / len(s) for task, s in solves.items()})
+    names = {g.rollout.task_id: g.rollout.task_name for side in (a, b) for made in side for g in made}
+    common = sorted(set(rates[0]) & set(rates[1]), key=names.__getitem__)
+    won = tuple(names[task] for task in common if rates[1][task] > rates[0][task])
+    lost = tuple(names[task] for task in common if rates[1][task] < rates[0][task])
+    return won, lost

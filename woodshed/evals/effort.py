@@ -1,0 +1,80 @@
+"""Effort against difficulty: does the policy spend where it is hard, and save where it is easy?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from woodshed.evals import statistics
+from woodshed.evals.measures import Graded
+from woodshed.evals.statistics import Estimate
+
+EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tasks of like difficulty."""
+
+    low: float
+    """Difficulty, 1 - pooled solve rate, from `low` (included) ..."""
+    high: float
+    """... to `high` (excluded; the last bucket includes 1)."""
+    num_tasks: int
+    tokens: Estimate
+    """Sampled tokens per attempt."""
+    turns: Estimate
+    solved: Estimate
+
+
+def difficulties(graded: Sequence[Graded]) -> dict[str, float]:
+    """Task id to 1 - solve rate over all judged attempts at it. Pool several policies, so that none defines its own."""
+    solved: dict[str, list[bool]] = {}
+    for attempt in graded:
+        if attempt.verdict is not None and not attempt.is_void:
+            solved.setdefault(attempt.rollout.task_id, []).append(attempt.verdict.solved)
+    return {task: 1 - sum(made) / len(made) for task, made in solved.items()}
+
+
+def by_difficulty(graded: Sequence[Graded], difficulty: Mapping[str, float]) -> list[Bucket]:
+    """What attempts cost in tasks of like difficulty; buckets without tasks are left out."""
+    buckets = []
+    for low, high in itertools.pairwise(EDGES):
+        inside = {
+            task for task, d in difficulty.items() if low <= d < high or (high == EDGES[-1] and d == high)
+        }
+        made = [g for g in graded if g.rollout.task_id in inside and not g.is_void]
+        if made:
+            tasks = [g.rollout.task_id for g in made]
+            tokens = statistics.mean([float(g.behaviour.sampled_tokens) for g in made], tasks)
+            turns = statistics.mean([float(g.behaviour.turns) for g in made], tasks)
+            solves = [float(g.verdict is not None and g.verdict.solved) for g in made]
+            solved = statistics.mean(solves, tasks, is_share=True)
+            buckets.append(Bucket(low, high, len(set(tasks)), tokens, turns, solved))
+    return buckets
+
+
+def calibration(graded: Sequence[Graded], difficulty: Mapping[str, float]) -> float | None:
+    """Rank correlation (Spearman) of a task's difficulty and the mean tokens spent on it.
+
+    1: the harder, the more; 0: no relation; None: fewer than three tasks, or all alike.
+    """
+    spent: dict[str, list[int]] = {}
+    for attempt in graded:
+        if attempt.rollout.task_id in difficulty and not attempt.is_void:
+            spent.setdefault(attempt.rollout.task_id, []).append(attempt.behaviour.sampled_tokens)
+    hard_N = _ranks([difficulty[task] for task in spent])
+    dear_N = _ranks([sum(tokens) / len(tokens) for tokens in spent.values()])
+    if len(spent) < 3 or not hard_N.std() or not dear_N.std():
+        return None
+    return float(np.corrcoef(hard_N, dear_N)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks from 0, equal values share the mean of theirs."""
+    value_N = np.asarray(values, dtype=float)
+    below_N = (value_N[:, None] > value_N).sum(1)
+    return below_N + ((value_N[:, None] == value_N).sum(1) - 1) / 2

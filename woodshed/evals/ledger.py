@@ -1,0 +1,350 @@
+"""What a run used and what that cost, from its records alone.
+
+Counted from records, not from what a server or a clock claims: tokens are the ids in the rollouts, seconds are those of
+turns, verdicts and updates. Every completed batch of a run folder counts once however often it was resumed, so
+nothing is counted twice. What was begun and lost in a kill is not in the folder and not in the ledger.
+
+Whoever spends something else writes it into its metrics line under one of the names in `METERED`.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from woodshed.evals import statistics
+from woodshed.evals.behaviour import prompt_lengths
+from woodshed.evals.measures import Graded
+from woodshed.evals.statistics import Difference
+from woodshed.records import RecipeError, Rollout, Verdict
+from woodshed.rundir import RunDir
+from woodshed.settings import Settings, validate
+
+METERED = ("teacher_tokens", "trained_positions", "judge_prompt_tokens", "judge_sampled_tokens")
+"""Names in a metrics line that are summed over all lines."""
+HOUR_S = 3600.0
+MILLION = 1e6
+
+
+class ModelPrice(Settings):
+    """Tokens of a served model, per million."""
+
+    prompt: float = Field(ge=0)
+    """Read for the first time."""
+    cached: float | None = Field(default=None, ge=0)
+    """Read again; None costs what `prompt` costs."""
+    sampled: float = Field(ge=0)
+    """Written."""
+
+
+class Prices(Settings):
+    """A dated table of prices. `evals/prices.toml` is the default; `read_prices` reads another."""
+
+    date: str
+    """Day of the table, as YYYY-MM-DD."""
+    currency: str = "USD"
+    gpu_hour: dict[str, float] = Field(default_factory=dict)
+    """Part of a GPU's name to the price of one for one hour."""
+    core_hour: dict[str, float] = Field(default_factory=dict)
+    """"any" to the price of one processor core for one hour."""
+    models: dict[str, ModelPrice] = Field(default_factory=dict)
+    """Served name to the price of its tokens."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What was used. Adds up."""
+
+    prefill_tokens: int = 0
+    """Prompt tokens that were new in their turn."""
+    cached_tokens: int = 0
+    """Prompt tokens that an earlier turn of the attempt had read or written."""
+    decode_tokens: int = 0
+    """Written by the policy."""
+    teacher_tokens: int = 0
+    """Read by the teacher for targeted feedback."""
+    trained_positions: int = 0
+    """Positions in training passes, padding included."""
+    judge_prompt_tokens: int = 0
+    judge_sampled_tokens: int = 0
+    """Read and written by models that judge."""
+    sampling_s: float = 0.0
+    """Wall seconds in which the policy wrote."""
+    update_s: float = 0.0
+    """Wall seconds of optimizer steps."""
+    tools_s: float = 0.0
+    """Sandbox seconds of tool calls."""
+    grading_s: float = 0.0
+    """Sandbox seconds of verification."""
+    attempts: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    @property
+    def engine_s(self) -> float:
+        """Wall seconds in which the policy's weights were at work."""
+        return self.sampling_s + self.update_s
+
+    @property
+    def sandbox_s(self) -> float:
+        return self.tools_s + self.grading_s
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The cost of a usage, item by item."""
+
+    items: dict[str, float]
+    """What was paid for -> price."""
+    unknown: tuple[str, ...]
+    """What has no price in the table: the total is a lower bound."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.items.values())
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A whole run."""
+
+    phases: dict[tuple[str, int], Usage]
+    """(phase, step) -> what it used."""
+    prices: Prices
+    gpus: tuple[str, ...]
+    """Names of the GPUs at work."""
+    cores: int
+    served: str
+    """Name of the served model; "" where the weights ran on this machine."""
+    problems: tuple[str, ...] = ()
+    """What could not be read, and is not in the sums."""
+
+    @property
+    def total(self) -> Usage:
+        return sum(self.phases.values(), Usage())
+
+    def of(self, *phases: str) -> Usage:
+        """What these phases used, over all their steps."""
+        return sum((used for (phase, _), used in self.phases.items() if phase in phases), Usage())
+
+    def bill(self, usage: Usage) -> Bill:
+        """What a usage costs."""
+        return price(usage, self.prices, gpus=self.gpus, cores=self.cores, served=self.served)
+
+    @property
+    def gpu_s(self) -> float:
+        return self.total.engine_s * len(self.gpus)
+
+
+def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:
+    """The ledger of a run folder, half-written ones included.
+
+    `prices` replaces the table that the run was made with; a run that kept none gets the default.
+
+    Raises:
+        RunError: the manifest or recipe is damaged.
+        RecipeError: the table in the manifest is not one.
+    """
+    problems: list[str] = []
+    phases: dict[tuple[str, int], Usage] = {}
+    for phase, step, rollout in run.read("rollouts", Rollout, problems=problems):
+        phases[phase, step] = phases.get((phase, step), Usage()) + of_rollout(rollout)
+    verified: set[tuple[str, int, str, float]] = set()
+    for phase, step, verdict in run.read("verdicts", Verdict, problems=problems):
+        verification = (phase, step, verdict.task_id, verdict.seconds)
+        if (
+            verification not in verified
+        ):  # equal patches share one verification, to the last bit of its seconds
+            verified.add(verification)
+            phases[phase, step] = phases.get((phase, step), Usage()) + Usage(grading_s=verdict.seconds)
+    for phase, step, metrics in run.read("metrics", problems=problems):
+        phases[phase, step] = phases.get((phase, step), Usage()) + of_metrics(metrics)
+    manifest = run.manifest
+    if prices is None:
+        kept = manifest.get("prices")
+        prices = validate(Prices, kept, origin="manifest.json: prices") if kept else read_prices()
+    return Ledger(
+        phases,
+        prices,
+        tuple(manifest.get("gpus") or ()),
+        int(manifest.get("cores") or 1),
+        str(manifest.get("score", {}).get("engine", {}).get("served", "")),
+        tuple(problems),
+    )
+
+
+def of_rollout(rollout: Rollout) -> Usage:
+    """What one attempt used."""
+    new = rollout.counters["context_tokens"]
+    return Usage(
+        prefill_tokens=new,
+        cached_tokens=sum(prompt_lengths(rollout)) - new,
+        decode_tokens=rollout.counters["sampled_tokens"],
+        sampling_s=sum(turn.sample_s for turn in rollout.turns),
+        tools_s=sum(turn.tools_s for turn in rollout.turns),
+        attempts=1,
+    )
+
+
+def of_metrics(metrics: Mapping[str, Any]) -> Usage:
+    """What a metrics line says was used."""
+    counted = {name: round(value) for name in METERED if isinstance(value := metrics.get(name), int | float)}
+    seconds = metrics.get("seconds")
+    update_s = seconds.get("update", 0.0) if isinstance(seconds, Mapping) else 0.0
+    return Usage(**counted, update_s=float(update_s))
+
+
+def read_prices(path: Path | None = None) -> Prices:
+    """A price table; None reads the default.
+
+    Raises:
+        RecipeError: no such file, not TOML, or not a price table.
+    """
+    source = files("woodshed.evals").joinpath("prices.toml") if path is None else path
+    try:
+        tree = tomllib.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"price table {source} cannot be read: {error}") from None
+    return validate(Prices, tree | {"date": str(tree.get("date", ""))}, origin=str(source))
+
+
+def price(
+    usage: Usage, prices: Prices, *, gpus: Sequence[str] = (), cores: int = 1, served: str = ""
+) -> Bill:
+    """What a usage costs on this machine, or with a model that somebody else serves."""
+    items: dict[str, float] = {}
+    unknown: list[str] = []
+
+    def add(item: str, amount: float, unit_price: float | None, missing: str) -> None:
+        if unit_price is not None:
+            items[item] = items.get(item, 0.0) + amount * unit_price
+        elif amount and missing not in unknown:
+            unknown.append(missing)
+
+    core = prices.core_hour.get("any")
+    no_core = "core hours: no `any` under [core_hour]"
+    own_s = usage.update_s if served else usage.engine_s
+    for gpu in gpus:
+        found = next((value for part, value in prices.gpu_hour.items() if part in gpu), None)
+        add("GPU", own_s / HOUR_S, found, f"GPU {gpu!r}: no part of its name under [gpu_hour]")
+    if not gpus:
+        add("engine cores", own_s / HOUR_S * cores, core, no_core)
+    add("sandboxes", usage.sandbox_s / HOUR_S, core, no_core)
+    if served:
+        model = prices.models.get(served)
+        missing = f'served model {served!r}: no [models."{served}"] with prompt and sampled'
+        again = None if model is None else model.prompt if model.cached is None else model.cached
+        add("prompt tokens", usage.prefill_tokens / MILLION, model and model.prompt, missing)
+        add("cached tokens", usage.cached_tokens / MILLION, again, missing)
+        add("sampled tokens", usage.decode_tokens / MILLION, model and model.sampled, missing)
+    judge = prices.models.get("judge")
+    missing = 'judge tokens: no [models."judge"] with prompt and sampled'
+    add("judge", usage.judge_prompt_tokens / MILLION, judge and judge.prompt, missing)
+    add("judge", usage.judge_sampled_tokens / MILLION, judge and judge.sampled, missing)
+    return Bill(items, tuple(unknown))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Headline costs, in the currency of the table; None where there is nothing to divide by."""
+
+    total: float
+    per_attempt: float | None
+    per_task: float | None
+    """Of evaluation: all attempts at one task."""
+    per_solved: float | None
+    """Of evaluation: for each task of which at least one attempt solved it."""
+    training: float
+    """Everything but evaluation."""
+    per_additional_solve: float | None
+    """Training cost / (tasks of the suite x change of the solve rate); None where nothing was gained."""
+    per_additional_solve_low: float | None
+    """The same with the upper end of the change's interval; the lower end often holds no gain at all."""
+    unknown: tuple[str, ...]
+
+
+def costs(ledger: Ledger, evaluations: Sequence[Sequence[Graded]], change: Difference | None = None) -> Costs:
+    """What tasks, solves and additional solves cost.
+
+    Args:
+        evaluations: the attempts of each evaluation; costs of evaluation are means over them.
+        change: of the solve rate by training.
+    """
+    whole, evaluated = ledger.bill(ledger.total), ledger.bill(ledger.of("eval"))
+    training = whole.total - evaluated.total
+    attempts = sum(len(made) for made in evaluations)
+    tasks = sum(len({g.rollout.task_id for g in made}) for made in evaluations)
+    solved = sum(
+        len({g.rollout.task_id for g in made if g.verdict is not None and g.verdict.solved})
+        for made in evaluations
+    )
+
+    def gained(share: float | None) -> float | None:
+        return training / (share * change.num_tasks) if change and share and share > 0 else None
+
+    return Costs(
+        total=whole.total,
+        per_attempt=evaluated.total / attempts if attempts else None,
+        per_task=evaluated.total / tasks if tasks else None,
+        per_solved=evaluated.total / solved if solved else None,
+        training=training,
+        per_additional_solve=gained(change.value if change else None),
+        per_additional_solve_low=gained(change.high if change else None),
+        unknown=whole.unknown,
+    )
+
+
+def solve_change(evaluations: Sequence[Sequence[Graded]]) -> Difference | None:
+    """Change of the solve rate from the first to the last evaluation, paired by task."""
+    if len(evaluations) < 2:
+        return None
+    sides = []
+    for made in (evaluations[0], evaluations[-1]):
+        judged = [g for g in made if g.verdict is not None and not g.is_void]
+        solves = [float(g.verdict is not None and g.verdict.solved) for g in judged]
+        sides.append(statistics.sums(solves, [1.0] * len(judged), [g.rollout.task_id for g in judged]))
+    return statistics.difference(*sides, is_share=True)
+
+
+def table(ledger: Ledger, found: Costs) -> list[list[str]]:
+    """The ledger for people, rows of equal length."""
+    used, unit = ledger.total, ledger.prices.currency
+    rows = [["used", "amount", "cost"]]
+    for name, tokens in (
+        ("prompt tokens, new", used.prefill_tokens),
+        ("prompt tokens, read again", used.cached_tokens),
+        ("sampled tokens", used.decode_tokens),
+        ("teacher tokens", used.teacher_tokens),
+        ("judge tokens", used.judge_prompt_tokens + used.judge_sampled_tokens),
+    ):
+        rows += [[name, f"{tokens:,}", ""]] if tokens else []
+    for name, seconds in (
+        ("sampling", used.sampling_s),
+        ("updates", used.update_s),
+        ("sandboxes", used.sandbox_s),
+        ("GPUs", ledger.gpu_s),
+    ):
+        rows += [[name, f"{seconds:,.0f} s", ""]] if seconds else []
+    for name, amount in ledger.bill(used).items.items():
+        rows.append([f"price of {name}", "", _money(amount, unit)])
+    for name, amount in (
+        ("total", found.total),
+        ("of it training", found.training),
+        ("each attempt measured", found.per_attempt),
+        ("each task measured", found.per_task),
+        ("each task solved", found.per_solved),
+        ("training, each additional task solved", found.per_additional_solve),
+    ):
+        rows += [[name, f"prices of {ledger.prices.date}" if name == "total" else "", _money(amount, unit)]]
+    return rows
+
+
+def _money(amount: float | None, unit: str) -> str:
+    return "-" if amount is None else f"{amount:.4g} {unit}"

@@ -1,0 +1,158 @@
+"""What makes a score, kept with every run so that two runs are compared with reason.
+
+The machine, versions and revision come from `machine.describe`; here is what an evaluation itself depends on: tools and
+prompt as hashes, the harness's source as a hash, budgets, sampling, resources, grading, tasks and engine. Resource
+settings alone moved a public benchmark by six points (Anthropic 2026, "Infrastructure noise").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import woodshed
+from woodshed.agent.attempt import AgentSettings
+from woodshed.agent.prompt import system_prompt
+from woodshed.agent.tools import EXAMPLES, SHELL_ENV, TOOLS
+from woodshed.grading.verifier import GradingSettings
+from woodshed.inference.sampler import Sampler
+from woodshed.records import Task, to_json
+from woodshed.rundir import RunDir
+from woodshed.sandbox.spec import ENVIRONMENT, Limits
+
+HARNESS = (
+    "agent",
+    "grading",
+    "sandbox",
+    "rollout",
+    "inference/codec.py",
+    "inference/renderer.py",
+    "tasks/environment.py",
+)
+"""Source that stands between a policy and its score."""
+
+DECISIVE = {
+    "tools": "the tools that the policy is offered",
+    "prompt": "the system prompt",
+    "agent": "budgets and tool settings",
+    "temperature": "the sampling temperature",
+    "grading": "how attempts are judged",
+    "resources": "what a sandbox may use",
+}
+"""Parts of a score that make a difference meaningless where they differ, with their names for people."""
+
+INCIDENTAL = {
+    "harness": "the harness's source",
+    "engine": "the inference engine",
+    "attempts": "attempts per task",
+    "seed": "the sampling seed",
+}
+"""Parts that may differ with reason, and that a reader should know of."""
+
+
+def score(
+    sampler: Sampler,
+    tasks: Sequence[Task],
+    agent: AgentSettings,
+    grading: GradingSettings,
+    *,
+    attempts: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Everything that an evaluation's figures depend on, as JSON values."""
+    settings = getattr(sampler, "settings", None)
+    return {
+        "tools": fingerprint([[to_json(tool) for tool in TOOLS], EXAMPLES]),
+        "prompt": fingerprint(system_prompt(max_calls=agent.max_calls)),
+        "harness": harness(),
+        "agent": agent.model_dump(mode="json"),
+        "temperature": getattr(settings, "temperature", 1.0),
+        "grading": grading.model_dump(mode="json", exclude={"jobs"}),
+        "resources": {**asdict(Limits()), "environment": fingerprint([ENVIRONMENT, SHELL_ENV])},
+        "codec": sampler.renderer.codec.name,
+        "engine": sampler.engine,
+        "attempts": attempts,
+        "seed": seed,
+        "tasks": {task.name: task.id for task in tasks},
+    }
+
+
+def keep(run: RunDir, found: dict[str, Any]) -> None:
+    """Write a score's makings into the run's manifest; where an earlier evaluation of the run had others, say which.
+
+    Raises:
+        RunError: the manifest is damaged or cannot be written.
+    """
+    manifest = run.manifest
+    known = manifest.setdefault("score", found)
+    changed = {name for name in found if name != "tasks" and known.get(name) != found[name]}
+    if changed:
+        manifest["changed"] = sorted({*manifest.get("changed", ()), *changed})
+    if known is found or changed:
+        run.write_manifest(manifest)
+
+
+def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(what forbids a comparison, what a reader should know) between two manifests, a sentence each."""
+    refusals, warnings = [], []
+    ours, theirs = a.get("score"), b.get("score")
+    if not ours or not theirs:
+        return [], [
+            "a run keeps no record of what made its score (an older version wrote it); nothing was checked"
+        ]
+    for name, label in (DECISIVE | INCIDENTAL).items():
+        if ours.get(name) != theirs.get(name):
+            (refusals if name in DECISIVE else warnings).append(
+                _differ(label, ours.get(name), theirs.get(name))
+            )
+    other = sorted(t for t, i in ours.get("tasks", {}).items() if theirs.get("tasks", {}).get(t, i) != i)
+    if other:
+        refusals.append(f"{len(other)} tasks of the same name are not the same: {', '.join(other[:5])}")
+    for name in ("woodshed", "revision", "python", "cpu", "cores", "gpus"):
+        if a.get(name) != b.get(name):
+            warnings.append(_differ(name, a.get(name), b.get(name)))
+    versions = [manifest.get("packages", {}) for manifest in (a, b)]
+    for name in sorted(set(versions[0]) & set(versions[1])):
+        if versions[0][name] != versions[1][name] and name in ENGINES:
+            warnings.append(_differ(name, versions[0][name], versions[1][name]))
+    return refusals, warnings
+
+
+ENGINES = ("torch", "transformers", "renderers", "peft")
+"""Packages whose version can change what a policy writes."""
+
+
+def _differ(label: str, ours: Any, theirs: Any) -> str:
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        parts = [
+            _differ(f"{label}: {key}", ours.get(key), theirs.get(key))
+            for key in sorted({*ours, *theirs})
+            if ours.get(key) != theirs.get(key)
+        ]
+        return "; ".join(parts)
+    return f"{label}: {_short(ours)} against {_short(theirs)}"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def fingerprint(value: Any) -> str:
+    """First 16 hex digits of the SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def harness() -> str:
+    """Fingerprint of the source that stands between a policy and its score."""
+    root = Path(woodshed.__file__).parent
+    sources = sorted(
+        file
+        for name in HARNESS
+        for file in ([root / name] if name.endswith(".py") else (root / name).rglob("*.py"))
+    )
+    return fingerprint([[f.relative_to(root).as_posix(), f.read_text(encoding="utf-8")] for f in sources])

@@ -1,0 +1,62 @@
+"""A run's final policy as a model directory that others load without Woodshed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from woodshed.evals import card
+from woodshed.inference import local
+from woodshed.inference.weights import load_tokenizer
+from woodshed.records import RunError
+from woodshed.rundir import RunDir
+
+
+def export(run: RunDir, out: Path, *, problems: list[str]) -> Path:
+    """Write safetensors, configuration, tokenizer, chat template and a card (README.md) to `out`, all or nothing.
+
+    An adapter is merged into its base in float32, and then rounded to the recipe's `policy.export_dtype`.
+
+    Raises:
+        RunError: the run has no final weights yet, `out` holds something, or cannot be written.
+        ModelError: base weights that cannot be found or read.
+    """
+    policy = run.path / "policy"
+    if not policy.is_dir():
+        raise RunError(
+            f"{run.path} has no final weights; finish it with `woodshed train --resume {run.path}`, then export"
+        )
+    if out.exists() and any(out.iterdir()):
+        raise RunError(f"{out} is not empty; choose another folder with --out, or delete it")
+    settings: dict[str, Any] = tomllib.loads((run.path / "recipe.toml").read_text(encoding="utf-8"))["policy"]
+    text = card.write(run, problems=problems)
+    model, tokenizer = _load(policy, settings)
+    model = model.to(getattr(torch, settings.get("export_dtype", "float32")))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
+        partial = Path(scratch) / out.name
+        try:
+            model.save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+            (partial / "README.md").write_text(text, encoding="utf-8")
+        except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
+            raise RunError(f"cannot write {out}: {error}") from error
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
+    return out
+
+
+def _load(policy: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """The whole model in float32, adapter merged, and its tokenizer."""
+    if (policy / "adapter_config.json").is_file():
+        loaded = local.load(settings["model"], dtype="float32", adapter=policy)
+        return loaded.model.merge_and_unload(), loaded.tokenizer
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, local_files_only=True)
+    return model, load_tokenizer(settings["model"])[0]
