@@ -31,6 +31,7 @@ from woodshed.records import (
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 
+WAVE = 32  # rollouts written at a time
 PIECE = re.compile(r"\s?\w{1,7}|\s+|[^\w\s]{1,3}")
 HINT = "Reminder: edit_file takes exactly these arguments:\n<call>edit_file package/module.py\n<<<<\nold\n====\nnew\n>>>>\n</call>"
 
@@ -151,8 +152,9 @@ def write_step(run: RunDir, writer: Writer, phase: str, step: int, tasks: Sequen
         for n, turn in enumerate(rollout.turns)
         if turn.error_kind
     ]
-    run.append("rollouts", rollouts, phase, step)
-    run.append("verdicts", verdicts, phase, step)
+    for part in range(0, len(rollouts), WAVE):
+        run.append("rollouts", rollouts[part : part + WAVE], phase, step, part=part // WAVE)
+        run.append("verdicts", verdicts[part : part + WAVE], phase, step, part=part // WAVE)
     run.append("hints", hints, phase, step)
     run.append("flags", [Flag(rollouts[-1].id, "reads_hidden_tests", 1, "cat /tests", 0.9)], phase, step)
     metrics = summarize(rollouts, verdicts)

@@ -126,18 +126,20 @@ def characters(values: Sequence[float]) -> str:
     return (level(values) + 35).tobytes().decode("ascii")
 
 
-def piece_lengths(turn: Turn, pieces: Mapping[int, str]) -> str | None:
-    """How many UTF-16 units of the message each token wrote, as chr(35 + length); None where pieces do not fit it.
+def piece_texts(turn: Turn, pieces: Mapping[int, str]) -> list[str] | None:
+    """The stretch of the message that each token wrote; None where the pieces do not add up to the message.
 
     Where a character is spread over tokens, none of their pieces can be read alone (U+FFFD): the first of them gets
     the text up to the next piece that can.
     """
-    parts = [pieces.get(i) for i in turn.sampled_ids]
-    if None in parts:
-        return None
-    if "".join(parts) != turn.text:  # type: ignore[arg-type]
-        parts = _aligned(turn.text, parts)  # type: ignore[arg-type]
-    return None if parts is None else "".join(chr(35 + _units(part)) for part in parts)  # type: ignore[arg-type]
+    parts = [pieces.get(i, "\ufffd") for i in turn.sampled_ids]
+    return parts if "".join(parts) == turn.text else _aligned(turn.text, parts)
+
+
+def piece_lengths(turn: Turn, pieces: Mapping[int, str]) -> str:
+    """How many UTF-16 units of the message each token wrote, as chr(35 + length); "" where that is not known."""
+    parts = piece_texts(turn, pieces) if pieces else None
+    return "" if parts is None else "".join(chr(35 + _units(part)) for part in parts)
 
 
 def _units(text: str) -> int:
@@ -176,7 +178,7 @@ def _rollout(
         packed = _turn(archive, turn, seen)
         packed["l"] = logps[at : at + len(turn.logps)]
         at += len(turn.logps)
-        packed["n"] = piece_lengths(turn, pieces) or ""
+        packed["n"] = piece_lengths(turn, pieces)
         packed["h"] = [[h.detector, archive.text(h.text, seen)] for h in remarks.hints.get(number, ())]
         if lesson := remarks.lessons.get(number):
             sides = (lesson.student, lesson.teacher, lesson.divergence)

@@ -1,0 +1,214 @@
+"""The page of a run in a real browser: Chromium of the system, without a window, driven by keys as a person would.
+
+Screenshots go to the folder that WOODSHED_SCREENSHOTS names, else to the test's temporary folder. Without a browser
+the tests are skipped, except where CI is set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lifelike import Shape, make_run
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from woodshed import report
+from woodshed.records import Flag, Hint, Rollout, Verdict
+from woodshed.rundir import RunDir
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ATTACK = (
+    "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'><iframe srcdoc='x'></iframe>"
+    "<a href='javascript:window.pwned=3'>x</a>{{ 7*7 }}\x1b[31mred\u202egnp.exe"
+)
+TRANSPARENT = ("", "rgba(0, 0, 0, 0)")
+SHADED = "[...document.querySelectorAll('.turn.current .token')].filter(t => t.style.background !== '').length"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        reason = "no Chromium on this machine: install the package `chromium`"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    with sync_playwright() as play:
+        # Root in a container has no user namespaces for Chromium's own sandbox; the page is ours.
+        started = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    made = make_run(tmp_path_factory.mktemp("runs") / "small", Shape())
+    report.write(made)
+    return made
+
+
+@pytest.fixture
+def screenshots(tmp_path: Path) -> Path:
+    folder = Path(os.environ.get("WOODSHED_SCREENSHOTS", tmp_path))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def open_page(browser: Browser, path: Path, **options: Any) -> Page:
+    """The page, ready; anything that it asks the network for or complains about fails the test at `done`."""
+    page = browser.new_page(**({"viewport": {"width": 1280, "height": 900}} | options))
+    page.set_default_timeout(120_000)
+    page.troubles = []  # type: ignore[attr-defined]
+    page.on("pageerror", lambda error: page.troubles.append(str(error)))  # type: ignore[attr-defined]
+    page.on("console", lambda said: page.troubles.append(said.text) if said.type == "error" else None)  # type: ignore[attr-defined]
+    page.on("dialog", lambda dialog: page.troubles.append(f"dialog {dialog.message}"))  # type: ignore[attr-defined]
+    page.on(
+        "request",
+        lambda asked: page.troubles.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None,  # type: ignore[attr-defined]
+    )
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached")
+    return page
+
+
+def done(page: Page) -> None:
+    assert page.troubles == []  # type: ignore[attr-defined]
+    page.close()
+
+
+def search(page: Page, query: str) -> int:
+    page.keyboard.press("/")
+    page.keyboard.type(query)
+    return int(page.inner_text("#count").split()[0].replace(",", ""))
+
+
+def test_filter_step_to_a_hint_see_the_colours_and_the_night(browser: Browser, run: RunDir, screenshots: Path):
+    page = open_page(browser, run.path / "report.html", color_scheme="light")
+    hinted = {(hint.rollout_id, hint.turn) for phase, _, hint in run.read("hints", Hint) if phase == "train"}
+    assert search(page, "has:hint phase:train") == len({rollout for rollout, _ in hinted})
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.current .hint")
+    assert page.inner_text(".turn.current .hint").startswith(("bad_", "old_"))
+    turns = [t for r, t in hinted if r == page.inner_text("#transcript header h3")]
+    assert page.inner_text(".turn.current .head b").strip() == f"turn {min(turns)}"
+
+    page.keyboard.press("t")
+    page.wait_for_selector(".turn.current .lesson")
+    assert "hint gain" in page.inner_text(".turn.current .lesson")
+    shaded = {}
+    for mode in ("log-prob", "hint", "divergence", "none"):
+        assert page.is_checked(f"input[value='{mode}']")
+        shaded[mode] = page.evaluate(SHADED)
+        page.keyboard.press("c")
+    assert shaded["none"] == 0 < min(shaded["log-prob"], shaded["hint"], shaded["divergence"])
+
+    page.click("input[value='hint']")
+    page.hover(".turn.current .token >> nth=0")
+    assert re.search(r"student .*%, after the hint .*%, divergence", page.inner_text("#token"))
+    page.screenshot(path=screenshots / "transcript-light.png")
+    day = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("d")
+    night = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert day == "rgb(255, 255, 255)" and night == "rgb(20, 23, 28)"
+    page.screenshot(path=screenshots / "transcript-dark.png")
+    done(page)
+
+
+def test_keys_walk_through_turns_rollouts_and_faults(browser: Browser, run: RunDir):
+    page = open_page(browser, run.path / "report.html")
+    rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout)]
+
+    def at() -> tuple[str, str]:
+        page.wait_for_selector(".turn.current")
+        return page.inner_text("#transcript header h3"), page.inner_text(".turn.current .head b").strip()
+
+    page.keyboard.press("n")
+    assert at() == (rollouts[0].id, "turn 0")
+    for key, expected in (("j", "turn 1"), ("j", "turn 2"), ("k", "turn 1")):
+        page.keyboard.press(key)
+        assert at() == (rollouts[0].id, expected)
+    faults = [(r.id, n) for r in rollouts for n, turn in enumerate(r.turns) if turn.error_kind]
+    ahead = [fault for fault in faults if fault[0] != rollouts[0].id or fault[1] > 1]
+    for rollout, turn in ahead[:4]:
+        page.keyboard.press("f")
+        page.wait_for_function("id => document.querySelector('#transcript h3').textContent === id", arg=rollout)
+        assert at() == (rollout, f"turn {turn}")
+    assert page.evaluate("location.hash").startswith("#r/0/")
+    page.keyboard.press("?")
+    assert page.is_visible("dialog")
+    done(page)
+
+
+def test_search_finds_the_words_of_transcripts(browser: Browser, run: RunDir):
+    page = open_page(browser, run.path / "report.html")
+    rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout)]
+    texts = [
+        "\n".join([r.task_name, r.patch.diff, *(t.text for t in r.turns), *(o.text for t in r.turns for o in t.observations)])
+        for r in rollouts
+    ]
+    for word in ("import", "return", "module_3", "zebra"):
+        hinted_text = sum(word in text.lower() for text in texts)
+        assert search(page, word) == hinted_text, word
+        page.keyboard.press("Escape")
+    done(page)
+
+
+def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
+    run = make_run(tmp_path / "hostile", Shape(tasks=1, steps=2, tasks_per_step=1, attempts=1, turns=1))
+    [made] = run.find("rollouts", Rollout, "train", 0) or []
+    seen = dataclasses.replace(made.turns[0].observations[0], text=ATTACK)
+    turn = dataclasses.replace(made.turns[0], text=ATTACK, observations=(seen,), error_kind=None)
+    patch = dataclasses.replace(made.patch, diff=ATTACK, skipped={ATTACK: ATTACK})
+    made = dataclasses.replace(made, id=ATTACK, task_name=ATTACK, turns=(turn,), patch=patch)
+    run.append("rollouts", [made], "train", 0)
+    run.append("verdicts", [Verdict(ATTACK, made.task_id, "graded", 0.0, False, {ATTACK: "failed"}, (ATTACK,), ATTACK)], "train", 0)
+    run.append("hints", [Hint(ATTACK, 0, ATTACK, ATTACK)], "train", 0)
+    run.append("flags", [Flag(ATTACK, ATTACK, 0, ATTACK, 0.5)], "train", 0)
+    for step in range(2):
+        metrics = {"reward": 0.1, "faults": {ATTACK: 0.5}, ATTACK: 1.0}
+        run.append("metrics", [metrics], "train", step)
+    page = open_page(browser, report.write(run))
+    assert search(page, "is:flagged step:0 phase:train") == 1
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.current")
+    shown = page.inner_text("#transcript")
+    assert shown.count("</script><script>window.pwned=1</script>") >= 6 and "\\u202egnp.exe" in shown
+    assert "\u241b[31mred" in shown and "\x1b" not in shown and "{{ 7*7 }}" in shown
+    page.evaluate("document.getElementById('curves').scrollIntoView()")
+    page.wait_for_selector(".chart.drawn")
+    foreign = "document.querySelectorAll('#transcript :is(script,img,iframe,a), #list :is(script,img,iframe,a), .chart :is(script,iframe,a)').length"
+    assert page.evaluate(foreign) == 0
+    assert page.evaluate("window.pwned") is None
+    done(page)
+
+
+def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, screenshots: Path):
+    runs = [
+        make_run(tmp_path / f"weight-{weight}-seed-{seed}", Shape(), seed=seed, settings=f"[feedback]\nweight = {weight}")
+        for weight in (1.0, 0.0)
+        for seed in (0, 1)
+    ]
+    page = open_page(browser, report.write(*runs))
+    assert page.locator("h2", has_text="feedback.weight = 0.0").count() == 1
+    assert page.locator("th", has_text="against feedback.weight = 1.0").count() == 1
+    page.evaluate("document.getElementById('curves').scrollIntoView()")
+    page.wait_for_selector(".chart.drawn .legend")
+    assert "feedback.weight = 0.0" in page.inner_text(".chart.drawn >> nth=0")
+    page.wait_for_timeout(500)
+    page.screenshot(path=screenshots / "arms.png")
+    assert search(page, "run:weight-1.0-seed-1") == Shape().rollouts
+    done(page)
+
+
+def test_a_phone_needs_no_sideways_scrolling(browser: Browser, run: RunDir, screenshots: Path):
+    page = open_page(browser, run.path / "report.html", viewport={"width": 390, "height": 844}, color_scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    search(page, "has:hint")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.current .hint")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.screenshot(path=screenshots / "phone-dark.png")
+    done(page)
