@@ -70,12 +70,16 @@ class Writer:
     def logps(self, count: int) -> tuple[float, ...]:
         """Four of five tokens are nearly certain, as of a warmed-up policy."""
         draw = self.random
-        return tuple(-draw.expovariate(0.8) if draw.random() < 0.2 else -draw.random() * 1e-3 for _ in range(count))
+        return tuple(
+            -draw.expovariate(0.8) if draw.random() < 0.2 else -draw.random() * 1e-3 for _ in range(count)
+        )
 
     def turn(self, task: int, number: int, step: int, *, skill: float) -> Turn:
         draw = self.random
         source = self.sources[(3 * task + draw.randrange(3)) % len(self.sources)]
-        at = draw.randrange(6) * self.shape.observed_chars % max(len(source) - 1, 1)  # attempts read the same windows
+        at = (
+            draw.randrange(6) * self.shape.observed_chars % max(len(source) - 1, 1)
+        )  # attempts read the same windows
         seen = source[at : at + self.shape.observed_chars]
         path = f"package/module_{task % 17}.py"
         if number % 3 == 2:
@@ -106,7 +110,9 @@ class Writer:
             tools_s=0.01,
         )
 
-    def attempt(self, phase: str, step: int, task: Task, number: int, attempt: int) -> tuple[Rollout, Verdict]:
+    def attempt(
+        self, phase: str, step: int, task: Task, number: int, attempt: int
+    ) -> tuple[Rollout, Verdict]:
         skill = min(0.75 + 0.05 * step, 0.95)
         turns = tuple(self.turn(number, i, step, skill=skill) for i in range(self.shape.turns))
         name = f"{phase}-{step}-{task.name}-{attempt}"
@@ -116,7 +122,9 @@ class Writer:
         solved = self.random.random() < 0.2 + 0.02 * step - 0.1 * task.level
         outcomes = {test: "passed" if solved else "failed" for test in task.fail_to_pass}
         outcomes |= dict.fromkeys(task.pass_to_pass, "passed")
-        judged = Verdict(name, task.id, "graded", float(solved), solved, outcomes, detail="1 failed\n" * (not solved))  # type: ignore[arg-type]
+        judged = Verdict(
+            name, task.id, "graded", float(solved), solved, outcomes, detail="1 failed\n" * (not solved)
+        )  # type: ignore[arg-type]
         return made, judged
 
 
@@ -160,7 +168,9 @@ def write_step(run: RunDir, writer: Writer, phase: str, step: int, tasks: Sequen
     metrics = summarize(rollouts, verdicts)
     if phase == "train":
         turns = {rollout.id: rollout.turns for rollout in rollouts}
-        run.append("lessons", [lesson(writer, h, turns[h.rollout_id][h.turn]) for h in hints[:96]], phase, step)
+        run.append(
+            "lessons", [lesson(writer, h, turns[h.rollout_id][h.turn]) for h in hints[:96]], phase, step
+        )
         metrics |= {"kl_loss": 0.3 / (1 + step), "rl_grad_norm": 0.5, "kl_grad_norm": 0.2, "entropy": 0.4}
         metrics |= {"seconds": {"attempts": 40.0 + step, "update": 9.0}}
     run.append("metrics", [metrics], phase, step)
@@ -197,4 +207,6 @@ def write_task(path: Path, number: int) -> Task:
         module = Path(workspace) / "package" / "module.py"
         module.parent.mkdir()
         module.write_text(f"def name_{number}():\n    raise NotImplementedError\n")
-        return folder.write(task, path, workspace=Path(workspace), tests={"tests/test_module.py": tests}, gold=gold)
+        return folder.write(
+            task, path, workspace=Path(workspace), tests={"tests/test_module.py": tests}, gold=gold
+        )

@@ -28,7 +28,9 @@ ATTACK = (
     "<a href='javascript:window.pwned=3'>x</a>{{ 7*7 }}\x1b[31mred\u202egnp.exe"
 )
 TRANSPARENT = ("", "rgba(0, 0, 0, 0)")
-SHADED = "[...document.querySelectorAll('.turn.current .token')].filter(t => t.style.background !== '').length"
+SHADED = (
+    "[...document.querySelectorAll('.turn.current .token')].filter(t => t.style.background !== '').length"
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,9 @@ def open_page(browser: Browser, path: Path, **options: Any) -> Page:
     page.on("dialog", lambda dialog: page.troubles.append(f"dialog {dialog.message}"))  # type: ignore[attr-defined]
     page.on(
         "request",
-        lambda asked: page.troubles.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None,  # type: ignore[attr-defined]
+        lambda asked: (
+            page.troubles.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
+        ),  # type: ignore[attr-defined]
     )
     page.goto(path.as_uri())
     page.wait_for_selector("html[data-ready]", state="attached")
@@ -85,7 +89,9 @@ def search(page: Page, query: str) -> int:
     return int(page.inner_text("#count").split()[0].replace(",", ""))
 
 
-def test_filter_step_to_a_hint_see_the_colours_and_the_night(browser: Browser, run: RunDir, screenshots: Path):
+def test_filter_step_to_a_hint_see_the_colours_and_the_night(
+    browser: Browser, run: RunDir, screenshots: Path
+):
     page = open_page(browser, run.path / "report.html", color_scheme="light")
     hinted = {(hint.rollout_id, hint.turn) for phase, _, hint in run.read("hints", Hint) if phase == "train"}
     assert search(page, "has:hint phase:train") == len({rollout for rollout, _ in hinted})
@@ -134,7 +140,9 @@ def test_keys_walk_through_turns_rollouts_and_faults(browser: Browser, run: RunD
     ahead = [fault for fault in faults if fault[0] != rollouts[0].id or fault[1] > 1]
     for rollout, turn in ahead[:4]:
         page.keyboard.press("f")
-        page.wait_for_function("id => document.querySelector('#transcript h3').textContent === id", arg=rollout)
+        page.wait_for_function(
+            "id => document.querySelector('#transcript h3').textContent === id", arg=rollout
+        )
         assert at() == (rollout, f"turn {turn}")
     assert page.evaluate("location.hash").startswith("#r/0/")
     page.keyboard.press("?")
@@ -146,7 +154,14 @@ def test_search_finds_the_words_of_transcripts(browser: Browser, run: RunDir):
     page = open_page(browser, run.path / "report.html")
     rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout)]
     texts = [
-        "\n".join([r.task_name, r.patch.diff, *(t.text for t in r.turns), *(o.text for t in r.turns for o in t.observations)])
+        "\n".join(
+            [
+                r.task_name,
+                r.patch.diff,
+                *(t.text for t in r.turns),
+                *(o.text for t in r.turns for o in t.observations),
+            ]
+        )
         for r in rollouts
     ]
     for word in ("import", "return", "module_3", "zebra"):
@@ -164,7 +179,12 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
     patch = dataclasses.replace(made.patch, diff=ATTACK, skipped={ATTACK: ATTACK})
     made = dataclasses.replace(made, id=ATTACK, task_name=ATTACK, turns=(turn,), patch=patch)
     run.append("rollouts", [made], "train", 0)
-    run.append("verdicts", [Verdict(ATTACK, made.task_id, "graded", 0.0, False, {ATTACK: "failed"}, (ATTACK,), ATTACK)], "train", 0)
+    run.append(
+        "verdicts",
+        [Verdict(ATTACK, made.task_id, "graded", 0.0, False, {ATTACK: "failed"}, (ATTACK,), ATTACK)],
+        "train",
+        0,
+    )
     run.append("hints", [Hint(ATTACK, 0, ATTACK, ATTACK)], "train", 0)
     run.append("flags", [Flag(ATTACK, ATTACK, 0, ATTACK, 0.5)], "train", 0)
     for step in range(2):
@@ -187,7 +207,12 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
 
 def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, screenshots: Path):
     runs = [
-        make_run(tmp_path / f"weight-{weight}-seed-{seed}", Shape(), seed=seed, settings=f"[feedback]\nweight = {weight}")
+        make_run(
+            tmp_path / f"weight-{weight}-seed-{seed}",
+            Shape(),
+            seed=seed,
+            settings=f"[feedback]\nweight = {weight}",
+        )
         for weight in (1.0, 0.0)
         for seed in (0, 1)
     ]
@@ -204,7 +229,9 @@ def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, scr
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, run: RunDir, screenshots: Path):
-    page = open_page(browser, run.path / "report.html", viewport={"width": 390, "height": 844}, color_scheme="dark")
+    page = open_page(
+        browser, run.path / "report.html", viewport={"width": 390, "height": 844}, color_scheme="dark"
+    )
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     search(page, "has:hint")
     page.keyboard.press("Enter")

@@ -85,7 +85,11 @@ def test_search_filters_as_the_page_does(run: RunDir):
     drive(run, play)
     row = Reader(run).rows(run.batches("rollouts")[0])[0]
     assert matches(row, "is:" + row.result) and not matches(row, "is:void")
-    assert matches(row, "name_0 step:0") and not matches(row, "name_0 step:9") and not matches(row, "is:nonsense")
+    assert (
+        matches(row, "name_0 step:0")
+        and not matches(row, "name_0 step:9")
+        and not matches(row, "is:nonsense")
+    )
 
 
 def test_colours_follow_the_probabilities(run: RunDir):
@@ -95,7 +99,8 @@ def test_colours_follow_the_probabilities(run: RunDir):
     number, lesson = next(iter(story.lessons.items()))
     turn = story.rollout.turns[number]
     shaded = {
-        mode: message_text(turn, lesson, reader.pieces(at), mode) for mode in ("log-prob", "hint", "divergence", "none")
+        mode: message_text(turn, lesson, reader.pieces(at), mode)
+        for mode in ("log-prob", "hint", "divergence", "none")
     }
     assert {text.plain for text in shaded.values()} == {turn.text}
     assert not shaded["none"].spans
@@ -113,13 +118,17 @@ def test_hostile_text_is_shown_and_neither_read_as_markup_nor_sent_to_the_termin
     turn = dataclasses.replace(made.turns[0], text=HOSTILE, observations=(seen,), error_kind=None)
     made = dataclasses.replace(made, id=HOSTILE, task_name=HOSTILE, turns=(turn,))
     run.append("rollouts", [made], *at[:2])
-    run.append("verdicts", [Verdict(HOSTILE, made.task_id, "graded", 0.0, False, {HOSTILE: "failed"})], *at[:2])
+    run.append(
+        "verdicts", [Verdict(HOSTILE, made.task_id, "graded", 0.0, False, {HOSTILE: "failed"})], *at[:2]
+    )
 
     async def play(app: Viewer, press: Callable[..., Awaitable[None]]) -> None:
         app.open(next(row for row in app.rows if row.id == HOSTILE))
         await press()
         shown = "\n".join(text_of(node) for node in app.query("#transcript Static").results(Static))
-        assert shown.count("[bold red]no[/]") == 4 and "\u241b[31mred" in shown  # head, message, observation, test
+        assert (
+            shown.count("[bold red]no[/]") == 4 and "\u241b[31mred" in shown
+        )  # head, message, observation, test
         assert "\\u202egnp.exe" in shown and "\x1b" not in shown
 
     drive(run, play)

@@ -67,13 +67,18 @@ def charts(arms: Sequence[Arm]) -> list[Chart]:
     drawn = [chart(title, _lines(arms, phase, metrics)) for title, phase, metrics in CURVES]
     for title, phase, prefix in FAMILIES:
         drawn.append(chart(title, _lines(arms, phase, _family(arms, phase, prefix))))
-    drawn += [chart("hint gain by class, nats a turn", _gains(arms)), chart("flagged rollouts", _flagged(arms))]
+    drawn += [
+        chart("hint gain by class, nats a turn", _gains(arms)),
+        chart("flagged rollouts", _flagged(arms)),
+    ]
     drawn.append(chart("sampled tokens a second", _throughput(arms)))
     drawn.append(chart("mean level of the tasks drawn", _levels(arms)))
     return [figure for figure in drawn if figure is not None]
 
 
-Labelled = tuple[str, int, int, list[Series]]  # name, number of its colour, number of its dash, a series per seed
+Labelled = tuple[
+    str, int, int, list[Series]
+]  # name, number of its colour, number of its dash, a series per seed
 
 
 def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
@@ -140,7 +145,11 @@ def _lines(arms: Sequence[Arm], phase: str, metrics: Mapping[str, str]) -> Itera
     for a, arm in enumerate(arms):
         for m, (metric, line) in enumerate(metrics.items()):
             seeds = [
-                {step: points[metric] for step, points in story.metrics.get(phase, {}).items() if metric in points}
+                {
+                    step: points[metric]
+                    for step, points in story.metrics.get(phase, {}).items()
+                    if metric in points
+                }
                 for story in arm.stories
             ]
             yield _named(arms, arm, line), m if len(metrics) > 1 else a, a, seeds
@@ -199,7 +208,9 @@ def _throughput(arms: Sequence[Arm]) -> Iterable[Labelled]:
                 for step, points in story.metrics.get("train", {}).items()
                 if "seconds attempts" in points
             }
-            seeds.append({s: (tokens[s] / t, None, None) for s, t in seconds.items() if s in tokens and t > 0})
+            seeds.append(
+                {s: (tokens[s] / t, None, None) for s, t in seconds.items() if s in tokens and t > 0}
+            )
         yield _named(arms, arm, ""), a, a, seeds
 
 
@@ -228,11 +239,15 @@ def _line(name: str, mean: Series, colour: int, dash: int) -> dict[str, Any]:
 
 
 def _band(mean: Series, colour: int) -> list[dict[str, Any]]:
-    ends = [(step, low, high) for step, (_, low, high) in mean.items() if low is not None and high is not None]
+    ends = [
+        (step, low, high) for step, (_, low, high) in mean.items() if low is not None and high is not None
+    ]
     if len(ends) < 2:
         return []
     steps = [step for step, _, _ in ends]
-    edge = [float(f"{high:.5g}") for _, _, high in ends] + [float(f"{low:.5g}") for _, low, _ in reversed(ends)]
+    edge = [float(f"{high:.5g}") for _, _, high in ends] + [
+        float(f"{low:.5g}") for _, low, _ in reversed(ends)
+    ]
     return [
         {
             "type": "scatter",
@@ -276,14 +291,22 @@ def _map(story: Story) -> Chart | None:
         "ygap": 1 if len(order) <= 100 else 0,
         "colorbar": {"title": {"text": "mean reward"}, "thickness": 10},
     }
-    ticks = {"tickvals": list(range(len(order))), "ticktext": shown} if len(order) <= 30 else {"showticklabels": False}
+    ticks = (
+        {"tickvals": list(range(len(order))), "ticktext": shown}
+        if len(order) <= 30
+        else {"showticklabels": False}
+    )
     layout = {
         "margin": {"l": 8, "r": 8, "t": 8, "b": 36},
         "xaxis": {"title": {"text": "step"}, "showgrid": False, "zeroline": False},
         "yaxis": {"automargin": True, "showgrid": False, "zeroline": False, **ticks},
     }
     height = 90 + min(max(len(order) * 14, 120), 520)
-    return Chart(f"{story.name}: which tasks were practised, and how they went", {"data": [trace], "layout": layout}, height)
+    return Chart(
+        f"{story.name}: which tasks were practised, and how they went",
+        {"data": [trace], "layout": layout},
+        height,
+    )
 
 
 def _mean(values: Sequence[float] | None) -> float | None:

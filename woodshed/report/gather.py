@@ -21,7 +21,9 @@ from woodshed.report.transcripts import Archives, Remarks
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 
-Point = tuple[float, float | None, float | None]  # a metric's value and the ends of its interval, where it has one
+Point = tuple[
+    float, float | None, float | None
+]  # a metric's value and the ends of its interval, where it has one
 Metrics = Mapping[str, Mapping[int, Mapping[str, Point]]]  # phase -> step -> name
 
 
@@ -181,9 +183,7 @@ def _said(run: RunDir) -> _Said:
     return said
 
 
-def _line(
-    number: int, phase: str, step: int, rollout: Rollout, said: _Said, archives: Archives
-) -> Line:
+def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, archives: Archives) -> Line:
     verdict, num_tests = said.verdicts.get(rollout.id, (None, 0))
     graded = Graded(rollout, verdict)
     hints = said.hints.get(rollout.id, {})

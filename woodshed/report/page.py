@@ -77,22 +77,26 @@ def render(*runs: RunDir) -> str:
     charts = [*drawn, *maps]
     if charts:
         blocks["plotly"] = _plotly()
-    return _environment().get_template("page.html.j2").render(
-        stories=stories,
-        arms=found,
-        rows={arm.name: arms.rows(arm) for arm in found},
-        against={arm.name: arms.against(found[0], arm) for arm in found[1:]},
-        faults={arm.name: _faults(arm) for arm in found},
-        charts=drawn,
-        maps=maps,
-        figures=Markup(_json([chart.figure for chart in charts])),
-        notable=[notable(story) for story in stories],
-        tables=[[_table(phase, steps) for phase, steps in story.metrics.items()] for story in stories],
-        phases=sorted({line.phase for story in stories for line in story.lines}),
-        num_rollouts=sum(len(story.lines) for story in stories),
-        num_left_out=num_left_out,
-        blocks={name: Markup(block) for name, block in blocks.items()},
-        nonce=secrets.token_urlsafe(16),
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            stories=stories,
+            arms=found,
+            rows={arm.name: arms.rows(arm) for arm in found},
+            against={arm.name: arms.against(found[0], arm) for arm in found[1:]},
+            faults={arm.name: _faults(arm) for arm in found},
+            charts=drawn,
+            maps=maps,
+            figures=Markup(_json([chart.figure for chart in charts])),
+            notable=[notable(story) for story in stories],
+            tables=[[_table(phase, steps) for phase, steps in story.metrics.items()] for story in stories],
+            phases=sorted({line.phase for story in stories for line in story.lines}),
+            num_rollouts=sum(len(story.lines) for story in stories),
+            num_left_out=num_left_out,
+            blocks={name: Markup(block) for name, block in blocks.items()},
+            nonce=secrets.token_urlsafe(16),
+        )
     )
 
 
@@ -106,7 +110,11 @@ def notable(story: Story) -> list[Notable]:
     )
     flagged = [line for line in story.lines if line.flags or line.integrity]
     groups: list[tuple[str, Sequence[Line], Callable[[Line], str]]] = [
-        ("Best: solved with the fewest tokens", best, lambda line: f"{line.tokens} tokens, {line.turns} turns"),
+        (
+            "Best: solved with the fewest tokens",
+            best,
+            lambda line: f"{line.tokens} tokens, {line.turns} turns",
+        ),
         ("Worst: least reward, most faults", worst, _why_bad),
         ("Flagged", flagged, _evidence),
     ]
@@ -236,7 +244,9 @@ def _environment() -> Environment:
     environment.globals.update(
         measures=measures,
         version=__version__,
-        source={name: Markup((here / name).read_text("utf-8")) for name in ("style.css", "viewer.js", "charts.js")},
+        source={
+            name: Markup((here / name).read_text("utf-8")) for name in ("style.css", "viewer.js", "charts.js")
+        },
         now=lambda: f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
     return environment

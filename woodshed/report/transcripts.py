@@ -31,7 +31,9 @@ from woodshed.records import Hint, Lesson, Rollout, Turn, Verdict
 from woodshed.report.words import WordIndex, words
 
 PER_ARCHIVE = 64
-MAX_BYTES = 24_000_000  # of archives in one page; the page says how many rollouts it lists without a transcript
+MAX_BYTES = (
+    24_000_000  # of archives in one page; the page says how many rollouts it lists without a transcript
+)
 MAX_FAILED = 50  # failed tests listed per rollout
 
 

@@ -183,7 +183,10 @@ def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], 
     for call in turn.calls:
         if call.tool in ("edit_file", "write_file") and call.error_kind is None:
             parts.append(_edit(call.arguments))
-    parts += [Text(visible(seen.text), "dim" if seen.error_kind is None else "dark_orange3") for seen in turn.observations]
+    parts += [
+        Text(visible(seen.text), "dim" if seen.error_kind is None else "dark_orange3")
+        for seen in turn.observations
+    ]
     return Text("\n").join(parts)
 
 
@@ -221,7 +224,11 @@ def _shade(hue: tuple[int, int, int], share: float) -> str:
 
 def _edit(arguments: Mapping[str, Any]) -> Text:
     made = Text(f"edit {visible(arguments.get('path', ''))}", "dim")
-    for key, sign, style in (("old", "-", "dark_orange3"), ("new", "+", "dodger_blue2"), ("content", "+", "dodger_blue2")):
+    for key, sign, style in (
+        ("old", "-", "dark_orange3"),
+        ("new", "+", "dodger_blue2"),
+        ("content", "+", "dodger_blue2"),
+    ):
         for line in str(arguments.get(key, "")).splitlines():
             made.append(f"\n{sign}{visible(line)}", style)
     return made
@@ -311,7 +318,9 @@ class Viewer(App[None]):
             try:
                 rows = self.reader.rows(at)
             except ValueError as error:
-                self.call_from_thread(self.exit, return_code=2, message=Text(unreadable(self.reader.run, error)))
+                self.call_from_thread(
+                    self.exit, return_code=2, message=Text(unreadable(self.reader.run, error))
+                )
                 return
             if not self.is_running:
                 return
@@ -352,7 +361,8 @@ class Viewer(App[None]):
     def open(self, row: Row, turn: int = 0) -> None:
         """Show a rollout."""
         if row is self.opened:
-            return self.mark(turn)
+            self.mark(turn)
+            return
         self.opened, self.turn = row, turn
         self.story = self.reader.batch(row.at)[row.index]
         self.draw()
@@ -381,7 +391,9 @@ class Viewer(App[None]):
         if node is not None:
             self.turn = number
             node.add_class("current")
-            self.query_one("#transcript", VerticalScroll).scroll_to_widget(node, animate=False, top=number > 0)
+            self.query_one("#transcript", VerticalScroll).scroll_to_widget(
+                node, animate=False, top=number > 0
+            )
 
     # keys
 
@@ -400,15 +412,15 @@ class Viewer(App[None]):
         turns = self.turns_with(what, self.story)
         ahead = [t for t in turns if (t - self.turn) * by > 0]
         if ahead:
-            return self.mark(ahead[0] if by > 0 else ahead[-1])
+            self.mark(ahead[0] if by > 0 else ahead[-1])
+            return
         at = self.shown.index(self.opened) if self.opened in self.shown else -1
         for position in range(at + by, len(self.shown) if by > 0 else -1, by):
             row = self.shown[position]
             if IS[what](row):
                 self.open(row, self.turns_with(what, self.reader.batch(row.at)[row.index])[0])
                 self.query_one(DataTable).move_cursor(row=position)
-                return None
-        return None
+                return
 
     @staticmethod
     def turns_with(what: str, story: Story) -> list[int]:
@@ -443,7 +455,9 @@ def view(run: RunDir) -> None:
     """
     batches = run.batches("rollouts")
     if not batches:
-        raise RunError(f"{run.path} holds no finished rollouts yet; `woodshed report {run.path}` shows what there is")
+        raise RunError(
+            f"{run.path} holds no finished rollouts yet; `woodshed report {run.path}` shows what there is"
+        )
     reader = Reader(run)
     try:
         reader.batch(batches[0])
