@@ -33,7 +33,8 @@ from woodshed.tasks import folder
 
 WAVE = 32  # rollouts written at a time
 PIECE = re.compile(r"\s?\w{1,7}|\s+|[^\w\s]{1,3}")
-HINT = "Reminder: edit_file takes exactly these arguments:\n<call>edit_file package/module.py\n<<<<\nold\n====\nnew\n>>>>\n</call>"
+FORM = "<call>edit_file package/module.py\n<<<<\nold\n====\nnew\n>>>>\n</call>"
+HINT = f"Reminder: edit_file takes exactly these arguments:\n{FORM}"
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ class Writer:
         skill = min(0.75 + 0.05 * step, 0.95)
         turns = tuple(self.turn(number, i, step, skill=skill) for i in range(self.shape.turns))
         name = f"{phase}-{step}-{task.name}-{attempt}"
-        diff = f"--- a/package/module.py\n+++ b/package/module.py\n@@ -1,2 +1,2 @@\n-    raise\n+{turns[-1].text[:80]}\n"
+        head = "--- a/package/module.py\n+++ b/package/module.py\n@@ -1,2 +1,2 @@\n"
+        diff = f"{head}-    raise\n+{turns[-1].text[:80]}\n"
         patch = Patch({"package/module.py": "x\n"}, diff=diff)
         made = Rollout(name, task.id, task.name, attempt, 0, turns, patch, "finished", 9.5)
         solved = self.random.random() < 0.2 + 0.02 * step - 0.1 * task.level
@@ -128,7 +130,7 @@ class Writer:
         return made, judged
 
 
-def make_run(path: Path, shape: Shape = Shape(), *, seed: int = 0, settings: str = "") -> RunDir:  # noqa: B008 (frozen)
+def make_run(path: Path, shape: Shape = Shape(), *, seed: int = 0, settings: str = "") -> RunDir:
     """The run folder. `settings` are further lines of its recipe, such as "[feedback]\\nweight = 0.0"."""
     writer = Writer(shape, seed)
     recipe = f'name = "{path.name}"\nnote = "Made up, in the shape of a real run."\nseed = {seed}\n\n'
