@@ -114,7 +114,7 @@ class Archives:
 
 def pack(data: bytes) -> str:
     """Base64 of deflated bytes, as the page carries everything big."""
-    return base64.b64encode(zlib.compress(data, 9)).decode("ascii")
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
 def level(values: Sequence[float]) -> np.ndarray:

@@ -7,6 +7,7 @@ is. What is shown enters the screen as plain text: markup is not read, escape se
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -69,8 +70,19 @@ class Reader:
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
-        self.batch = functools.lru_cache(maxsize=4)(self._batch)
-        self.pieces = functools.lru_cache(maxsize=8)(self._pieces)
+        self._lock = threading.Lock()  # the list is read in a thread, beside what is on the screen
+        self._batches = functools.lru_cache(maxsize=4)(self._batch)
+        self._texts = functools.lru_cache(maxsize=8)(self._pieces)
+
+    def batch(self, at: At) -> list[Story]:
+        """Every rollout of a batch."""
+        with self._lock:
+            return self._batches(at)
+
+    def pieces(self, at: At) -> dict[int, str]:
+        """Texts of the tokens that a batch sampled; those of the whole run where the batch kept none."""
+        with self._lock:
+            return self._texts(at)
 
     def rows(self, at: At) -> list[Row]:
         return [_row(at, index, story) for index, story in enumerate(self.batch(at))]
@@ -99,7 +111,6 @@ class Reader:
                 yield from self.run.find(kind, record, phase, step, part=part) or ()
 
     def _pieces(self, at: At) -> dict[int, str]:
-        """Texts of the tokens that a batch sampled; those of the whole run where the batch kept none."""
         phase, step, part = at
         found = self.run.find("pieces", dict, phase, step, part=part)
         if found is None:

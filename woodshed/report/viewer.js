@@ -37,7 +37,8 @@ const readJson = async (id) => JSON.parse(decode(await inflate(id)));
 let page = { runs: [], instructions: {} };
 let rows = [];
 let shown = []; // indices into rows, as filtered
-let open = null; // { row, turns, at }
+let open = null; // { row, turns, nodes, at }
+let wanted = null; // index of the row that is open, or opening
 const archives = new Map();
 
 async function loadRows() {
@@ -132,12 +133,12 @@ function tests(query) {
 
 function search() {
   const chips = [...document.querySelectorAll(".chips button[aria-pressed=true]")].map((b) => IS[b.value]);
-  const wanted = [...tests($("query").value), ...chips];
+  const asked = [...tests($("query").value), ...chips];
   for (const name of ["phase", "run"]) {
     const value = $("pick-" + name)?.value;
-    if (value) wanted.push((r) => String(r[name]) === value);
+    if (value) asked.push((r) => String(r[name]) === value);
   }
-  shown = rows.filter((row) => wanted.every((test) => test(row))).map((row) => row.index);
+  shown = rows.filter((row) => asked.every((test) => test(row))).map((row) => row.index);
   $("count").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rollouts`;
   $("list").scrollTop = 0;
   drawList();
@@ -193,7 +194,9 @@ function revealRow(index) {
 /** Open a rollout; `at` picks a turn: a number, or a test on packed turns. */
 async function show(index, at = 0) {
   const row = rows[index];
+  wanted = index;
   const found = await archive(row.archive);
+  if (wanted !== index) return; // somebody moved on meanwhile
   const packed = found?.r[row.place];
   open = { row, at: -1, nodes: [], turns: packed?.t ?? [] };
   const nodes = [drawHead(row, packed, found?.s)];
@@ -395,7 +398,7 @@ function bring() {
 
 /** The next rollout in the list, in the given direction. */
 function step(direction) {
-  const at = open ? shown.indexOf(open.row.index) : -1;
+  const at = shown.indexOf(wanted);
   const next = shown[at < 0 ? 0 : at + direction];
   if (next !== undefined) show(next);
 }
