@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -240,6 +241,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["visible"] = visible
+    environment.filters["address"] = lambda text: urllib.parse.quote(_clean(text), safe="")
     here = files("woodshed.report")
     environment.globals.update(
         measures=measures,

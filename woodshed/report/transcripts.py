@@ -18,6 +18,7 @@ Numbers per token are one character each: `level(v)` says how a log-prob or a di
 from __future__ import annotations
 
 import base64
+import functools
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -141,7 +142,12 @@ def piece_texts(turn: Turn, pieces: Mapping[int, str]) -> list[str] | None:
 def piece_lengths(turn: Turn, pieces: Mapping[int, str]) -> str:
     """How many UTF-16 units of the message each token wrote, as chr(35 + length); "" where that is not known."""
     parts = piece_texts(turn, pieces) if pieces else None
-    return "" if parts is None else "".join(chr(35 + _units(part)) for part in parts)
+    return "" if parts is None else "".join(map(_length, parts))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _length(part: str) -> str:
+    return chr(35 + _units(part))
 
 
 def _units(text: str) -> int:
