@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def make(path: Path) -> Path:
-    from lifelike import BIG, make_run
+    from lifelike import BIG, make_run  # pyright: ignore[reportMissingImports]
 
     return make_run(path, BIG).path
 

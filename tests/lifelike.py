@@ -18,10 +18,12 @@ from woodshed.evals import summarize
 from woodshed.records import (
     Call,
     Environment,
+    ErrorKind,
     Flag,
     Hint,
     Lesson,
     Observation,
+    Outcome,
     Patch,
     Rollout,
     Task,
@@ -31,6 +33,7 @@ from woodshed.records import (
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 
+FAULTS: tuple[ErrorKind, ...] = ("bad_arguments", "bad_path", "old_missing")
 WAVE = 32  # rollouts written at a time
 PIECE = re.compile(r"\s?\w{1,7}|\s+|[^\w\s]{1,3}")
 FORM = "<call>edit_file package/module.py\n<<<<\nold\n====\nnew\n>>>>\n</call>"
@@ -93,7 +96,7 @@ class Writer:
         else:
             raw = f"<call>read_file {path} {at} 40</call>"
             call = Call("call_0", "read_file", {"path": path, "start": at, "count": 40}, raw)
-        kind = draw.choice(["bad_arguments", "bad_path", "old_missing"]) if draw.random() > skill else None
+        kind = draw.choice(FAULTS) if draw.random() > skill else None
         ids = self.tokens(raw)
         context = tuple(draw.randrange(49_000) for _ in range(self.shape.observed_chars // 3))
         return Turn(
@@ -122,7 +125,7 @@ class Writer:
         patch = Patch({"package/module.py": "x\n"}, diff=diff)
         made = Rollout(name, task.id, task.name, attempt, 0, turns, patch, "finished", 9.5)
         solved = self.random.random() < 0.2 + 0.02 * step - 0.1 * task.level
-        outcomes = {test: "passed" if solved else "failed" for test in task.fail_to_pass}
+        outcomes: dict[str, Outcome] = {t: "passed" if solved else "failed" for t in task.fail_to_pass}
         outcomes |= dict.fromkeys(task.pass_to_pass, "passed")
         judged = Verdict(
             name, task.id, "graded", float(solved), solved, outcomes, detail="1 failed\n" * (not solved)

@@ -12,11 +12,10 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lifelike import Shape, make_run
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
 from woodshed import report
 from woodshed.records import Flag, Hint, Rollout, Verdict
@@ -27,7 +26,6 @@ ATTACK = (
     "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=2'><iframe srcdoc='x'></iframe>"
     "<a href='javascript:window.pwned=3'>x</a>{{ 7*7 }}\x1b[31mred\u202egnp.exe"
 )
-TRANSPARENT = ("", "rgba(0, 0, 0, 0)")
 SHADED = (
     "[...document.querySelectorAll('.turn.current .token')].filter(t => t.style.background !== '').length"
 )
@@ -59,28 +57,34 @@ def screenshots(tmp_path: Path) -> Path:
     return folder
 
 
-def open_page(browser: Browser, path: Path, **options: Any) -> Page:
-    """The page, ready; anything that it asks the network for or complains about fails the test at `done`."""
-    page = browser.new_page(**({"viewport": {"width": 1280, "height": 900}} | options))
-    page.set_default_timeout(120_000)
-    page.troubles = []  # type: ignore[attr-defined]
-    page.on("pageerror", lambda error: page.troubles.append(str(error)))  # type: ignore[attr-defined]
-    page.on("console", lambda said: page.troubles.append(said.text) if said.type == "error" else None)  # type: ignore[attr-defined]
-    page.on("dialog", lambda dialog: page.troubles.append(f"dialog {dialog.message}"))  # type: ignore[attr-defined]
-    page.on(
-        "request",
-        lambda asked: (
-            page.troubles.append(asked.url) if not asked.url.startswith(("file:", "data:")) else None
-        ),  # type: ignore[attr-defined]
-    )
-    page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready]", state="attached")
-    return page
+class Tab:
+    """A page, ready. What it asks the network for, complains about or throws fails the test when it is closed."""
 
+    def __init__(
+        self, browser: Browser, path: Path, *, width: int = 1280, height: int = 900, is_dark: bool = False
+    ):
+        self.troubles: list[str] = []
+        scheme = "dark" if is_dark else "light"
+        self.page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        self.page.set_default_timeout(240_000)  # machines that have other work to do
+        self.page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        self.page.on("console", self._heard)
+        self.page.on("dialog", lambda dialog: self.troubles.append(f"dialog {dialog.message}"))
+        self.page.on("request", self._asked)
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]", state="attached")
 
-def done(page: Page) -> None:
-    assert page.troubles == []  # type: ignore[attr-defined]
-    page.close()
+    def _heard(self, said: ConsoleMessage) -> None:
+        if said.type == "error":
+            self.troubles.append(said.text)
+
+    def _asked(self, request: Request) -> None:
+        if not request.url.startswith(("file:", "data:")):
+            self.troubles.append(request.url)
+
+    def close(self) -> None:
+        assert self.troubles == []
+        self.page.close()
 
 
 def search(page: Page, query: str) -> int:
@@ -92,7 +96,8 @@ def search(page: Page, query: str) -> int:
 def test_filter_step_to_a_hint_see_the_colours_and_the_night(
     browser: Browser, run: RunDir, screenshots: Path
 ):
-    page = open_page(browser, run.path / "report.html", color_scheme="light")
+    tab = Tab(browser, run.path / "report.html")
+    page = tab.page
     hinted = {(hint.rollout_id, hint.turn) for phase, _, hint in run.read("hints", Hint) if phase == "train"}
     assert search(page, "has:hint phase:train") == len({rollout for rollout, _ in hinted})
     page.keyboard.press("Enter")
@@ -120,11 +125,12 @@ def test_filter_step_to_a_hint_see_the_colours_and_the_night(
     night = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert day == "rgb(255, 255, 255)" and night == "rgb(20, 23, 28)"
     page.screenshot(path=screenshots / "transcript-dark.png")
-    done(page)
+    tab.close()
 
 
 def test_keys_walk_through_turns_rollouts_and_faults(browser: Browser, run: RunDir):
-    page = open_page(browser, run.path / "report.html")
+    tab = Tab(browser, run.path / "report.html")
+    page = tab.page
     rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout)]
 
     def at() -> tuple[str, str]:
@@ -147,11 +153,12 @@ def test_keys_walk_through_turns_rollouts_and_faults(browser: Browser, run: RunD
     assert page.evaluate("location.hash").startswith("#r/0/")
     page.keyboard.press("?")
     assert page.is_visible("dialog")
-    done(page)
+    tab.close()
 
 
 def test_search_finds_the_words_of_transcripts(browser: Browser, run: RunDir):
-    page = open_page(browser, run.path / "report.html")
+    tab = Tab(browser, run.path / "report.html")
+    page = tab.page
     rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout)]
     texts = [
         "\n".join(
@@ -168,7 +175,7 @@ def test_search_finds_the_words_of_transcripts(browser: Browser, run: RunDir):
         hinted_text = sum(word in text.lower() for text in texts)
         assert search(page, word) == hinted_text, word
         page.keyboard.press("Escape")
-    done(page)
+    tab.close()
 
 
 def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
@@ -190,7 +197,8 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
     for step in range(2):
         metrics = {"reward": 0.1, "faults": {ATTACK: 0.5}, ATTACK: 1.0}
         run.append("metrics", [metrics], "train", step)
-    page = open_page(browser, report.write(run))
+    tab = Tab(browser, report.write(run))
+    page = tab.page
     assert search(page, "is:flagged step:0 phase:train") == 1
     page.keyboard.press("Enter")
     page.wait_for_selector(".turn.current")
@@ -202,7 +210,7 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
     foreign = ":is(#transcript, #list, .chart) :is(script, iframe, a), :is(#transcript, #list) img"
     assert page.locator(foreign).count() == 0
     assert page.evaluate("window.pwned") is None
-    done(page)
+    tab.close()
 
 
 def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, screenshots: Path):
@@ -216,7 +224,8 @@ def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, scr
         for weight in (1.0, 0.0)
         for seed in (0, 1)
     ]
-    page = open_page(browser, report.write(*runs))
+    tab = Tab(browser, report.write(*runs))
+    page = tab.page
     assert page.locator("h2", has_text="feedback.weight = 0.0").count() == 1
     assert page.locator("th", has_text="against feedback.weight = 1.0").count() == 1
     page.evaluate("document.getElementById('curves').scrollIntoView()")
@@ -225,7 +234,7 @@ def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, scr
     page.wait_for_timeout(500)
     page.screenshot(path=screenshots / "arms.png")
     assert search(page, "run:weight-1.0-seed-1") == Shape().rollouts
-    done(page)
+    tab.close()
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, run: RunDir, screenshots: Path):
@@ -238,4 +247,4 @@ def test_a_phone_needs_no_sideways_scrolling(browser: Browser, run: RunDir, scre
     page.wait_for_selector(".turn.current .hint")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.screenshot(path=screenshots / "phone-dark.png")
-    done(page)
+    tab.close()

@@ -360,7 +360,7 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _record_reader(kind: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind)
-    readers = {name: read for name in hints if (read := _reader(hints[name])) is not _as_it_is}
+    readers = {name: reader for name in hints if (reader := _reader(hints[name])) is not _as_it_is}
 
     def read(data: Any) -> Any:
         if unknown := set(data) - set(hints):

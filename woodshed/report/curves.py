@@ -144,7 +144,7 @@ def _lines(arms: Sequence[Arm], phase: str, metrics: Mapping[str, str]) -> Itera
     """Several metrics: a colour each and the arms in dashes; one metric: a colour per arm."""
     for a, arm in enumerate(arms):
         for m, (metric, line) in enumerate(metrics.items()):
-            seeds = [
+            seeds: list[Series] = [
                 {
                     step: points[metric]
                     for step, points in story.metrics.get(phase, {}).items()
@@ -188,7 +188,7 @@ def _flagged(arms: Sequence[Arm]) -> Iterable[Labelled]:
 
 def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
     for a, arm in enumerate(arms):
-        seeds = []
+        seeds: list[Series] = []
         for story in arm.stories:
             levels = {line.task.id: float(line.task.level) for line in story.tasks}
             seeds.append(_by_step(story, lambda line, known=levels: known.get(line.task_id, math.nan)))
@@ -197,7 +197,7 @@ def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
 
 def _throughput(arms: Sequence[Arm]) -> Iterable[Labelled]:
     for a, arm in enumerate(arms):
-        seeds = []
+        seeds: list[Series] = []
         for story in arm.stories:
             tokens: dict[int, int] = {}
             for line in story.lines:
