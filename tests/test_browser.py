@@ -238,9 +238,8 @@ def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, scr
 
 
 def test_a_phone_needs_no_sideways_scrolling(browser: Browser, run: RunDir, screenshots: Path):
-    page = open_page(
-        browser, run.path / "report.html", viewport={"width": 390, "height": 844}, color_scheme="dark"
-    )
+    tab = Tab(browser, run.path / "report.html", width=390, height=844, is_dark=True)
+    page = tab.page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     search(page, "has:hint")
     page.keyboard.press("Enter")
