@@ -20,6 +20,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
 MAX_MARKED = 40  # points of a line beyond which markers only blur it
+FEW_STEPS = 8  # up to this many every step has its tick
 MAX_MAPS = 4  # curriculum pictures on a page
 
 Series = Mapping[int, Point]  # step -> value, low, high
@@ -92,16 +93,18 @@ def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
             traces += [*_band(mean, colour), _line(name, mean, colour, dash)]
     if longest < 2:
         return None
-    named = [trace for trace in traces if trace.get("name")]
+    named = [trace["name"] for trace in traces if trace.get("name")]
+    legend = 18 * len(named) if len(named) > 1 else 0  # pixels below the plot
+    ticks = {"dtick": 1} if longest <= FEW_STEPS else {}
     layout = {
-        "margin": {"l": 46, "r": 8, "t": 8, "b": 30},
-        "xaxis": {"title": {"text": "step"}, "automargin": True, "zeroline": False},
+        "margin": {"l": 46, "r": 8, "t": 8, "b": 36 + legend},
+        "xaxis": {"title": {"text": "step", "standoff": 4}, "zeroline": False, **ticks},
         "yaxis": {"rangemode": "tozero", "automargin": True},
-        "showlegend": len(named) > 1,
-        "legend": {"orientation": "h", "y": -0.28, "x": 0},
+        "showlegend": bool(legend),
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
     }
-    return Chart(title, {"data": traces, "layout": layout}, 230 + 16 * (len(named) if len(named) > 1 else 0))
+    return Chart(title, {"data": traces, "layout": layout}, 220 + legend)
 
 
 def average(seeds: Sequence[Series]) -> dict[int, Point]:
