@@ -276,7 +276,7 @@ class Viewer(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #finder { width: 44; } #transcript { padding: 0 1; border-left: solid $surface-lighten-2; }
+    #finder { width: 50; } #list { height: 1fr; } #transcript { padding: 0 1; border-left: solid $surface-lighten-2; }
     .turn { margin-top: 1; border-left: blank; padding-left: 1; } .turn.current { border-left: thick $accent; }
     #status { height: 1; color: $text-muted; }
     """
@@ -299,6 +299,7 @@ class Viewer(App[None]):
 
     def __init__(self, reader: Reader) -> None:
         super().__init__()
+        self.title = f"Woodshed: {visible(reader.run.path.name)}"
         self.reader = reader
         self.rows: list[Row] = []
         self.shown: list[Row] = []
