@@ -1,24 +1,34 @@
-"""The page of a run: what is on it, what hostile text does (nothing), and runs that stopped half-way."""
+"""The page of runs: what is on it, what hostile text does (nothing), and runs that stopped half-way."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import json
+import random
 import re
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+from lifelike import Shape, make_run
 
 from woodshed import report
-from woodshed.records import Call, Hint, Observation, Patch, Rollout, RunError, Turn, Verdict
-from woodshed.report import curves, page
+from woodshed.evals import statistics
+from woodshed.records import Call, Hint, Lesson, Observation, Patch, Rollout, RunError, Turn, Verdict
+from woodshed.report import arms, curves, transcripts, visible, words
+from woodshed.report.gather import gather
+from woodshed.report.transcripts import Archives
 from woodshed.rundir import RunDir
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b]8;;http://x\x07 &amp; \u202egnp.exe"
 )
 HARMLESS = (
-    "html head meta title style body h1 h2 h3 p div span table tr th td small code pre details summary b "
-    "figure figcaption svg line text polyline circle"
+    "html head meta title style body header nav h1 h2 h3 p div span ul li table tr th td small code pre details "
+    "summary b q a button input label select option article figure figcaption dialog form kbd noscript script"
 )
 RECIPE = 'name = "first"\nnote = "Half of the faults were seeded."\n\n[training]\nsteps = 2\n'
 
@@ -60,6 +70,13 @@ class Tags(HTMLParser):
         self.seen.append((tag, dict(attrs)))
 
 
+def unpack(text: str, name: str) -> bytes:
+    """What an element of packed data holds."""
+    found = re.search(rf'<script type="text/plain" id="{name}">(.*?)</script>', text)
+    assert found, f"no element {name}"
+    return zlib.decompress(base64.b64decode(found[1]))
+
+
 def test_a_finished_run(run: RunDir):
     tasks = "abcdefgh"
     fill(run, "eval", 0, *(attempt("eval", 0, task, turn("no", fault=True), turn()) for task in tasks))
@@ -75,12 +92,25 @@ def test_a_finished_run(run: RunDir):
         r"invalid-call rate</td><td>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
     )
     assert headline, "the headline compares the first and the last evaluation"
-    assert "<polyline" in text and "Reminder: the tools are ..." in text and "sentinel passed" in text
+    assert "Worst: least reward, most faults" in text and "sentinel passed" in text
+    rows = json.loads(unpack(text, "rows"))
+    first = dict(zip(rows["columns"], rows["rows"][0], strict=True))
+    assert (first["id"], first["faults"], first["hints"]) == (
+        "eval-0-a-0",
+        {"unknown_tool": 1},
+        ["unknown_tool"],
+    )
+    archive = json.loads(unpack(text, f"a{first['archive']}"))
+    packed = archive["r"][first["place"]]
+    assert archive["s"][packed["t"][0]["m"]] == "no" and packed["t"][0]["e"] == "unknown_tool"
+    assert archive["s"][packed["t"][0]["h"][0][1]] == "Reminder: the tools are ..."
 
 
 def test_hostile_text_is_shown_and_never_executed(run: RunDir):
     fill(run, "eval", 0, attempt("eval", 0, HOSTILE, turn(HOSTILE, fault=True)))
     run.append("hints", [Hint(f"eval-0-{HOSTILE}-0", 0, HOSTILE, HOSTILE)], "eval", 0)
+    for step in range(2):
+        run.append("metrics", [{HOSTILE: 1.0, "faults": {HOSTILE: 0.5}}], "train", step)
     run.append("metrics", [{HOSTILE: 1.0}], HOSTILE, 0)
     text = report.write(run).read_text("utf-8")
     tags = Tags(text).seen
@@ -90,13 +120,21 @@ def test_hostile_text_is_shown_and_never_executed(run: RunDir):
     ]
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert "\u241b[31mred" in text and "\\u202egnp.exe" in text and "\x1b" not in text
-    assert "default-src &#39;none&#39;" in text or "default-src 'none'" in text
+    policy = next(a["content"] or "" for tag, a in tags if tag == "meta" and "http-equiv" in a)
+    nonce = re.search(r"script-src 'nonce-([\w-]{16,})'", policy)
+    assert nonce and "default-src 'none'" in policy and "connect-src" not in policy
+    running = [a for tag, a in tags if tag == "script" and "type" not in a]
+    assert len(running) == 2 and all(a["nonce"] == nonce[1] for a in running)
+    figure = next(
+        f for f in json.loads(text.split('id="figures">')[1].split("</script>")[0]) if "name" in f["data"][0]
+    )
+    assert "<" not in json.dumps(figure)
 
 
 def test_nothing_is_fetched(run: RunDir):
     fill(run, "eval", 0, attempt("eval", 0, "a", turn()))
     text = report.write(run).read_text("utf-8")
-    assert not re.search(r"""(src|href)=|url\(|@import""", text)
+    assert not re.search(r"""src=|href="(?!#)|url\(|@import|fetch\(|XMLHttp""", text)
 
 
 @pytest.mark.parametrize("stage", ["empty", "rollouts", "torn", "no manifest"])
@@ -114,7 +152,7 @@ def test_a_run_that_stopped_half_way(run: RunDir, stage: str):
     assert (
         "0" if stage == "empty" else "1"
     ) + " of 2 steps done; go on with `woodshed train --resume" in text
-    assert stage == "empty" or "not judged" in text
+    assert stage == "empty" or "not judged" in unpack(text, "rows").decode()
 
 
 def test_a_run_of_another_version(run: RunDir):
@@ -124,17 +162,129 @@ def test_a_run_of_another_version(run: RunDir):
     assert not (run.path / "report.html").exists()
 
 
-def test_curves():
-    curve = curves.draw("rate", {"rate": [(0, 0.2), (5, float("nan")), (10, 0.1)]})
-    assert curve is not None
-    assert (curve.low, curve.high, curve.first_step, curve.last_step) == ("0", "0.2", 0, 10)
-    assert curve.lines[0].points == f"0,0 {curves.WIDTH},{curves.HEIGHT / 2:g}"
-    assert curves.draw("nothing", {"rate": [(0, float("nan"))]}) is None
+def test_texts_that_json_cannot_carry_are_still_shown(run: RunDir):
+    """Lone surrogates come out of files that were never text."""
+    fill(run, "eval", 0, attempt("eval", 0, "a\udcff", turn("broken \udcff here")))
+    text = report.write(run).read_text("utf-8")
+    assert "broken \ufffd here" in json.loads(unpack(text, "a0"))["s"]
+
+
+# --- transcripts --------------------------------------------------------------------------------------------------
+
+
+def with_ids(text: str, ids: tuple[int, ...]) -> Turn:
+    return dataclasses.replace(turn(text), sampled_ids=ids, logps=(-0.5,) * len(ids))
+
+
+def test_every_token_knows_its_stretch_of_the_message():
+    pieces = {1: "def", 2: " f", 3: "\ufffd", 4: "\ufffd\ufffd", 5: ":", 6: ""}
+    assert transcripts.piece_texts(with_ids("def f:", (1, 2, 5, 6)), pieces) == ["def", " f", ":", ""]
+    split = with_ids("def\N{OWL}:", (1, 3, 4, 5, 6))
+    assert transcripts.piece_texts(split, pieces) == ["def", "\N{OWL}", "", ":", ""]
+    assert transcripts.piece_lengths(split, pieces) == "".join(chr(35 + n) for n in (3, 2, 0, 1, 0))  # UTF-16
+    assert transcripts.piece_texts(with_ids("\N{OWL}", (3, 4)), pieces) == ["\N{OWL}", ""]
+    assert transcripts.piece_texts(with_ids("something else", (1, 2)), pieces) is None
+    assert transcripts.piece_lengths(with_ids("def", (1,)), {}) == ""
+
+
+def test_levels_keep_what_a_person_can_see():
+    values = -np.logspace(-4, 1.2, 200)
+    back = (np.frombuffer(transcripts.characters(values.tolist()).encode(), np.uint8) - 35.0) / 20
+    assert (
+        np.abs(back**2 + values) <= 0.05 * np.sqrt(-values) + 0.001
+    ).all()  # 0.05 nats at one nat, 0.006 at .01
+    assert transcripts.characters([float("-inf"), float("nan"), 0.0]) == chr(125) * 2 + "#"
+
+
+def test_the_word_index_finds_what_a_search_of_every_text_finds():
+    draw = random.Random(0)
+    known = [f"word_{draw.randrange(60)}" for _ in range(40)]
+    texts = [" ".join(draw.choices(known, k=12)) for _ in range(300)]
+    index = words.WordIndex()
+    for number, text in enumerate(texts):
+        index.add(number, words.words(text))
+    listed, packed = index.pack()
+    ordered = listed.decode().split("\n")
+    table = np.frombuffer(packed, np.uint8)
+
+    def numbers(planes: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(planes.reshape(4, -1).T).view("<u4").ravel()
+
+    counts = numbers(table[: 4 * len(ordered)])
+    gaps = np.split(numbers(table[4 * len(ordered) :]), np.cumsum(counts)[:-1])
+    for word, found in zip(ordered, gaps, strict=True):
+        assert np.cumsum(found).tolist() == [n for n, text in enumerate(texts) if word in text.split()]
+
+
+def test_a_page_that_is_full_lists_what_it_leaves_out(run: RunDir, monkeypatch: pytest.MonkeyPatch):
+    fill(run, "eval", 0, *(attempt("eval", 0, task, turn(task * 50)) for task in "abcd"))
+    monkeypatch.setattr(transcripts, "MAX_BYTES", 700)
+    text = report.write(run).read_text("utf-8")
+    left_out = re.search(r"(\d) of 4 transcripts did not fit", text)
+    assert left_out and 0 < int(left_out[1]) < 4
+    assert len(json.loads(unpack(text, "rows"))["rows"]) == 4
+
+
+# --- arms and curves ------------------------------------------------------------------------------------------------
+
+
+def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
+    archives = Archives()
+    stories = [
+        gather(
+            make_run(
+                tmp_path / f"{weight}-{seed}", Shape(), seed=seed, settings=f"[feedback]\nweight = {weight}"
+            ),
+            n,
+            archives,
+        )
+        for n, (weight, seed) in enumerate([(1.0, 0), (0.0, 0), (1.0, 1)])
+    ]
+    found = arms.arms(stories)
+    assert [(arm.name, len(arm.stories)) for arm in found] == [
+        ("feedback.weight = 1.0", 2),
+        ("feedback.weight = 0.0", 1),
+    ]
+    row = next(row for row in arms.rows(found[0]) if row.measure.key == "invalid_calls")
+    lines = [line for story in found[0].stories for line in story.evaluations()[0]]
+    sums = [line.sums["invalid_calls"] for line in lines]
+    expected = statistics.rate([p for p, _ in sums], [w for _, w in sums], [line.task_id for line in lines])
+    assert row.before == expected
+    drawn = {chart.title: chart.figure for chart in curves.charts(found)}
+    lines = [trace for trace in drawn["targeted divergence"]["data"] if trace.get("name")]
+    assert [trace["name"] for trace in lines] == [arm.name for arm in found]
+    assert {"hint gain by class, nats a turn", "flagged rollouts", "sampled tokens a second"} <= set(drawn)
+
+
+def test_every_figure_is_one_that_plotly_knows(tmp_path: Path):
+    objects = pytest.importorskip("plotly.graph_objects")
+    run = make_run(tmp_path / "small", Shape())
+    story = gather(run, 0, Archives())
+    charts = [*curves.charts(arms.arms([story])), *curves.curriculum_maps([story])]
+    assert len(charts) > 10
+    for chart in charts:
+        objects.Figure(chart.figure)  # raises on a property that does not exist
+
+
+def test_a_band_is_the_range_of_seeds_or_the_interval_of_one():
+    one = {0: (0.5, 0.4, 0.6), 1: (0.3, None, None), 2: (float("nan"), None, None)}
+    assert curves.average([one]) == {0: (0.5, 0.4, 0.6), 1: (0.3, None, None)}
+    assert curves.average([one, {0: (0.7, 0.6, 0.8)}]) == {0: (0.6, 0.5, 0.7), 1: (0.3, None, None)}
+    assert curves.chart("nothing", [("", 0, 0, [{0: (0.5, None, None)}])]) is None
     assert [curves.short(v) for v in (0.0, 412.3, 0.03125, 3.1e-7, float("inf"))] == [
         "0", "412", "0.0312", "3.1e-07", "inf"
     ]  # fmt: skip
 
 
+def test_hint_gain_by_class_comes_from_the_lessons(run: RunDir):
+    lessons = [
+        Lesson("r", n, "no_call", (-1.0,), (teacher,), (0.1,)) for n, teacher in enumerate((-4.0, -2.0))
+    ]
+    run.append("lessons", lessons, "train", 0)
+    assert gather(run, 0, Archives()).gains == {"no_call": {0: -2.0}}
+
+
 def test_every_hidden_character_becomes_visible():
-    assert page.visible("a\nb\tc") == "a\nb\tc"
-    assert page.visible("\x00\x07\x7f\u200b") == "\u2400\u2407\u2421\\u200b"
+    assert visible.visible("a\nb\tc") == "a\nb\tc"
+    assert visible.visible("\x00\x07\x7f\u200b") == "\u2400\u2407\u2421\\u200b"
+    assert visible.label("<a href='x'>\x1b") == "&lt;a href='x'&gt;\u241b"

@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
 from woodshed.records import Hint, RunError
-from woodshed.rundir import RunDir
+from woodshed.rundir import DONE, RunDir
 
 HINTS = [
     Hint("r0", 1, "unknown_tool", "Reminder: é ✓ \udcff \u2028 \x85 \x0c"),
@@ -29,6 +30,26 @@ def test_records_come_back_as_they_were_and_are_made_once(run):
     assert run.once("hints", Hint, "train", 1, lambda: []) == []
     assert run.once("hints", Hint, "train", 1, lambda: pytest.fail("made again")) == []
     assert run.read("hints", Hint) == [("train", 0, hint) for hint in HINTS]
+
+
+def test_records_stream_in_order_and_batches_are_named(run):
+    run.append("hints", HINTS, "train", 0)
+    run.append("hints", HINTS[:1], 'a "quoted\\ phase', 3, part=2)
+    assert list(run.scan("hints", Hint)) == run.read("hints", Hint)
+    assert run.batches("hints") == [("train", 0, 0), ('a "quoted\\ phase', 3, 2)]
+    run.append("metrics", [{"loss": float("nan")}], "train", 0)
+    assert next(run.scan("metrics"))[2]["loss"] != 0.0
+
+
+def test_long_lines_are_told_from_completion_lines_at_once():
+    """A pattern that backtracks over whole lines made opening a big run take a minute."""
+    line = (
+        b'{"phase": "train", "step": 1, "part": 0, "record": {"text": "'
+        + b'", "step": 1, "part": 0, ' * 40_000
+    )
+    began = time.perf_counter()
+    assert DONE.fullmatch(line + b'"}}\n') is None
+    assert time.perf_counter() - began < 0.01
 
 
 def test_a_torn_last_line_is_ignored_and_does_not_swallow_what_follows(run):
@@ -65,7 +86,7 @@ def test_a_second_writer_is_refused_with_the_process_that_writes(run):
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path, run):
     script = (
-        "import os, signal, sys; from pathlib import Path; from woodshed.rundir import RunDir;"
+        "import os, signal, sys; from pathlib import Path; from woodshed.rundir import DONE, RunDir;"
         "RunDir.create(Path(sys.argv[1]), recipe='', manifest={}); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "killed")], check=False)

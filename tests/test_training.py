@@ -176,6 +176,23 @@ def test_a_group_of_equal_rewards_has_no_rows_but_counts(rollouts):
     assert len(pack(rollouts, [0.1] * 4, keep_even=True).rows) == 4
 
 
+def test_every_targeted_turn_leaves_a_lesson_in_its_own_order(rollouts):
+    """Student's log-probs are the policy's own, and the mean of the divergences is the loss that was taken."""
+    hints = [hint_for(rollouts[3], 1), hint_for(rollouts[1], 0)]
+    metrics = step(tiny_policy(), pack(rollouts, [0.0] * 4, hints), feedback=FeedbackSettings(target_floor=1))
+    lessons = {(lesson.rollout_id, lesson.turn): lesson for lesson in metrics["lessons"]}
+    assert set(lessons) == {(rollouts[3].id, 1), (rollouts[1].id, 0)}
+    for made, turn in ((rollouts[3], 1), (rollouts[1], 0)):
+        lesson = lessons[made.id, turn]
+        assert lesson.student == pytest.approx(made.turns[turn].logps, rel=2e-3, abs=2e-4)
+        assert len(lesson.teacher) == len(lesson.divergence) == len(made.turns[turn].sampled_ids)
+        assert lesson.detector == "unknown_tool" and min(lesson.divergence) > -1e-6
+    means = [sum(lesson.divergence) / len(lesson.divergence) for lesson in lessons.values()]
+    assert sum(means) / 2 == pytest.approx(metrics["kl_loss"], rel=1e-2)
+    gains = [lesson.gain for lesson in lessons.values()]
+    assert sum(gains) / 2 == pytest.approx(metrics["hint_gain"], abs=1e-3)
+
+
 def test_faulty_turns_stay_in_the_policy_gradient(rollouts):
     batch = pack(rollouts, [1.0, 0.0, 0.0, 0.0])
     assert sum(len(row.wanted) for row in batch.rows) == sum(

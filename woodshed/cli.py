@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from woodshed.training.recipe import Recipe
 
 
-ORDER = ["doctor", "tasks", "eval", "train", "report", "export"]  # as a person meets them
+ORDER = ["doctor", "tasks", "eval", "train", "report", "view", "export"]  # as a person meets them
 
 
 class Verbs(TyperGroup):
@@ -397,23 +397,45 @@ def train(
 
 @app.command("report")
 def make_report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, for example runs/quickstart.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default report.html in the run, or beside several runs.")
+    ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write a readable page of a run.
+    """Write a readable page of one or several runs.
 
-    report.html in the run folder: figures with intervals, curves, tasks and every transcript with its hints. One
-    file, nothing is fetched. Works while the run is going on.
+    Figures with intervals, curves, tasks and every transcript with its hints; runs that differ in their seed only
+    are one arm, and arms stand side by side. One file, nothing is fetched. Works while a run is going on.
     """
     from woodshed import report
     from woodshed.rundir import RunDir
 
-    kept = RunDir.open(run)
-    path = report.write(kept)
-    _show_run(kept)
+    kept = [RunDir.open(run) for run in runs]
+    path = report.write(*kept, path=out)
+    if len(kept) == 1:
+        _show_run(kept[0])
     say(f"report: {path}")
     if open_:
         typer.launch(str(path))
+    else:
+        say_next(f"woodshed view {runs[0]}")
+
+
+@app.command("view")
+def view_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
+) -> None:
+    """Browse a run in the terminal.
+
+    Rollouts, turns, hints and what the probabilities say, with the keys of the report; works over ssh.
+    """
+    from woodshed.report.view import view
+    from woodshed.rundir import RunDir
+
+    view(RunDir.open(run))
 
 
 @app.command("export")

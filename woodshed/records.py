@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -287,6 +288,28 @@ class Hint:
     text: str
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What one targeted turn taught, token by token, as the update saw it before its step."""
+
+    rollout_id: str
+    turn: int
+    """Index into Rollout.turns; the tuples below follow its sampled_ids."""
+    detector: str
+    """Whose hint the teacher read."""
+    student: tuple[float, ...]
+    """Natural-log probability without the hint."""
+    teacher: tuple[float, ...]
+    """Natural-log probability with the hint."""
+    divergence: tuple[float, ...]
+    """Divergence of the two distributions in nats, the targeted loss before its mean."""
+
+    @property
+    def gain(self) -> float:
+        """Nats by which the hint makes the turn likelier; a hint against a fault should make this negative."""
+        return sum(self.teacher) - sum(self.student)
+
+
 R = TypeVar("R")
 
 
@@ -311,31 +334,47 @@ def from_json(kind: type[R], data: Any) -> R:
     Raises:
         ValueError: a field is unknown or missing (a run of another version).
     """
-    return _read(kind, data)
+    return _reader(kind)(data)
 
 
-_PLAIN = (int, float, str)
-_hints = functools.cache(typing.get_type_hints)
-
-
-def _read(kind: Any, data: Any) -> Any:
+@functools.cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """What turns JSON values into `kind`; made once per type, because a run holds hundreds of thousands of records."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        hints = _hints(kind)
-        unknown = set(data) - set(hints)
-        if unknown:
+        return _record_reader(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is tuple and arguments[-1] is Ellipsis:
+        item = _reader(arguments[0])
+        return tuple if item is _as_it_is else lambda data: tuple(map(item, data))
+    if origin is tuple:
+        items = [_reader(argument) for argument in arguments]
+        return lambda data: tuple(read(value) for read, value in zip(items, data, strict=True))
+    if origin is dict:
+        item = _reader(arguments[1])
+        return _as_it_is if item is _as_it_is else lambda data: {k: item(value) for k, value in data.items()}
+    if origin in (typing.Union, types.UnionType):
+        inner = _reader(next(a for a in arguments if a is not type(None)))
+        return _as_it_is if inner is _as_it_is else lambda data: None if data is None else inner(data)
+    return Path if kind is Path else _as_it_is
+
+
+def _record_reader(kind: type) -> Callable[[Any], Any]:
+    hints = typing.get_type_hints(kind)
+    readers = {name: reader for name in hints if (reader := _reader(hints[name])) is not _as_it_is}
+
+    def read(data: Any) -> Any:
+        if unknown := set(data) - set(hints):
             raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+        values = dict(data)
         try:
-            return kind(**{name: _read(hints[name], value) for name, value in data.items()})
+            for name in readers.keys() & data:
+                values[name] = readers[name](data[name])
+            return kind(**values)
         except TypeError as error:
             raise ValueError(f"{kind.__name__}: {error}") from error
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple:
-        if arguments[-1] is Ellipsis and arguments[0] in _PLAIN:
-            return tuple(data)  # token ids by the thousand
-        items = [arguments[0]] * len(data) if arguments[-1] is Ellipsis else arguments
-        return tuple(_read(item, value) for item, value in zip(items, data, strict=True))
-    if origin is dict:
-        return {key: _read(arguments[1], value) for key, value in data.items()}
-    if origin in (typing.Union, types.UnionType):
-        return None if data is None else _read(next(a for a in arguments if a is not type(None)), data)
-    return Path(data) if kind is Path else data
+
+    return read
+
+
+def _as_it_is(data: Any) -> Any:
+    return data

@@ -5,6 +5,8 @@
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  oracle.jsonl  metrics.jsonl
+        lessons.jsonl      hinted turns as the update saw them, token by token
+        pieces.jsonl       the text of every token id that was sampled, so that a reader needs no tokenizer
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
 
@@ -25,14 +27,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+import orjson
+
 from woodshed.records import RunError, from_json, to_json
 
-Kind = Literal["rollouts", "verdicts", "hints", "flags", "oracle", "metrics"]
+Kind = Literal["rollouts", "verdicts", "hints", "flags", "oracle", "metrics", "lessons", "pieces"]
 
 At = tuple[str, int, int]  # phase, step, part
 Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them
 DONE = re.compile(
-    rb'\{"phase": (?P<phase>".*?"), "step": (?P<step>\d+), "part": (?P<part>\d+), "done": (?P<count>\d+)\}\n'
+    rb'\{"phase": (?P<phase>"(?:[^"\\]|\\.)*"), "step": (?P<step>\d+), "part": (?P<part>\d+), '
+    rb'"done": (?P<count>\d+)\}\n'
 )
 
 R = TypeVar("R")
@@ -182,6 +187,19 @@ class RunDir:
     def has(self, kind: Kind) -> bool:
         """Whether anything of this kind was completed, be it an empty batch."""
         return bool(self._catalog(kind))
+    def scan(self, kind: Kind, record: type[R] = dict) -> Iterator[tuple[str, int, R]]:
+        """What `read` gives, one record at a time: a run may hold more than memory does."""
+        for (phase, step, _part), (begin, end) in self._catalog(kind).items():
+            with (self.path / f"{kind}.jsonl").open("rb") as file:
+                file.seek(begin)
+                while begin < end:
+                    line = file.readline()
+                    begin += len(line)
+                    yield phase, step, _record(line, record)
+
+    def batches(self, kind: Kind) -> list[At]:
+        """Where completed records lie, as (phase, step, part), in order; `find` reads one."""
+        return list(self._catalog(kind))
 
     def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
         """Write a batch and its completion line in one go.
@@ -233,8 +251,7 @@ class RunDir:
         with (self.path / f"{kind}.jsonl").open("rb") as file:
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")[:-1]
-        found = [json.loads(line.decode("utf-8", errors="surrogatepass"))["record"] for line in lines]
-        return found if record is dict else [from_json(record, each) for each in found]
+        return [_record(line, record) for line in lines]
 
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
@@ -281,6 +298,14 @@ class RunDir:
                 f"cannot write to {self.path}: {error.strerror or error}. "
                 f"Nothing that was complete is lost: make room, then `woodshed train --resume {self.path}`."
             ) from error
+
+
+def _record(line: bytes, record: type[R]) -> R:
+    try:
+        found = orjson.loads(line)["record"]
+    except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
+        found = json.loads(line.decode("utf-8", errors="surrogatepass"))["record"]
+    return found if record is dict else from_json(record, found)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 
-from woodshed.records import Hint, Rollout, Task, Verdict
+from woodshed.records import Hint, Lesson, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.training.warmup import OracleAttempt
 
@@ -125,6 +125,13 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
     assert judged == {made.id for _, _, made in rollouts}
     assert {hint.rollout_id for _, _, hint in run.read("hints", Hint)} <= judged
     assert run.read("hints", Hint) and run.read("oracle", OracleAttempt)
+    turns = {made.id: made.turns for _, _, made in rollouts}
+    lessons = [lesson for _, _, lesson in run.read("lessons", Lesson)]
+    assert lessons and all(
+        len(lesson.teacher) == len(turns[lesson.rollout_id][lesson.turn].sampled_ids) for lesson in lessons
+    )
+    pieces = {int(i) for _, _, found in run.read("pieces") for i in found}
+    assert pieces == {i for made in turns.values() for turn in made for i in turn.sampled_ids}
     assert run.path.joinpath("report.html").is_file()
 
 

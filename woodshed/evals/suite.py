@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from woodshed.evals.tracking import Tracker
 from woodshed.grading import verifier
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.endpoint import EndpointSettings
+from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sampler, SamplerSettings
 from woodshed.records import Group, Hint, Rollout, Task, Verdict
 from woodshed.rollout import RolloutSettings
@@ -107,6 +108,7 @@ def attempt(
             return [rollout for group in made for rollout in group.rollouts]
 
         rollouts = run.once("rollouts", Rollout, phase, step, collect, part=part)
+        run.once("pieces", dict, phase, step, lambda r=rollouts: [pieces(r, sampler.renderer)], part=part)
         made = [Group(task.id, tuple(r for r in rollouts if r.task_id == task.id)) for task in wave]
 
         def judge(made: list[Group] = made, report: Progress = report) -> list[Verdict]:
@@ -115,6 +117,12 @@ def attempt(
         verdicts |= {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
         groups += made
     return groups, verdicts
+
+
+def pieces(rollouts: Iterable[Rollout], renderer: Renderer) -> dict[str, str]:
+    """The text of every token id that these attempts sampled; a stop token has none."""
+    ids = sorted({i for made in rollouts for turn in made.turns for i in turn.sampled_ids})
+    return {str(i): renderer.decode([i]) for i in ids}
 
 
 def evaluate(

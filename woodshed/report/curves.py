@@ -1,49 +1,128 @@
-"""Small curves as SVG geometry: no plotting library, a few hundred bytes each, readable in print and in the dark."""
+"""Curves of a page as Plotly figures: plain dictionaries, drawn in the browser by the plotly.min.js of the package.
+
+A line is an arm's mean over its seeds. The band around it is the range of the seeds, or, where there is one seed, the
+95% interval over tasks that the metric came with. Colours are those of Okabe and Ito, which colour-blind people tell
+apart; lines differ in dash and marker as well. The browser swaps the colours for brighter ones in the dark.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-WIDTH, HEIGHT = 250, 76  # pixels of the drawing; labels stand outside
+from woodshed.report.arms import Arm
+from woodshed.report.gather import Point, Story
+from woodshed.report.visible import label
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F7F7F", "#6A3D9A")
+DASHES = ("solid", "dash", "dot", "dashdot")
+MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
+MAX_MARKED = 40  # points of a line beyond which markers only blur it
+FEW_STEPS = 8  # up to this many every step has its tick
+MAX_MAPS = 4  # curriculum pictures on a page
+
+Series = Mapping[int, Point]  # step -> value, low, high
 
 
 @dataclass(frozen=True)
-class Line:
-    """One series, ready to draw."""
-
-    name: str
-    points: str
-    """ "x,y x,y": an SVG polyline."""
-    dots: tuple[tuple[float, float], ...]
-    last: str
-    """Its newest value, as people read it."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Several series over the same steps."""
+class Chart:
+    """One figure with its caption."""
 
     title: str
-    lines: tuple[Line, ...]
-    low: str
-    high: str
-    first_step: int
-    last_step: int
+    figure: dict[str, Any]
+    """Plotly's data and layout."""
+    height: int = 220
 
 
-def draw(title: str, series: Mapping[str, Sequence[tuple[int, float]]]) -> Curve | None:
-    """Series of (step, value) in one frame, or None where there is nothing to see. Not-a-numbers are left out."""
-    kept = {name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in series.items()}
-    kept = {name: points for name, points in kept.items() if points}
-    if not kept:
+CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    ("invalid-call rate, held out", "eval", {"invalid_calls": ""}),
+    ("solve rate, held out", "eval", {"solved": ""}),
+    ("mean reward, held out", "eval", {"reward": ""}),
+    ("mean reward", "train", {"reward": ""}),
+    ("invalid-call rate", "train", {"invalid_calls": ""}),
+    ("rollouts with any call fault", "train", {"faulty_rollouts": ""}),
+    ("effort: sampled tokens a rollout", "train", {"tokens": ""}),
+    ("effort: turns a rollout", "train", {"turns": ""}),
+    ("targeted divergence", "train", {"kl_loss": ""}),
+    ("gradient norms", "train", {"rl_grad_norm": "policy gradient", "kl_grad_norm": "targeted"}),
+    ("divergence from the start, nats a token", "train", {"kl_to_start": ""}),
+    ("entropy, nats a token", "train", {"entropy": ""}),
+    ("sampler against trainer, largest gap", "train", {"logp_gap_max": ""}),
+    ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
+    ("warm-up loss", "warmup", {"sft_loss": ""}),
+)
+"""Title, phase, {metric: name of its line}; a metric that no run has is left out."""
+
+FAMILIES = (
+    ("invalid calls by fault, share of turns", "train", "faults "),
+    ("curriculum", "train", "curriculum "),
+    ("cost", "train", "cost "),
+)
+"""Title, phase, prefix: one line for every metric of that prefix."""
+
+
+def charts(arms: Sequence[Arm]) -> list[Chart]:
+    """Everything that can be drawn of these arms, in reading order."""
+    drawn = [chart(title, _lines(arms, phase, metrics)) for title, phase, metrics in CURVES]
+    for title, phase, prefix in FAMILIES:
+        drawn.append(chart(title, _lines(arms, phase, _family(arms, phase, prefix))))
+    drawn += [
+        chart("hint gain by class, nats a turn", _gains(arms)),
+        chart("flagged rollouts", _flagged(arms)),
+    ]
+    drawn.append(chart("sampled tokens a second", _throughput(arms)))
+    drawn.append(chart("mean level of the tasks drawn", _levels(arms)))
+    return [figure for figure in drawn if figure is not None]
+
+
+Labelled = tuple[
+    str, int, int, list[Series]
+]  # name, number of its colour, number of its dash, a series per seed
+
+
+def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
+    """A figure of several lines, or None where there are not two points to join."""
+    traces: list[dict[str, Any]] = []
+    longest = 0
+    for name, colour, dash, seeds in lines:
+        mean = average(seeds)
+        longest = max(longest, len(mean))
+        if mean:
+            traces += [*_band(mean, colour), _line(name, mean, colour, dash)]
+    if longest < 2:
         return None
-    steps = [x for points in kept.values() for x, _ in points]
-    values = [y for points in kept.values() for _, y in points]
-    low, high = _frame(values)
-    lines = tuple(_line(name, points, min(steps), max(steps), low, high) for name, points in kept.items())
-    return Curve(title, lines, short(low), short(high), min(steps), max(steps))
+    named = [trace["name"] for trace in traces if trace.get("name")]
+    legend = 18 * len(named) if len(named) > 1 else 0  # pixels below the plot
+    ticks = {"dtick": 1} if longest <= FEW_STEPS else {}
+    layout = {
+        "margin": {"l": 46, "r": 8, "t": 8, "b": 36 + legend},
+        "xaxis": {"title": {"text": "step", "standoff": 4}, "zeroline": False, **ticks},
+        "yaxis": {"rangemode": "tozero", "automargin": True},
+        "showlegend": bool(legend),
+        "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+        "hovermode": "x unified",
+    }
+    return Chart(title, {"data": traces, "layout": layout}, 220 + legend)
+
+
+def average(seeds: Sequence[Series]) -> dict[int, Point]:
+    """Mean over the seeds that have a step, with their range; of one seed the value with its own interval."""
+    found: dict[int, Point] = {}
+    for step in sorted({step for series in seeds for step in series}):
+        points = [series[step] for series in seeds if step in series and math.isfinite(series[step][0])]
+        values = [value for value, _, _ in points]
+        if len(values) > 1:
+            found[step] = (sum(values) / len(values), min(values), max(values))
+        elif values:
+            found[step] = points[0]
+    return found
+
+
+def curriculum_maps(stories: Sequence[Story]) -> list[Chart]:
+    """Per run, the mean reward of every task it practised on, step by step, easiest tasks at the bottom."""
+    return [made for story in stories[:MAX_MAPS] if (made := _map(story)) is not None]
 
 
 def short(value: float) -> str:
@@ -57,18 +136,181 @@ def short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _frame(values: Sequence[float]) -> tuple[float, float]:
-    """Lowest and highest ordinate; a curve of one sign starts at zero, so that heights compare honestly."""
-    low, high = min(*values, 0.0), max(*values, 0.0)
-    return (low, high) if high > low else (low, low + 1.0)
+# -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def _line(
-    name: str, points: Sequence[tuple[int, float]], first: int, last: int, low: float, high: float
-) -> Line:
-    span = max(last - first, 1)
-    dots = tuple(
-        (round((x - first) / span * WIDTH, 1), round((high - y) / (high - low) * HEIGHT, 1))
-        for x, y in points
+def _named(arms: Sequence[Arm], arm: Arm, line: str) -> str:
+    return ": ".join(part for part in (arm.name if len(arms) > 1 else "", line) if part)
+
+
+def _lines(arms: Sequence[Arm], phase: str, metrics: Mapping[str, str]) -> Iterable[Labelled]:
+    """Several metrics: a colour each and the arms in dashes; one metric: a colour per arm."""
+    for a, arm in enumerate(arms):
+        for m, (metric, line) in enumerate(metrics.items()):
+            seeds: list[Series] = [
+                {
+                    step: points[metric]
+                    for step, points in story.metrics.get(phase, {}).items()
+                    if metric in points
+                }
+                for story in arm.stories
+            ]
+            yield _named(arms, arm, line), m if len(metrics) > 1 else a, a, seeds
+
+
+def _family(arms: Sequence[Arm], phase: str, prefix: str) -> dict[str, str]:
+    names = {
+        name: name.removeprefix(prefix)
+        for arm in arms
+        for story in arm.stories
+        for points in story.metrics.get(phase, {}).values()
+        for name in points
+        if name.startswith(prefix)
+    }
+    return dict(sorted(names.items()))
+
+
+def _gains(arms: Sequence[Arm]) -> Iterable[Labelled]:
+    detectors = sorted({name for arm in arms for story in arm.stories for name in story.gains})
+    for a, arm in enumerate(arms):
+        for d, name in enumerate(detectors):
+            seeds: list[Series] = [
+                {step: (gain, None, None) for step, gain in story.gains.get(name, {}).items()}
+                for story in arm.stories
+            ]
+            yield _named(arms, arm, name), d, a, seeds
+
+
+def _flagged(arms: Sequence[Arm]) -> Iterable[Labelled]:
+    """Share of rollouts that any monitor flagged; nothing where no flag was ever raised."""
+    for a, arm in enumerate(arms):
+        if any(line.flags for story in arm.stories for line in story.lines):
+            seeds = [_by_step(story, lambda line: float(bool(line.flags))) for story in arm.stories]
+            yield _named(arms, arm, ""), a, a, seeds
+
+
+def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
+    for a, arm in enumerate(arms):
+        seeds: list[Series] = []
+        for story in arm.stories:
+            levels = {line.task.id: float(line.task.level) for line in story.tasks}
+            seeds.append(_by_step(story, lambda line, known=levels: known.get(line.task_id, math.nan)))
+        yield _named(arms, arm, ""), a, a, seeds
+
+
+def _throughput(arms: Sequence[Arm]) -> Iterable[Labelled]:
+    for a, arm in enumerate(arms):
+        seeds: list[Series] = []
+        for story in arm.stories:
+            tokens: dict[int, int] = {}
+            for line in story.lines:
+                if line.phase == "train":
+                    tokens[line.step] = tokens.get(line.step, 0) + line.tokens
+            seconds = {
+                step: points["seconds attempts"][0]
+                for step, points in story.metrics.get("train", {}).items()
+                if "seconds attempts" in points
+            }
+            seeds.append(
+                {s: (tokens[s] / t, None, None) for s, t in seconds.items() if s in tokens and t > 0}
+            )
+        yield _named(arms, arm, ""), a, a, seeds
+
+
+def _by_step(story: Story, value: Any) -> Series:
+    """Mean of a value over the rollouts of every step of training."""
+    found: dict[int, list[float]] = {}
+    for line in story.lines:
+        if line.phase == "train" and math.isfinite(seen := value(line)):
+            found.setdefault(line.step, []).append(seen)
+    return {step: (sum(values) / len(values), None, None) for step, values in sorted(found.items())}
+
+
+# -- traces ------------------------------------------------------------------------------------------------------------
+
+
+def _line(name: str, mean: Series, colour: int, dash: int) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(mean) <= MAX_MARKED else "lines",
+        "name": label(name),
+        "x": list(mean),
+        "y": [float(f"{value:.5g}") for value, _, _ in mean.values()],
+        "line": {"color": COLOURS[colour % len(COLOURS)], "width": 2, "dash": DASHES[dash % len(DASHES)]},
+        "marker": {"symbol": MARKERS[colour % len(MARKERS)], "size": 6},
+    }
+
+
+def _band(mean: Series, colour: int) -> list[dict[str, Any]]:
+    ends = [
+        (step, low, high) for step, (_, low, high) in mean.items() if low is not None and high is not None
+    ]
+    if len(ends) < 2:
+        return []
+    steps = [step for step, _, _ in ends]
+    edge = [float(f"{high:.5g}") for _, _, high in ends] + [
+        float(f"{low:.5g}") for _, low, _ in reversed(ends)
+    ]
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": steps + steps[::-1],
+            "y": edge,
+            "fill": "toself",
+            "fillcolor": COLOURS[colour % len(COLOURS)],
+            "opacity": 0.18,
+            "line": {"width": 0},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    ]
+
+
+def _map(story: Story) -> Chart | None:
+    cells: dict[str, dict[int, list[float]]] = {}
+    names: dict[str, str] = {}
+    for line in story.lines:
+        if line.phase == "train" and line.reward is not None and not line.is_void:
+            cells.setdefault(line.task_id, {}).setdefault(line.step, []).append(line.reward)
+            names[line.task_id] = line.task_name
+    steps = sorted({step for row in cells.values() for step in row})
+    if len(steps) < 2:
+        return None
+    levels = {line.task.id: line.task.level for line in story.tasks}
+    order = sorted(cells, key=lambda task: (levels.get(task, 0), min(cells[task]), names[task]))
+    shown = [label(f"{names[task]}, level {levels.get(task, '?')}") for task in order]
+    trace = {
+        "type": "heatmap",
+        "x": steps,
+        "y": list(range(len(order))),
+        "z": [[_mean(cells[task].get(step)) for step in steps] for task in order],
+        "text": [[name] * len(steps) for name in shown],
+        "hovertemplate": "%{text}<br>step %{x}: mean reward %{z:.2f}<extra></extra>",
+        "colorscale": [[0, "#8C96A3"], [1, "#E69F00"]],  # told apart on white and on black, by everybody
+        "zmin": 0,
+        "zmax": 1,
+        "xgap": 1,
+        "ygap": 1 if len(order) <= 100 else 0,
+        "colorbar": {"title": {"text": "mean reward"}, "thickness": 10},
+    }
+    ticks = (
+        {"tickvals": list(range(len(order))), "ticktext": shown}
+        if len(order) <= 30
+        else {"showticklabels": False}
     )
-    return Line(name, " ".join(f"{x:g},{y:g}" for x, y in dots), dots, short(points[-1][1]))
+    layout = {
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 36},
+        "xaxis": {"title": {"text": "step"}, "showgrid": False, "zeroline": False},
+        "yaxis": {"automargin": True, "showgrid": False, "zeroline": False, **ticks},
+    }
+    height = 90 + min(max(len(order) * 14, 120), 520)
+    return Chart(
+        f"{story.name}: which tasks were practised, and how they went",
+        {"data": [trace], "layout": layout},
+        height,
+    )
+
+
+def _mean(values: Sequence[float] | None) -> float | None:
+    return round(sum(values) / len(values), 3) if values else None

@@ -1,49 +1,68 @@
-"""What a run folder holds, arranged as a person wants to read it. Half-finished runs are the normal case."""
+"""What run folders hold, arranged as a person wants to read it. Half-finished runs are the normal case.
+
+Rollouts are read as a stream: of each one stay a `Line` (what tables, figures and the search list need) and its
+transcript in a compressed archive, so a run of thousands of attempts needs a few hundred megabytes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from woodshed.evals import evaluation, measures
-from woodshed.evals.evaluation import Evaluation
-from woodshed.evals.measures import Row
-from woodshed.records import Hint, Rollout, RunError, Task, TaskError, Turn, Verdict
-from woodshed.report.curves import Curve, draw, short
+from woodshed.evals.measures import MEASURES, Graded, is_fault
+from woodshed.records import Flag, Hint, Lesson, Rollout, RunError, Task, TaskError, Verdict
+from woodshed.report.transcripts import Archives, Remarks
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 
-MAX_TRANSCRIPTS = 600  # more make a page that no browser likes; the page says how many it left out
-
-CURVES: tuple[tuple[str, Mapping[str, str]], ...] = (
-    ("invalid-call rate", {"invalid_calls": "rate"}),
-    ("rollouts with any call fault", {"faulty_rollouts": "rate"}),
-    ("mean reward", {"reward": "reward"}),
-    ("sampled tokens per rollout", {"tokens": "tokens"}),
-    ("targeted divergence", {"kl_loss": "loss"}),
-    ("hint gain, nats a turn", {"hint_gain": "gain"}),
-    ("gradient norms", {"rl_grad_norm": "policy gradient", "kl_grad_norm": "targeted"}),
-    ("divergence from the start", {"kl_to_start": "nats a token"}),
-    ("entropy, nats a token", {"entropy": "entropy"}),
-    ("sampler against trainer", {"logp_gap_max": "largest gap"}),
-    ("warm-up loss", {"sft_loss": "loss"}),
-)
-"""Title -> {metric: name of its line}; a metric that a run does not have is left out."""
+Point = tuple[
+    float, float | None, float | None
+]  # a metric's value and the ends of its interval, where it has one
+Metrics = Mapping[str, Mapping[int, Mapping[str, Point]]]  # phase -> step -> name
 
 
 @dataclass(frozen=True)
-class StepTable:
-    """Metrics of one phase, a row a metric, a column a step."""
+class Line:
+    """One rollout, made small."""
 
+    run: int
+    """Index of its run on the page."""
     phase: str
-    steps: tuple[int, ...]
-    rows: tuple[tuple[str, tuple[str, ...]], ...]
-    curves: tuple[Curve, ...]
+    step: int
+    id: str
+    task_id: str
+    task_name: str
+    attempt: int
+    ended: str
+    result: str
+    """"solved", "failed", "void" or "not judged"."""
+    reward: float | None
+    turns: int
+    tokens: int
+    """Sampled ones."""
+    seconds: float
+    faults: Mapping[str, int]
+    """Call fault -> turns."""
+    hints: tuple[str, ...]
+    """Detectors, by turn."""
+    targeted: int
+    """Turns that the targeted divergence trained on."""
+    flags: tuple[Flag, ...]
+    integrity: tuple[str, ...]
+    sums: Mapping[str, tuple[float, float]]
+    """Measure -> its part and whole at this attempt."""
+    archive: int
+    place: int
+
+    @property
+    def is_void(self) -> bool:
+        return self.result == "void"
 
 
 @dataclass(frozen=True)
@@ -57,61 +76,54 @@ class TaskLine:
 
 
 @dataclass(frozen=True)
-class TurnView:
-    """A turn with the hints that belong to it."""
-
-    number: int
-    turn: Turn
-    hints: tuple[Hint, ...]
-    mean_logp: float | None
-
-
-@dataclass(frozen=True)
-class Transcript:
-    """One attempt, readable."""
-
-    phase: str
-    step: int
-    rollout: Rollout
-    verdict: Verdict | None
-    turns: tuple[TurnView, ...]
-    num_faults: int
-    failed: tuple[tuple[str, str], ...]
-    """Expected tests that did not pass, with their outcome."""
-    instruction: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """Everything on the page."""
+class Story:
+    """One run."""
 
     name: str
-    path: str
+    path: Path
     note: str
     status: str
-    evaluations: tuple[Evaluation, ...]
-    rows: tuple[Row, ...]
-    """Before and after; empty where there are not two evaluations."""
-    faults: tuple[tuple[str, str, str], ...]
-    """Call fault, its share before, its share after."""
-    tables: tuple[StepTable, ...]
+    settings: Mapping[str, Any]
+    recipe: str
+    manifest: tuple[tuple[str, str], ...]
+    lines: tuple[Line, ...]
+    metrics: Metrics
+    gains: Mapping[str, Mapping[int, float]]
+    """Detector -> step -> mean hint gain in nats a turn."""
     tasks: tuple[TaskLine, ...]
     task_problems: tuple[str, ...]
     rejections: tuple[tuple[str, int], ...]
-    transcripts: tuple[Transcript, ...]
-    num_rollouts: int
-    recipe: str
-    manifest: tuple[tuple[str, str], ...]
+
+    def evaluations(self) -> dict[int, list[Line]]:
+        """Steps of the policy that was measured -> the attempts, oldest first."""
+        found: dict[int, list[Line]] = {}
+        for line in self.lines:
+            if line.phase == "eval":
+                found.setdefault(line.step, []).append(line)
+        return dict(sorted(found.items()))
 
 
-def gather(run: RunDir) -> Page:
-    """Read a run folder.
+@dataclass
+class _Said:
+    """What a run says about its rollouts, by their ids."""
+
+    verdicts: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
+    """Verdict without the tests that passed, and how many were expected."""
+    hints: dict[str, dict[int, list[Hint]]] = field(default_factory=dict)
+    lessons: dict[str, dict[int, Lesson]] = field(default_factory=dict)
+    flags: dict[str, list[Flag]] = field(default_factory=dict)
+    pieces: dict[int, str] = field(default_factory=dict)
+    gains: dict[str, dict[int, list[float]]] = field(default_factory=dict)
+
+
+def gather(run: RunDir, number: int, archives: Archives) -> Story:
+    """Read a run folder; its transcripts go into `archives` under the run's `number`.
 
     Raises:
         RunError: the folder was written by another version, or cannot be read.
     """
     try:
-        return _gather(run)
+        return _gather(run, number, archives)
     except ValueError as error:
         raise RunError(
             f"{run.path} cannot be read by this version of Woodshed ({error}). "
@@ -121,66 +133,145 @@ def gather(run: RunDir) -> Page:
         raise RunError(f"{run.path} cannot be read: {error}") from error
 
 
-def _gather(run: RunDir) -> Page:
+def _gather(run: RunDir, number: int, archives: Archives) -> Story:
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
     settings = tomllib.loads(recipe)
-    tasks, problems = _tasks(run.path / "tasks")
-    rollouts = run.read("rollouts", Rollout)
-    verdicts = {verdict.rollout_id: verdict for _, _, verdict in run.read("verdicts", Verdict)}
-    evaluations = evaluation.from_records([r for r in rollouts if r[0] == "eval"], verdicts.values())
-    tables = _tables(run)
-    return Page(
+    said = _said(run)
+    lines = tuple(
+        _line(number, phase, step, rollout, said, archives)
+        for phase, step, rollout in run.scan("rollouts", Rollout)
+    )
+    metrics = read_metrics(run)
+    tasks, problems = read_tasks(run.path / "tasks")
+    return Story(
         name=str(settings.get("name") or run.path.name),
-        path=str(run.path),
+        path=run.path,
         note=str(settings.get("note", "")),
-        status=_status(settings, tables, evaluations, run.path),
-        evaluations=tuple(evaluations),
-        rows=tuple(evaluation.before_after(evaluations[0], evaluations[-1])) if len(evaluations) > 1 else (),
-        faults=_faults(evaluations),
-        tables=tables,
-        tasks=_task_lines(tasks, [r for _, _, r in rollouts], verdicts),
-        task_problems=problems,
-        rejections=_rejections(settings),
-        transcripts=tuple(_transcripts(run, rollouts, verdicts, [t for _, t in tasks])),
-        num_rollouts=len(rollouts),
+        status=_status(settings, metrics, run.path),
+        settings=settings,
         recipe=recipe,
         manifest=_flat(run.manifest) if (run.path / "manifest.json").exists() else (),
+        lines=lines,
+        metrics=metrics,
+        gains={
+            name: {step: sum(found) / len(found) for step, found in sorted(steps.items())}
+            for name, steps in sorted(said.gains.items())
+        },
+        tasks=_task_lines(tasks, lines),
+        task_problems=problems,
+        rejections=_rejections(settings),
     )
 
 
-def _status(
-    settings: Mapping[str, Any], tables: Sequence[StepTable], evaluations: Sequence[Evaluation], path: Path
-) -> str:
+def _said(run: RunDir) -> _Said:
+    said = _Said()
+    for _, _, verdict in run.scan("verdicts", Verdict):
+        failed = {test: outcome for test, outcome in verdict.outcomes.items() if outcome != "passed"}
+        said.verdicts[verdict.rollout_id] = (
+            dataclasses.replace(verdict, outcomes=failed),
+            len(verdict.outcomes),
+        )
+    for _, _, hint in run.scan("hints", Hint):
+        said.hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
+    for _, step, lesson in run.scan("lessons", Lesson):
+        said.lessons.setdefault(lesson.rollout_id, {})[lesson.turn] = lesson
+        said.gains.setdefault(lesson.detector, {}).setdefault(step, []).append(lesson.gain)
+    for _, _, flag in run.scan("flags", Flag):
+        said.flags.setdefault(flag.rollout_id, []).append(flag)
+    for _, _, found in run.scan("pieces"):
+        said.pieces |= {int(i): text for i, text in found.items()}
+    return said
+
+
+def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, archives: Archives) -> Line:
+    verdict, num_tests = said.verdicts.get(rollout.id, (None, 0))
+    graded = Graded(rollout, verdict)
+    hints = said.hints.get(rollout.id, {})
+    remarks = Remarks(hints, said.lessons.get(rollout.id, {}))
+    archive, place = archives.add(number, rollout, verdict, num_tests, remarks, said.pieces)
+    counters = rollout.counters
+    return Line(
+        run=number,
+        phase=phase,
+        step=step,
+        id=rollout.id,
+        task_id=rollout.task_id,
+        task_name=rollout.task_name,
+        attempt=rollout.attempt,
+        ended=rollout.ended,
+        result=result_of(graded),
+        reward=None if verdict is None else verdict.reward,
+        turns=counters["turns"],
+        tokens=counters["sampled_tokens"],
+        seconds=rollout.seconds,
+        faults=Counter(str(turn.error_kind) for turn in rollout.turns if is_fault(turn)),
+        hints=tuple(hint.detector for turn in sorted(hints) for hint in hints[turn]),
+        targeted=len(remarks.lessons),
+        flags=tuple(said.flags.get(rollout.id, ())),
+        integrity=() if verdict is None else verdict.integrity,
+        sums={m.key: (float(m.part(graded)), float(m.whole(graded))) for m in MEASURES},
+        archive=archive,
+        place=place,
+    )
+
+
+def result_of(graded: Graded) -> str:
+    """How an attempt ended for its task, in a word."""
+    if graded.is_void:
+        return "void"
+    if graded.verdict is None:
+        return "not judged"
+    return "solved" if graded.verdict.solved else "failed"
+
+
+def read_metrics(run: RunDir) -> Metrics:
+    """Every number of the metrics lines; nested ones get a joined name ("faults bad_path")."""
+    phases: dict[str, dict[int, dict[str, Point]]] = {}
+    for phase, step, metrics in run.scan("metrics"):
+        phases.setdefault(phase, {})[step] = dict(_points(metrics))
+    return phases
+
+
+def _points(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Point]]:
+    for name, value in metrics.items():
+        if isinstance(value, Mapping) and "value" in value:
+            if value["value"] is not None:
+                yield prefix + name, (float(value["value"]), value.get("low"), value.get("high"))
+        elif isinstance(value, Mapping):
+            yield from _points(value, f"{prefix}{name} ")
+        elif isinstance(value, int | float):
+            yield prefix + name, (float(value), None, None)
+
+
+def _status(settings: Mapping[str, Any], metrics: Metrics, path: Path) -> str:
     steps = settings.get("training", {}).get("steps")
     if steps is None:
-        return "evaluation" if evaluations else "nothing measured yet"
-    done = max((step + 1 for table in tables if table.phase == "train" for step in table.steps), default=0)
+        return "evaluation" if "eval" in metrics else "nothing measured yet"
+    done = max((step + 1 for step in metrics.get("train", ())), default=0)
     if done < steps:
         return f"{done} of {steps} steps done; go on with `woodshed train --resume {path}`"
     return f"finished, {steps} steps"
 
 
-def _tasks(path: Path) -> tuple[list[tuple[str, Task]], tuple[str, ...]]:
+def read_tasks(path: Path) -> tuple[list[tuple[str, Task]], tuple[str, ...]]:
     """The run's own task folders by set, and why some could not be read."""
     found, problems = [], []
-    for task_set in sorted(path.iterdir()) if path.is_dir() else []:
+    task_sets = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if path.is_dir() else []
+    for task_set in task_sets:  # a dot marks a set that is still being copied
         for task_folder in sorted(p for p in task_set.iterdir() if p.is_dir()):
             try:
-                found.append((task_set.name, folder.load(task_folder)))
+                found.append((task_set.name, folder.peek(task_folder)))
             except TaskError as error:
                 problems.append(str(error))
     return found, tuple(problems)
 
 
-def _task_lines(
-    tasks: Iterable[tuple[str, Task]], rollouts: Iterable[Rollout], verdicts: Mapping[str, Verdict]
-) -> tuple[TaskLine, ...]:
+def _task_lines(tasks: Iterable[tuple[str, Task]], lines: Sequence[Line]) -> tuple[TaskLine, ...]:
     attempts, solved = Counter(), Counter()
-    for rollout in rollouts:
-        verdict = verdicts.get(rollout.id)
-        if verdict is not None and verdict.status == "graded":
-            attempts[rollout.task_id] += 1
-            solved[rollout.task_id] += verdict.solved
+    for line in lines:
+        if line.result in ("solved", "failed"):
+            attempts[line.task_id] += 1
+            solved[line.task_id] += line.result == "solved"
     return tuple(TaskLine(name, task, attempts[task.id], solved[task.id]) for name, task in tasks)
 
 
@@ -197,93 +288,6 @@ def _rejections(settings: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
             except (ValueError, KeyError, TypeError):
                 continue  # torn by a kill
     return tuple(counts.most_common())
-
-
-def _transcripts(
-    run: RunDir,
-    rollouts: Sequence[tuple[str, int, Rollout]],
-    verdicts: Mapping[str, Verdict],
-    tasks: Iterable[Task],
-) -> list[Transcript]:
-    instructions = {task.id: task.instruction for task in tasks}
-    hints: dict[tuple[str, int], list[Hint]] = {}
-    for _, _, hint in run.read("hints", Hint):
-        hints.setdefault((hint.rollout_id, hint.turn), []).append(hint)
-    views = []
-    for phase, step, rollout in rollouts[:MAX_TRANSCRIPTS]:
-        verdict = verdicts.get(rollout.id)
-        turns = tuple(
-            TurnView(
-                n,
-                turn,
-                tuple(hints.get((rollout.id, n), ())),
-                sum(turn.logps) / len(turn.logps) if turn.logps else None,
-            )
-            for n, turn in enumerate(rollout.turns)
-        )
-        failed = (
-            () if verdict is None else tuple((i, o) for i, o in verdict.outcomes.items() if o != "passed")
-        )
-        faults = sum(measures.is_fault(turn) for turn in rollout.turns)
-        views.append(
-            Transcript(
-                phase, step, rollout, verdict, turns, faults, failed, instructions.get(rollout.task_id, "")
-            )
-        )
-    return views
-
-
-def _faults(evaluations: Sequence[Evaluation]) -> tuple[tuple[str, str, str], ...]:
-    """Every kind of call fault, first against last evaluation, the most frequent before first."""
-    if not evaluations:
-        return ()
-    sides = [evaluations[0].summary.faults, evaluations[-1].summary.faults]
-    kinds = list(dict.fromkeys(kind for side in sides for kind in side))
-    share = measures.MEASURES[0]
-
-    def write(side: Mapping[str, Any], kind: str) -> str:
-        if kind not in side:
-            return "none"
-        return f"{measures.write_estimate(share, side[kind])}, {measures.write_counts(share, side[kind])}"
-
-    return tuple((kind, write(sides[0], kind), write(sides[1], kind)) for kind in kinds)
-
-
-def _tables(run: RunDir) -> tuple[StepTable, ...]:
-    phases: dict[str, dict[int, dict[str, float]]] = {}
-    for phase, step, metrics in run.read("metrics"):
-        phases.setdefault(phase, {})[step] = _numbers(metrics)
-    return tuple(_table(phase, by_step) for phase, by_step in phases.items())
-
-
-def _table(phase: str, by_step: Mapping[int, Mapping[str, float]]) -> StepTable:
-    steps = tuple(sorted(by_step))
-    names = dict.fromkeys(name for step in steps for name in by_step[step])
-    rows = tuple(
-        (name, tuple(short(by_step[step][name]) if name in by_step[step] else "" for step in steps))
-        for name in names
-    )
-    drawn = []
-    for title, lines in CURVES:
-        series = {
-            line: [(step, by_step[step][name]) for step in steps if name in by_step[step]]
-            for name, line in lines.items()
-        }
-        drawn.append(draw(title, series))
-    return StepTable(phase, steps, rows, tuple(curve for curve in drawn if curve is not None))
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a metrics line; an estimate gives its value, other nested numbers get a joined name."""
-    flat: dict[str, float] = {}
-    for name, value in metrics.items():
-        if isinstance(value, Mapping) and "value" in value:
-            value = value["value"]
-        if isinstance(value, Mapping):
-            flat |= {f"{name} {key}": float(v) for key, v in value.items() if isinstance(v, int | float)}
-        elif isinstance(value, int | float):
-            flat[name] = float(value)
-    return flat
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, str], ...]:

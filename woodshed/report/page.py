@@ -1,37 +1,66 @@
-"""One readable page per run: report.html, self-contained, no network, no scripts.
+"""The readable page of one or several runs: one file, no network, everything in it.
 
-Everything in it came from a policy, a repository or a log, so it is hostile until proven otherwise: Jinja2 escapes
-every value, control characters become visible symbols, and the page's own policy forbids scripts and requests.
+Everything on it came from a policy, a repository or a log, so it is hostile until proven otherwise. Jinja2 escapes
+every value; transcripts travel as compressed data and enter the page as text nodes; control characters become visible
+symbols; only the page's own three scripts run (a nonce), and nothing can be requested.
 """
 
 from __future__ import annotations
 
-import re
+import functools
+import secrets
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from woodshed import __version__
 from woodshed.evals import measures
 from woodshed.records import RunError
-from woodshed.report import curves
-from woodshed.report.gather import MAX_TRANSCRIPTS, gather
+from woodshed.report import arms, curves
+from woodshed.report.gather import Line, Story, gather
+from woodshed.report.transcripts import Archives, pack
+from woodshed.report.visible import visible
 from woodshed.rundir import RunDir, write_atomically
 
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
+NUM_NOTABLE = 5  # best, worst and flagged rollouts shown per run
 
 
-def write(run: RunDir) -> Path:
-    """Write `report.html` into the run folder and return its path. Works while the run is going on.
+@dataclass(frozen=True)
+class Notable:
+    """Rollouts worth a look, with the reason."""
+
+    title: str
+    lines: tuple[tuple[Line, str], ...]
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Metrics of one phase, a row a metric, a column a step."""
+
+    phase: str
+    steps: tuple[int, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def write(*runs: RunDir, path: Path | None = None) -> Path:
+    """Write the page of these runs and return its path. Works while runs are going on.
+
+    Args:
+        path: by default `report.html` in the run folder, or, for several runs, beside the first of them.
 
     Raises:
-        RunError: the run was written by another version, or the page cannot be written.
+        RunError: a run was written by another version, or the page cannot be written.
     """
-    path = run.path / "report.html"
-    text = render(run)
+    path = path or (runs[0].path if len(runs) == 1 else runs[0].path.parent) / "report.html"
+    text = render(*runs)
     try:
         write_atomically(path, text)
     except OSError as error:
@@ -39,8 +68,171 @@ def write(run: RunDir) -> Path:
     return path
 
 
-def render(run: RunDir) -> str:
+def render(*runs: RunDir) -> str:
     """The page as text."""
+    archives = Archives()
+    stories = [gather(run, number, archives) for number, run in enumerate(runs)]
+    found = arms.arms(stories)
+    drawn, maps = curves.charts(found), curves.curriculum_maps(stories)
+    blocks, num_left_out = _blocks(stories, archives)
+    charts = [*drawn, *maps]
+    if charts:
+        blocks["plotly"] = _plotly()
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            stories=stories,
+            arms=found,
+            rows={arm.name: arms.rows(arm) for arm in found},
+            against={arm.name: arms.against(found[0], arm) for arm in found[1:]},
+            faults={arm.name: _faults(arm) for arm in found},
+            charts=drawn,
+            maps=maps,
+            figures=Markup(_json([chart.figure for chart in charts])),
+            notable=[notable(story) for story in stories],
+            tables=[[_table(phase, steps) for phase, steps in story.metrics.items()] for story in stories],
+            phases=sorted({line.phase for story in stories for line in story.lines}),
+            num_rollouts=sum(len(story.lines) for story in stories),
+            num_left_out=num_left_out,
+            blocks={name: Markup(block) for name, block in blocks.items()},
+            nonce=secrets.token_urlsafe(16),
+        )
+    )
+
+
+def notable(story: Story) -> list[Notable]:
+    """Best, worst and flagged rollouts of a run, with what makes them so."""
+    judged = [line for line in story.lines if line.result in ("solved", "failed")]
+    best = sorted((line for line in judged if line.result == "solved"), key=lambda line: line.tokens)
+    worst = sorted(
+        (line for line in judged if line.result == "failed"),
+        key=lambda line: (line.reward or 0.0, -sum(line.faults.values()), -line.tokens),
+    )
+    flagged = [line for line in story.lines if line.flags or line.integrity]
+    groups: list[tuple[str, Sequence[Line], Callable[[Line], str]]] = [
+        (
+            "Best: solved with the fewest tokens",
+            best,
+            lambda line: f"{line.tokens} tokens, {line.turns} turns",
+        ),
+        ("Worst: least reward, most faults", worst, _why_bad),
+        ("Flagged", flagged, _evidence),
+    ]
+    return [
+        Notable(title, tuple((line, why(line)) for line in lines[:NUM_NOTABLE]))
+        for title, lines, why in groups
+        if lines
+    ]
+
+
+def _why_bad(line: Line) -> str:
+    faults = ", ".join(f"{count} {kind}" for kind, count in line.faults.items())
+    return f"reward {line.reward:.2f}, {faults or 'no faulty calls'}, {line.ended}"
+
+
+def _evidence(line: Line) -> str:
+    said = [f"{flag.rule} at turn {flag.turn}: {flag.quote}" for flag in line.flags]
+    return "; ".join([*said, *line.integrity])[:300]
+
+
+def _faults(arm: arms.Arm) -> list[tuple[str, list[str]]]:
+    """Every kind of call fault, its share of turns first and last, the most frequent before first."""
+    sides = [side for side in arm.sides() if side]
+    totals: dict[str, int] = {}
+    for line in (line for side in sides for line in side if not line.is_void):
+        for kind, count in line.faults.items():
+            totals[kind] = totals.get(kind, 0) + count
+    turns = [sum(line.turns for line in side if not line.is_void) for side in sides]
+    return [
+        (
+            kind,
+            [
+                f"{100 * count / max(whole, 1):.1f}% ({count} / {whole})"
+                for side, whole in zip(sides, turns, strict=True)
+                for count in [sum(line.faults.get(kind, 0) for line in side if not line.is_void)]
+            ],
+        )
+        for kind in sorted(totals, key=lambda kind: -totals[kind])
+    ]
+
+
+def _table(phase: str, by_step: Mapping[int, Mapping[str, Any]]) -> StepTable:
+    steps = tuple(sorted(by_step))
+    names = dict.fromkeys(name for step in steps for name in by_step[step])
+    rows = tuple(
+        (name, tuple(curves.short(by_step[s][name][0]) if name in by_step[s] else "" for s in steps))
+        for name in names
+    )
+    return StepTable(phase, steps, rows)
+
+
+COLUMNS: tuple[tuple[str, Callable[[Line], Any]], ...] = (
+    ("run", lambda line: line.run),
+    ("phase", lambda line: line.phase),
+    ("step", lambda line: line.step),
+    ("id", lambda line: line.id),
+    ("task", lambda line: line.task_name),
+    ("task_id", lambda line: line.task_id),
+    ("attempt", lambda line: line.attempt),
+    ("ended", lambda line: line.ended),
+    ("result", lambda line: line.result),
+    ("reward", lambda line: line.reward),
+    ("turns", lambda line: line.turns),
+    ("tokens", lambda line: line.tokens),
+    ("seconds", lambda line: round(line.seconds, 2)),
+    ("faults", lambda line: dict(line.faults)),
+    ("hints", lambda line: line.hints),
+    ("targeted", lambda line: line.targeted),
+    ("flags", lambda line: [[flag.rule, flag.turn, flag.quote, flag.confidence] for flag in line.flags]),
+    ("integrity", lambda line: line.integrity),
+    ("archive", lambda line: line.archive),
+    ("place", lambda line: line.place),
+)
+"""What the list of rollouts knows of each, for viewer.js."""
+
+
+def _blocks(stories: Sequence[Story], archives: Archives) -> tuple[dict[str, str], int]:
+    """Everything big by the id of its element, packed; and how many transcripts were left out."""
+    lines = [line for story in stories for line in story.lines]
+    if not lines:
+        return {}, 0
+    rows = {
+        "runs": [story.name for story in stories],
+        "columns": [name for name, _ in COLUMNS],
+        "rows": [[value(line) for _, value in COLUMNS] for line in lines],
+        "instructions": {t.task.id: t.task.instruction for story in stories for t in story.tasks},
+    }
+    words, postings = archives.index.pack()
+    packed, num_left_out = archives.pack()
+    blocks = {"rows": pack(_json(rows).encode()), "words": pack(words), "postings": pack(postings)}
+    return blocks | {f"a{number}": text for number, text in enumerate(packed) if text}, num_left_out
+
+
+def _json(value: Any) -> str:
+    """JSON that may stand inside a script element, lone surrogates replaced."""
+    try:
+        text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    except (TypeError, ValueError):
+        text = orjson.dumps(_clean(value), option=orjson.OPT_NON_STR_KEYS).decode()
+    return text.replace("<", "\\u003c")
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, Mapping):
+        return {_clean(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@functools.cache
+def _plotly() -> str:
+    return pack((files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+
+
+@functools.cache
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("woodshed.report", "."),
         autoescape=True,
@@ -49,24 +241,14 @@ def render(run: RunDir) -> str:
         lstrip_blocks=True,
     )
     environment.filters["visible"] = visible
+    environment.filters["address"] = lambda text: urllib.parse.quote(_clean(text), safe="")
+    here = files("woodshed.report")
     environment.globals.update(
         measures=measures,
-        width=curves.WIDTH,
-        height=curves.HEIGHT,
-        max_transcripts=MAX_TRANSCRIPTS,
         version=__version__,
-        written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        source={
+            name: Markup((here / name).read_text("utf-8")) for name in ("style.css", "viewer.js", "charts.js")
+        },
+        now=lambda: f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
-    return environment.get_template("page.html.j2").render(page=gather(run))
-
-
-def visible(text: object) -> str:
-    """Text whose escape sequences, control and direction-changing characters can be seen instead of obeyed."""
-    return _HIDDEN.sub(lambda hidden: _symbol(hidden[0]), str(text))
-
-
-def _symbol(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "\u2421" if code == 0x7F else f"\\u{code:04x}"
+    return environment

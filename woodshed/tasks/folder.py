@@ -97,6 +97,18 @@ def load(folder: Path) -> Task:
     return task
 
 
+def peek(folder: Path) -> Task:
+    """The task that a folder's texts spell, for showing it: what the folder holds besides is not looked at.
+
+    Raises:
+        TaskError: texts that are missing or cannot be read.
+    """
+    try:
+        return _record(folder)
+    except OSError as error:
+        raise TaskError(f"{folder}: {error.filename} cannot be read: {error.strerror}") from None
+
+
 def task_folders(path: Path) -> list[Path]:
     """A task folder, or every task folder in a folder of them, by name; also those that `load` refuses.
 

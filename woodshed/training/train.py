@@ -158,6 +158,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             max_grad_norm=recipe.optimizer.max_grad_norm,
         )
         clock.lap("update")
+        run.append("lessons", metrics.pop("lessons"), "train", step)
         sampler.load(None, version=step + 1)
         curriculum.observe(verdicts.values())
         rollouts = [made for group in groups for made in group.rollouts]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from woodshed.records import RecipeError
+from woodshed.records import Lesson, RecipeError
 from woodshed.settings import Settings
 from woodshed.training import losses, packing
 from woodshed.training.losses import Divergence
@@ -94,9 +94,10 @@ class GradientScale:
 
 @dataclass
 class Metrics:
-    """Sums over micro-batches that become one metrics line."""
+    """Sums over micro-batches that become one metrics line, and what every targeted turn taught."""
 
     values: dict[str, float] = field(default_factory=dict)
+    lessons: list[Lesson] = field(default_factory=list)
 
     def add(self, **values: float) -> None:
         for name, value in values.items():
@@ -138,7 +139,7 @@ def update(
     feedback: FeedbackSettings,
     max_grad_norm: float,
 ) -> dict[str, Any]:
-    """Take one optimizer step and say what it did.
+    """Take one optimizer step and say what it did: metrics, and under "lessons" a `Lesson` per targeted turn.
 
     Args:
         start_weights: trainable weights at the start of RL: the frozen teacher and the k1 reference.
@@ -189,6 +190,7 @@ def update(
         "trained_rollouts": len(batch.rows),
         "targets": len(targets),
         "teacher_tokens": sum(len(target.teacher.ids) for target in targets),
+        "lessons": metrics.lessons,
     }
 
 
@@ -250,9 +252,30 @@ def _targeted_backward(
         logp_BN = token_logps(student_BNV, student.tokens_BN, 1.0)
         hinted_BN = token_logps(teacher_BNV, student.tokens_BN, 1.0)
         gain_B = ((hinted_BN - logp_BN) * student.mask_BN).sum(-1)
+    metrics.lessons += _lessons(chunk, logp_BN, hinted_BN, divergence_BN.detach())
     metrics.add(kl_loss=float(loss.detach()), hint_gain_sum=float(gain_B.sum()), targets=float(len(chunk)))
     metrics.add(trained_positions=float(student.positions + teacher.positions))
     _observe_gap(metrics, logp_BN, student)
+
+
+def _lessons(
+    chunk: list[packing.Target], student_BN: Tensor, teacher_BN: Tensor, divergence_BN: Tensor
+) -> list[Lesson]:
+    """What the turns of a micro-batch taught, in the five digits that people and colours can use."""
+
+    def row(values_BN: Tensor, index: int) -> tuple[float, ...]:
+        values = values_BN[index, : len(chunk[index].student.wanted)].tolist()
+        return tuple(float(f"{value:.5g}") for value in values)
+
+    return [
+        Lesson(
+            target.hint.rollout_id,
+            target.hint.turn,
+            target.hint.detector,
+            *(row(values_BN, index) for values_BN in (student_BN, teacher_BN, divergence_BN)),
+        )
+        for index, target in enumerate(chunk)
+    ]
 
 
 def _observe_gap(metrics: Metrics, logp_BN: Tensor, padded: packing.Padded) -> None:

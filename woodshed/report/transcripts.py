@@ -1,0 +1,239 @@
+"""Rollouts as the page carries them: compressed archives that the browser opens when somebody looks.
+
+An archive holds up to `PER_ARCHIVE` attempts at one task, because attempts at one task read the same files: every
+text is kept once and named by its number. Archive: {"s": texts, "r": rollouts}. A rollout:
+
+    t   its turns            d   unified diff         k   paths that did not cross, with the reason
+    n   expected tests       f   those that did not pass, with their outcome
+    i   integrity checks     x   what the runner printed last
+
+A turn: m message, e error kind, o observations (text, error kind, seconds), c edits in it (path, old, new), v policy
+version, x whether it was cut off, p planted fault, s seconds of sampling and of tools, h hints (detector, text),
+l log-prob per token, n length of each token's text, and of a targeted turn q student, w teacher and g divergence.
+
+Numbers per token are one character each: `level(v)` says how a log-prob or a divergence becomes a level from 0 to 90
+(the square root is fine near zero, where most tokens are), and the character is chr(35 + level).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from woodshed.records import Hint, Lesson, Rollout, Turn, Verdict
+from woodshed.report.words import WordIndex, words
+
+PER_ARCHIVE = 64
+MAX_BYTES = (
+    24_000_000  # of archives in one page; the page says how many rollouts it lists without a transcript
+)
+MAX_FAILED = 50  # failed tests listed per rollout
+
+
+@dataclass(frozen=True)
+class Remarks:
+    """What was said about one rollout besides its verdict, by turn."""
+
+    hints: Mapping[int, Sequence[Hint]] = field(default_factory=dict)
+    lessons: Mapping[int, Lesson] = field(default_factory=dict)
+
+
+@dataclass
+class Archive:
+    """Attempts at one task."""
+
+    texts: dict[str, int] = field(default_factory=dict)
+    found: list[set[str]] = field(default_factory=list)
+    """Words of each text."""
+    rollouts: list[bytes] = field(default_factory=list)
+
+    def text(self, text: str, seen: set[str]) -> int:
+        """The number of a text; its words go into `seen`."""
+        number = self.texts.setdefault(text, len(self.texts))
+        if number == len(self.found):
+            self.found.append(words(text))
+        seen |= self.found[number]
+        return number
+
+    def pack(self) -> str:
+        """The archive for the page: base64 of deflated JSON."""
+        texts = orjson.dumps([_whole(text) for text in self.texts])
+        return pack(b'{"s":' + texts + b',"r":[' + b",".join(self.rollouts) + b"]}")
+
+
+class Archives:
+    """All transcripts of a page, and the index of their words."""
+
+    def __init__(self) -> None:
+        self.index = WordIndex()
+        self._archives: list[Archive] = []
+        self._open: dict[tuple[int, str], int] = {}
+        self._count = 0
+
+    def add(
+        self,
+        run: int,
+        rollout: Rollout,
+        verdict: Verdict | None,
+        num_tests: int,
+        remarks: Remarks,
+        pieces: Mapping[int, str],
+    ) -> tuple[int, int]:
+        """Keep a rollout; says in which archive, at which place."""
+        where = self._open.get((run, rollout.task_id))
+        if where is None or len(self._archives[where].rollouts) >= PER_ARCHIVE:
+            where = self._open[run, rollout.task_id] = len(self._archives)
+            self._archives.append(Archive())
+        archive = self._archives[where]
+        seen = words(rollout.task_name)
+        packed = _rollout(archive, rollout, verdict, num_tests, remarks, pieces, seen)
+        archive.rollouts.append(orjson.dumps(packed))
+        self.index.add(self._count, seen)
+        self._count += 1
+        return where, len(archive.rollouts) - 1
+
+    def pack(self) -> tuple[list[str], int]:
+        """Archives for the page, newest tasks first to be left out ("") beyond `MAX_BYTES`; rollouts left out."""
+        with ThreadPoolExecutor(2) as pool:  # zlib lets go of the interpreter
+            packed = list(pool.map(Archive.pack, self._archives))
+        size = num_left_out = 0
+        for number, text in enumerate(packed):
+            size += len(text)
+            if size > MAX_BYTES:
+                packed[number] = ""
+                num_left_out += len(self._archives[number].rollouts)
+        return packed, num_left_out
+
+
+def pack(data: bytes) -> str:
+    """Base64 of deflated bytes, as the page carries everything big."""
+    return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def level(values: Sequence[float]) -> np.ndarray:
+    """Levels from 0 to 90 of log-probs or divergences: 20 * sqrt(|v|), so 20 is one nat and 90 twenty and more."""
+    with np.errstate(invalid="ignore"):
+        levels = np.rint(20.0 * np.sqrt(np.abs(np.asarray(values, dtype=float))))
+    return np.nan_to_num(levels, nan=90.0).clip(0, 90).astype(np.uint8)
+
+
+def characters(values: Sequence[float]) -> str:
+    return (level(values) + 35).tobytes().decode("ascii")
+
+
+def piece_texts(turn: Turn, pieces: Mapping[int, str]) -> list[str] | None:
+    """The stretch of the message that each token wrote; None where the pieces do not add up to the message.
+
+    Where a character is spread over tokens, none of their pieces can be read alone (U+FFFD): the first of them gets
+    the text up to the next piece that can.
+    """
+    parts = [pieces.get(i, "\ufffd") for i in turn.sampled_ids]
+    return parts if "".join(parts) == turn.text else _aligned(turn.text, parts)
+
+
+def piece_lengths(turn: Turn, pieces: Mapping[int, str]) -> str:
+    """How many UTF-16 units of the message each token wrote, as chr(35 + length); "" where that is not known."""
+    parts = piece_texts(turn, pieces) if pieces else None
+    return "" if parts is None else "".join(map(_length, parts))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _length(part: str) -> str:
+    return chr(35 + _units(part))
+
+
+def _units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _aligned(text: str, parts: Sequence[str]) -> list[str] | None:
+    """Pieces that cannot be read alone, replaced by the stretch of text between their neighbours."""
+    found: list[str] = []
+    at = 0
+    for number, part in enumerate(parts):
+        if "\ufffd" in part and not text.startswith(part, at):
+            after = next((p for p in parts[number + 1 :] if p and "\ufffd" not in p), "")
+            end = text.find(after, at) if after else len(text)
+            is_first = not number or "\ufffd" not in parts[number - 1]
+            part = text[at:end] if is_first and end >= 0 else ""
+        elif not text.startswith(part, at):
+            return None
+        found.append(part)
+        at += len(part)
+    return found if at == len(text) else None
+
+
+def _rollout(
+    archive: Archive,
+    rollout: Rollout,
+    verdict: Verdict | None,
+    num_tests: int,
+    remarks: Remarks,
+    pieces: Mapping[int, str],
+    seen: set[str],
+) -> dict[str, Any]:
+    logps = characters([v for turn in rollout.turns for v in turn.logps])
+    turns, at = [], 0
+    for number, turn in enumerate(rollout.turns):
+        packed = _turn(archive, turn, seen)
+        packed["l"] = logps[at : at + len(turn.logps)]
+        at += len(turn.logps)
+        packed["n"] = piece_lengths(turn, pieces)
+        packed["h"] = [[h.detector, archive.text(h.text, seen)] for h in remarks.hints.get(number, ())]
+        if lesson := remarks.lessons.get(number):
+            sides = (lesson.student, lesson.teacher, lesson.divergence)
+            packed |= dict(zip("qwg", map(characters, sides), strict=True))
+        turns.append({name: value for name, value in packed.items() if value not in ("", [], None)})
+    patch = rollout.patch
+    packed = {"t": turns, "d": archive.text(patch.diff, seen), "k": list(_texts(patch.skipped.items()))}
+    if verdict is not None:
+        failed = list(verdict.outcomes.items())[:MAX_FAILED]
+        packed |= {
+            "n": num_tests,
+            "N": len(verdict.outcomes),
+            "f": [[archive.text(test, seen), outcome] for test, outcome in failed],
+            "i": [_whole(check) for check in verdict.integrity],
+            "x": archive.text(verdict.detail, seen),
+        }
+    return packed
+
+
+def _turn(archive: Archive, turn: Turn, seen: set[str]) -> dict[str, Any]:
+    edits = [
+        [
+            _whole(str(call.arguments.get("path", ""))),
+            archive.text(str(call.arguments.get("old", "")), seen),
+            archive.text(str(call.arguments.get("new", call.arguments.get("content", ""))), seen),
+        ]
+        for call in turn.calls
+        if call.tool in ("edit_file", "write_file") and call.error_kind is None
+    ]
+    return {
+        "m": archive.text(turn.text, seen),
+        "e": turn.error_kind,
+        "o": [
+            [archive.text(o.text, seen), o.error_kind or "", round(o.seconds, 2)] for o in turn.observations
+        ],
+        "c": edits,
+        "v": turn.policy_version,
+        "x": turn.finish_reason == "length" or None,
+        "p": _whole(turn.oracle),
+        "s": [round(turn.sample_s, 2), round(turn.tools_s, 2)],
+    }
+
+
+def _texts(pairs: Iterable[tuple[str, str]]) -> Iterable[list[str]]:
+    return ([_whole(a), _whole(b)] for a, b in pairs)
+
+
+def _whole(text: str) -> str:
+    """Text without lone surrogates, which JSON for browsers cannot carry; each becomes U+FFFD."""
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,478 @@
+"""The trajectory viewer in a terminal: the page's browser of rollouts, over ssh.
+
+Rollouts are read batch by batch behind the screen, so that the first of them can be read at once however big the run
+is. What is shown enters the screen as plain text: markup is not read, escape sequences are made visible.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.widgets import DataTable, Footer, Input, Static
+
+from woodshed.evals.measures import Graded, is_fault
+from woodshed.records import Flag, Hint, Lesson, Rollout, RunError, Turn, Verdict
+from woodshed.report.gather import result_of
+from woodshed.report.transcripts import level, piece_texts
+from woodshed.report.visible import visible
+from woodshed.rundir import At, Kind, RunDir
+
+SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
+MODES = ("log-prob", "hint", "divergence", "none")
+HELP = "is:solved has:hint task: fault: hint: flag: phase: step: ended:, or text of a name"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rollout in the list."""
+
+    at: At
+    index: int
+    """Its place in its batch."""
+    id: str
+    task: str
+    attempt: int
+    ended: str
+    result: str
+    num_turns: int
+    faults: tuple[str, ...]
+    hints: tuple[str, ...]
+    flags: tuple[str, ...]
+    targeted: int
+
+    @property
+    def text(self) -> str:
+        return " ".join([self.id, self.result, self.ended, *self.faults, *self.hints, *self.flags]).lower()
+
+
+@dataclass(frozen=True)
+class Story:
+    """One rollout with all that was said about it."""
+
+    rollout: Rollout
+    verdict: Verdict | None
+    hints: Mapping[int, Sequence[Hint]]
+    lessons: Mapping[int, Lesson]
+    flags: Sequence[Flag]
+
+
+class Reader:
+    """A run folder, read where somebody looks."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._lock = threading.Lock()  # the list is read in a thread, beside what is on the screen
+        self._batches = functools.lru_cache(maxsize=4)(self._batch)
+        self._texts = functools.lru_cache(maxsize=8)(self._pieces)
+
+    def batch(self, at: At) -> list[Story]:
+        """Every rollout of a batch."""
+        with self._lock:
+            return self._batches(at)
+
+    def pieces(self, at: At) -> dict[int, str]:
+        """Texts of the tokens that a batch sampled; those of the whole run where the batch kept none."""
+        with self._lock:
+            return self._texts(at)
+
+    def rows(self, at: At) -> list[Row]:
+        return [_row(at, index, story) for index, story in enumerate(self.batch(at))]
+
+    def _batch(self, at: At) -> list[Story]:
+        phase, step, part = at
+        rollouts = self.run.find("rollouts", Rollout, phase, step, part=part) or []
+        judged = {v.rollout_id: v for v in self.run.find("verdicts", Verdict, phase, step, part=part) or []}
+        hints: dict[str, dict[int, list[Hint]]] = {}
+        for hint in self._of_step("hints", Hint, at):
+            hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
+        lessons: dict[str, dict[int, Lesson]] = {}
+        for lesson in self._of_step("lessons", Lesson, at):
+            lessons.setdefault(lesson.rollout_id, {})[lesson.turn] = lesson
+        flags: dict[str, list[Flag]] = {}
+        for flag in self._of_step("flags", Flag, at):
+            flags.setdefault(flag.rollout_id, []).append(flag)
+        return [
+            Story(r, judged.get(r.id), hints.get(r.id, {}), lessons.get(r.id, {}), flags.get(r.id, ()))
+            for r in rollouts
+        ]
+
+    def _of_step(self, kind: Kind, record: type[Any], at: At) -> Iterable[Any]:
+        for phase, step, part in self.run.batches(kind):
+            if (phase, step) == at[:2]:
+                yield from self.run.find(kind, record, phase, step, part=part) or ()
+
+    def _pieces(self, at: At) -> dict[int, str]:
+        phase, step, part = at
+        found = self.run.find("pieces", dict, phase, step, part=part)
+        if found is None:
+            found = [record for _, _, record in self.run.scan("pieces")]
+        return {int(i): text for record in found for i, text in record.items()}
+
+
+def _row(at: At, index: int, story: Story) -> Row:
+    rollout = story.rollout
+    return Row(
+        at,
+        index,
+        rollout.id,
+        rollout.task_name,
+        rollout.attempt,
+        rollout.ended,
+        result_of(Graded(rollout, story.verdict)),
+        len(rollout.turns),
+        tuple(str(turn.error_kind) for turn in rollout.turns if is_fault(turn)),
+        tuple(hint.detector for hints in story.hints.values() for hint in hints),
+        (*(flag.rule for flag in story.flags), *(story.verdict.integrity if story.verdict else ())),
+        len(story.lessons),
+    )
+
+
+IS: Mapping[str, Callable[[Row], bool]] = {
+    "solved": lambda row: row.result == "solved",
+    "failed": lambda row: row.result == "failed",
+    "void": lambda row: row.result == "void",
+    "flagged": lambda row: bool(row.flags),
+    "flag": lambda row: bool(row.flags),
+    "hinted": lambda row: bool(row.hints),
+    "hint": lambda row: bool(row.hints),
+    "faulty": lambda row: bool(row.faults),
+    "fault": lambda row: bool(row.faults),
+    "targeted": lambda row: row.targeted > 0,
+}
+KEYS: Mapping[str, Callable[[Row, str], bool]] = {
+    "is": lambda row, value: value in IS and IS[value](row),
+    "has": lambda row, value: value in IS and IS[value](row),
+    "phase": lambda row, value: row.at[0].lower() == value,
+    "step": lambda row, value: str(row.at[1]) == value,
+    "task": lambda row, value: value in row.task.lower(),
+    "fault": lambda row, value: any(value in kind.lower() for kind in row.faults),
+    "hint": lambda row, value: any(value in detector.lower() for detector in row.hints),
+    "flag": lambda row, value: any(value in rule.lower() for rule in row.flags),
+    "ended": lambda row, value: value in row.ended,
+}
+
+
+def matches(row: Row, query: str) -> bool:
+    """Whether a row passes every part of a query: key:value, or text that stands in it."""
+    for part in query.lower().split():
+        key, colon, value = part.partition(":")
+        if not (KEYS[key](row, value) if colon and key in KEYS else part in row.text):
+            return False
+    return True
+
+
+# -- a turn as text ----------------------------------------------------------------------------------------------------
+
+
+def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], mode: str) -> Text:
+    """One turn: its head, hints, flags, the message in colours, edits and what came back."""
+    head = Text(f"turn {number}", "bold")
+    if turn.error_kind:
+        head.append(f"  \u26a0 {turn.error_kind}", "bold dark_orange3")
+    mean = f", mean log-prob {sum(turn.logps) / len(turn.logps):.2f}" if turn.logps else ""
+    head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {turn.policy_version}", "dim")
+    parts = [head]
+    for hint in story.hints.get(number, ()):
+        parts.append(Text(f"\u2502 hint, {visible(hint.detector)}: {visible(hint.text)}", "medium_purple3"))
+    for flag in story.flags:
+        if flag.turn == number:
+            parts.append(Text(f"\u2691 {visible(flag.rule)}: {visible(flag.quote)}", "bold dark_orange3"))
+    lesson = story.lessons.get(number)
+    if lesson:
+        parts.append(Text(f"\u2502 hint gain {lesson.gain:+.2f} nats: {sum(lesson.student):.2f} without, "
+                          f"{sum(lesson.teacher):.2f} after the hint", "medium_purple3"))  # fmt: skip
+    parts.append(message_text(turn, lesson, pieces, mode))
+    for call in turn.calls:
+        if call.tool in ("edit_file", "write_file") and call.error_kind is None:
+            parts.append(_edit(call.arguments))
+    parts += [
+        Text(visible(seen.text), "dim" if seen.error_kind is None else "dark_orange3")
+        for seen in turn.observations
+    ]
+    return Text("\n").join(parts)
+
+
+def message_text(turn: Turn, lesson: Lesson | None, pieces: Mapping[int, str], mode: str) -> Text:
+    """The message with a shade behind every token that has something to say in this mode."""
+    texts = piece_texts(turn, pieces)
+    shades = _shades(turn, lesson, mode)
+    if texts is None or not shades:
+        return Text(visible(turn.text))
+    made = Text()
+    for text, shade in zip(texts, shades, strict=True):
+        made.append(visible(text), shade)
+    return made
+
+
+def _shades(turn: Turn, lesson: Lesson | None, mode: str) -> list[str]:
+    """A style per token. Shades are backgrounds of two hues that colour-blind people tell apart."""
+    if mode == "log-prob":
+        return [_shade((150, 100, 0), share) for share in level(turn.logps) / 45.0]
+    if lesson is None or mode == "none" or len(lesson.student) != len(turn.sampled_ids):
+        return []
+    if mode == "divergence":
+        return [_shade((110, 70, 160), share) for share in level(lesson.divergence) / 28.0]
+    changes = [after - before for before, after in zip(lesson.student, lesson.teacher, strict=True)]
+    hues = [(0, 90, 150) if change > 0 else (170, 75, 0) for change in changes]
+    return [_shade(hue, share) for hue, share in zip(hues, level(changes) / 35.0, strict=True)]
+
+
+def _shade(hue: tuple[int, int, int], share: float) -> str:
+    if share < 0.12:
+        return ""
+    red, green, blue = (round(channel * min(share, 1.0)) for channel in hue)
+    return f"white on rgb({red},{green},{blue})"
+
+
+def _edit(arguments: Mapping[str, Any]) -> Text:
+    made = Text(f"edit {visible(arguments.get('path', ''))}", "dim")
+    for key, sign, style in (
+        ("old", "-", "dark_orange3"),
+        ("new", "+", "dodger_blue2"),
+        ("content", "+", "dodger_blue2"),
+    ):
+        for line in str(arguments.get(key, "")).splitlines():
+            made.append(f"\n{sign}{visible(line)}", style)
+    return made
+
+
+def head_text(story: Story, row: Row) -> Text:
+    """What stands above the turns: result, end, flags."""
+    made = Text(visible(row.id), "bold")
+    reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
+    made.append(f"\n{SIGNS[row.result]} {row.result}{reward}, {row.ended} after {row.num_turns} turns", "dim")
+    for flag in row.flags:
+        made.append(f"\n\u2691 {visible(flag)}", "bold dark_orange3")
+    return made
+
+
+def end_text(story: Story) -> Text:
+    """What stands below them: the patch and the tests that did not pass."""
+    parts = []
+    if story.rollout.patch.diff:
+        parts += [Text("Patch", "bold"), Text(visible(story.rollout.patch.diff))]
+    if story.verdict is not None:
+        failed = [(test, o) for test, o in story.verdict.outcomes.items() if o != "passed"]
+        total = len(story.verdict.outcomes)
+        parts.append(Text(f"Verdict: {total - len(failed)} of {total} expected tests passed", "bold"))
+        parts += [Text(f"{outcome}  {visible(test)}", "dim") for test, outcome in failed[:20]]
+    return Text("\n").join(parts)
+
+
+# -- the screen --------------------------------------------------------------------------------------------------------
+
+
+class Viewer(App[None]):
+    """List of rollouts on the left, one transcript on the right."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #finder { width: 50; } #list { height: 1fr; } #transcript { padding: 0 1; border-left: solid $surface-lighten-2; }
+    .turn { margin-top: 1; border-left: blank; padding-left: 1; } .turn.current { border-left: thick $accent; }
+    #status { height: 1; color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j", "turn(1)", "turn"),
+        Binding("k", "turn(-1)", "back", show=False),
+        Binding("n", "rollout(1)", "rollout"),
+        Binding("p", "rollout(-1)", "back", show=False),
+        Binding("h", "seek('hint', 1)", "hint"),
+        Binding("H", "seek('hint', -1)", "back", show=False),
+        Binding("f", "seek('fault', 1)", "fault"),
+        Binding("F", "seek('fault', -1)", "back", show=False),
+        Binding("t", "seek('targeted', 1)", "targeted"),
+        Binding("c", "colour", "colours"),
+        Binding("slash", "search", "search"),
+        Binding("d", "night", "day/night"),
+        Binding("escape", "leave", show=False),
+        Binding("q", "quit", "quit"),
+    ]
+
+    def __init__(self, reader: Reader) -> None:
+        super().__init__()
+        self.title = f"Woodshed: {visible(reader.run.path.name)}"
+        self.reader = reader
+        self.rows: list[Row] = []
+        self.shown: list[Row] = []
+        self.story: Story | None = None
+        self.opened: Row | None = None
+        self.turn = 0
+        self.mode = MODES[0]
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            with Vertical(id="finder"):
+                yield Input(placeholder=HELP, id="query", compact=True)
+                yield DataTable(id="list", cursor_type="row", show_header=False)
+                yield Static(id="status", markup=False)
+            yield VerticalScroll(id="transcript")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self.query_one(DataTable).add_columns("", "task", "where", "marks")
+        self.query_one(DataTable).focus()
+        self.load()
+
+    @work(thread=True, exclusive=True)
+    def load(self) -> None:
+        """Read the run behind the screen, batch by batch."""
+        batches = self.reader.run.batches("rollouts")
+        for number, at in enumerate(batches, 1):
+            try:
+                rows = self.reader.rows(at)
+            except ValueError as error:
+                self.call_from_thread(
+                    self.exit, return_code=2, message=Text(unreadable(self.reader.run, error))
+                )
+                return
+            if not self.is_running:
+                return
+            self.call_from_thread(self.extend, rows, number, len(batches))
+
+    def extend(self, rows: Sequence[Row], done: int, total: int) -> None:
+        """More rows, read from one more batch."""
+        self.rows += rows
+        query = self.query_one(Input).value
+        self.list_rows([row for row in rows if matches(row, query)])
+        more = "" if done == total else f", reading {done} of {total} batches"
+        self.query_one("#status", Static).update(f"{len(self.shown)} of {len(self.rows)} rollouts{more}")
+
+    def list_rows(self, rows: Iterable[Row]) -> None:
+        table = self.query_one(DataTable)
+        for row in rows:
+            self.shown.append(row)
+            marks = [f"{len(row.faults)}\u26a0"] if row.faults else []
+            marks += [f"{len(row.hints)}h"] if row.hints else []
+            marks += ["\u2691"] if row.flags else []
+            where = f"{row.at[0]} {row.at[1]} #{row.attempt}"
+            cells = (SIGNS[row.result], row.task[-24:], where, " ".join(marks))
+            table.add_row(*(Text(visible(cell)) for cell in cells), key=str(len(self.shown) - 1))
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.query_one(DataTable).clear()
+        self.shown = []
+        self.list_rows([row for row in self.rows if matches(row, event.value)])
+        self.query_one("#status", Static).update(f"{len(self.shown)} of {len(self.rows)} rollouts")
+
+    def on_input_submitted(self) -> None:
+        self.action_leave()
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        if 0 <= event.cursor_row < len(self.shown) and self.shown[event.cursor_row] is not self.opened:
+            self.open(self.shown[event.cursor_row])
+
+    def open(self, row: Row, turn: int = 0) -> None:
+        """Show a rollout."""
+        if row is self.opened:
+            self.mark(turn)
+            return
+        self.opened, self.turn = row, turn
+        self.story = self.reader.batch(row.at)[row.index]
+        self.draw()
+
+    @work(exclusive=True, group="draw")
+    async def draw(self) -> None:
+        story, row = self.story, self.opened
+        if story is None or row is None:
+            return
+        pieces = self.reader.pieces(row.at)
+        turns = [
+            Static(turn_text(n, turn, story, pieces, self.mode), classes="turn", id=f"turn-{n}")
+            for n, turn in enumerate(story.rollout.turns)
+        ]
+        reader = self.query_one("#transcript", VerticalScroll)
+        await reader.remove_children()
+        await reader.mount(Static(head_text(story, row)), *turns, Static(end_text(story), classes="turn"))
+        self.mark(self.turn)
+
+    def mark(self, number: int) -> None:
+        """Make a turn the current one and bring it into view."""
+        found = list(self.query(".turn.current"))
+        for node in found:
+            node.remove_class("current")
+        node = next(iter(self.query(f"#turn-{number}")), None)
+        if node is not None:
+            self.turn = number
+            node.add_class("current")
+            self.query_one("#transcript", VerticalScroll).scroll_to_widget(
+                node, animate=False, top=number > 0
+            )
+
+    # keys
+
+    def action_turn(self, by: int) -> None:
+        if self.story and 0 <= self.turn + by < len(self.story.rollout.turns):
+            self.mark(self.turn + by)
+
+    def action_rollout(self, by: int) -> None:
+        table = self.query_one(DataTable)
+        table.move_cursor(row=table.cursor_row + by)
+
+    def action_seek(self, what: str, by: int) -> None:
+        """The next turn with a hint (a fault, a lesson), in this rollout or in the next that has one."""
+        if self.story is None or self.opened is None:
+            return
+        turns = self.turns_with(what, self.story)
+        ahead = [t for t in turns if (t - self.turn) * by > 0]
+        if ahead:
+            self.mark(ahead[0] if by > 0 else ahead[-1])
+            return
+        at = self.shown.index(self.opened) if self.opened in self.shown else -1
+        for position in range(at + by, len(self.shown) if by > 0 else -1, by):
+            row = self.shown[position]
+            if IS[what](row):
+                self.open(row, self.turns_with(what, self.reader.batch(row.at)[row.index])[0])
+                self.query_one(DataTable).move_cursor(row=position)
+                return
+
+    @staticmethod
+    def turns_with(what: str, story: Story) -> list[int]:
+        if what == "fault":
+            return [n for n, turn in enumerate(story.rollout.turns) if is_fault(turn)]
+        return sorted(story.hints if what == "hint" else story.lessons)
+
+    def action_colour(self) -> None:
+        self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
+        self.query_one("#status", Static).update(f"colours: {self.mode}")
+        self.draw()
+
+    def action_search(self) -> None:
+        self.query_one(Input).focus()
+
+    def action_leave(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def action_night(self) -> None:
+        self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
+
+
+def unreadable(run: RunDir, error: ValueError) -> str:
+    return f"{run.path} cannot be read by this version of Woodshed ({error})"
+
+
+def view(run: RunDir) -> None:
+    """Show a run until the person leaves.
+
+    Raises:
+        RunError: there is nothing to show, or another version wrote it.
+    """
+    batches = run.batches("rollouts")
+    if not batches:
+        raise RunError(
+            f"{run.path} holds no finished rollouts yet; `woodshed report {run.path}` shows what there is"
+        )
+    reader = Reader(run)
+    try:
+        reader.batch(batches[0])
+    except ValueError as error:
+        raise RunError(unreadable(run, error)) from error
+    Viewer(reader).run()
