@@ -70,9 +70,8 @@ def path_class(path: str, task: Task) -> PathClass:
     if PROCESS.search(path):
         return "process"
     if path.startswith(TEMPORARY):
-        return next(
-            (name for name, pattern in INSIDE if name != "build" and pattern.search(path)), "temporary"
-        )
+        found: list[PathClass] = [name for name, pattern in INSIDE if pattern.search(path)]
+        return next((name for name in found if name != "build"), "temporary")
     return "environment" if path.startswith("/env/") else "system"
 
 

@@ -24,12 +24,13 @@ from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 
-RUNNER = "/run/woodshed/woodshed_runner.py"
+INSIDE = {"runner.py": "/run/woodshed/woodshed_runner.py", "doubt.py": "/run/woodshed/woodshed_doubt.py"}
+"""Files of this room and where a sandbox shows them."""
 MAX_PATCH_CHARS = 4_000_000
 MAX_PATCH_FILES = 1000
 LOG_BYTES = 1 << 16
 
-START = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B ' + RUNNER
+START = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B ' + INSIDE["runner.py"]
 """The runner starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
 CHANGED = """
 import os, sys
@@ -85,8 +86,8 @@ class TestRun:
 
 def with_runner(spec: SandboxSpec) -> SandboxSpec:
     """The same sandbox, in which `run_tests` can run."""
-    runner = Path(__file__).with_name("runner.py")
-    return dataclasses.replace(spec, binds={**spec.binds, RUNNER: runner})
+    files = {place: Path(__file__).with_name(name) for name, place in INSIDE.items()}
+    return dataclasses.replace(spec, binds={**spec.binds, **files})
 
 
 def run_tests(
