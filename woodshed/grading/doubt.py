@@ -52,24 +52,9 @@ METHODS = {
     "assertLessEqual": "<=",
     "assertGreater": ">",
     "assertGreaterEqual": ">=",
+    **dict.fromkeys(("assertEqual", "assertEquals", "assertAlmostEqual", "assert_equal", "eq_"), "=="),
     **dict.fromkeys(
-        (
-            "assertEqual",
-            "assertEquals",
-            "assertAlmostEqual",
-            "assertSequenceEqual",
-            "assertListEqual",
-            "assertTupleEqual",
-        )
-        + (
-            "assertSetEqual",
-            "assertDictEqual",
-            "assertCountEqual",
-            "assertMultiLineEqual",
-            "assert_equal",
-            "eq_",
-        ),
-        "==",
+        (f"assert{kind}Equal" for kind in "List Tuple Set Dict Sequence Count MultiLine".split()), "=="
     ),
 }
 """Functions of tests that compare their first two arguments."""
@@ -257,13 +242,14 @@ class Rewriter(ast.NodeTransformer):
         called = (
             name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
         )
-        if isinstance(call, ast.Call) and called in METHODS and len(call.args) >= 2:
-            if not any(isinstance(argument, ast.Starred) for argument in call.args[:2]):
-                left, right = self._name(), self._name()
-                sides = [self.visit(argument) for argument in call.args[:2]]
-                call.args[:2] = [_load(left), _load(right)]
-                return self._around(node, METHODS[called], {left: sides[0], right: sides[1]})
-        return self.generic_visit(node)
+        if not isinstance(call, ast.Call) or called not in METHODS or len(call.args) < 2:
+            return self.generic_visit(node)
+        if any(isinstance(argument, ast.Starred) for argument in call.args[:2]):
+            return self.generic_visit(node)
+        left, right = self._name(), self._name()
+        sides = [self.visit(argument) for argument in call.args[:2]]
+        call.args[:2] = [_load(left), _load(right)]
+        return self._around(node, METHODS[called], {left: sides[0], right: sides[1]})
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)

@@ -226,11 +226,11 @@ def arguments(request: dict) -> list[str]:
     return options + files_of(request["ids"] or [], workspace)
 
 
-def doubts() -> types.ModuleType:
-    """The module beside this file."""
+def beside(name: str) -> types.ModuleType:
+    """A module that lies beside this file."""
     sys.path.insert(0, str(Path(__file__).parent))
     try:
-        return importlib.import_module("woodshed_doubt")
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
 
@@ -247,7 +247,9 @@ def main() -> None:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.chdir(request["workspace"])
-    doubts().install(request["workspace"])
+    beside("woodshed_doubt").install(request["workspace"])
+    if request.get("apart"):
+        beside("woodshed_apart").install(request["packages"], os.environ.get("WOODSHED_PYTHONPATH", ""))
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:
