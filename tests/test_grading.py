@@ -251,7 +251,7 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     assert "r1: 1 -> 0" in result.output
     assert "2 attempts judged again: 1 verdicts changed, 1 rewards" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
-    assert again.settings_of(run, ["apart=true"]) == GradingSettings(shaped=True, jobs=1, apart=True)
+    assert again.settings_of(run, ["apart=always"]) == GradingSettings(shaped=True, jobs=1, apart="always")
 
 
 @pytest.mark.parametrize(("solve", "reward"), [(True, 1.0), (False, 0.0)])

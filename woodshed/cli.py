@@ -291,7 +291,7 @@ def grade(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example apart=true."),
+        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example apart=always."),
     ] = None,
 ) -> None:
     """Judge the attempts of a run again.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from woodshed import grading, tasks
+from woodshed.grading.verifier import Apart
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox
 from woodshed.tasks import gold_patch
@@ -255,9 +256,9 @@ ALWAYS_EQUAL = {
 }
 
 
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("apart", ["never", "always"])
 @pytest.mark.parametrize("how", ALWAYS_EQUAL)
-def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str, apart: bool):
+def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str, apart: Apart):
     code = f"class Equal(list):\n    {ALWAYS_EQUAL[how]}\n\n"
     code += "    def items(self): return [('the', 3), ('sea', 2)]\n\n"
     files: dict[str, str | None] = {
@@ -288,14 +289,15 @@ def count(text):
 """
 
 
-def test_only_apart_the_expected_value_is_out_of_reach(tiny_task: Task):
-    """Two of the four hidden tests of `count` hold their expected value in a parameter, which a frame shows."""
+def test_apart_the_expected_value_is_out_of_reach(tiny_task: Task):
+    """The hidden tests of `count` hold their expected value in a parameter, which a frame shows."""
     stolen = Patch({"tally/words.py": STEALS})
-    assert grading.verify(tiny_task, stolen).reward == 1.0  # why there is a mode for high stakes
-    assert grading.verify(tiny_task, stolen, apart=True).reward == 0.0
+    assert grading.verify(tiny_task, stolen, apart="never").reward == 1.0  # what one process cannot prevent
+    assert grading.verify(tiny_task, stolen).reward == 0.0  # it mentions frames
+    assert grading.verify(tiny_task, stolen, apart="always").reward == 0.0
 
 
 def test_the_honest_solution_earns_everything_apart(tiny_task: Task):
-    verdict = grading.verify(tiny_task, gold_patch(tiny_task), apart=True)
+    verdict = grading.verify(tiny_task, gold_patch(tiny_task), apart="always")
     assert verdict.reward == 1.0
     assert "judged apart: 6 of 6 tests" in verdict.detail

@@ -63,6 +63,9 @@ COMPARING = frozenset(
 )
 
 Doubts = tuple[str, object, object, str, int]
+workspace = "/workspace"
+patched: dict[str, frozenset[int]] = {}
+"""File to the numbers of the lines that a patch brought."""
 mentioned: dict[str, frozenset[str]] = {}
 """Test file to every name in it: an object like mock.ANY may be equal to everything where the test asks for it."""
 
@@ -157,24 +160,30 @@ def parts(value: object) -> Iterator[object]:
 
 
 def strange(value: object, file: str) -> bool:
-    """Whether comparing it runs Python code that the test did not ask for by name."""
-    kind = type(value)
-    for owner in type.__dict__["__mro__"].__get__(kind):
-        for name, method in type.__dict__["__dict__"].__get__(owner).items():
-            if name in COMPARING and owner is not object:
-                python = not isinstance(method, types.WrapperDescriptorType | types.MethodDescriptorType)
-                if python and not (method is None or _asked_for(kind, file)):
+    """Whether comparing it runs code that the patch brought, or that lies outside of the repository and of the test."""
+    for owner in type.__dict__["__mro__"].__get__(type(value)):
+        if owner is not object:
+            for name, method in type.__dict__["__dict__"].__get__(owner).items():
+                if name in COMPARING and _is_strange(method, owner, file):
                     return True
     return False
 
 
+def _is_strange(method: object, owner: type, file: str) -> bool:
+    if method is None or isinstance(method, types.WrapperDescriptorType | types.MethodDescriptorType):
+        return False  # compiled code: of Python itself or of an installed package
+    module = sys.modules.get(getattr(owner, "__module__", ""))
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    place = code.co_filename if isinstance(code, types.CodeType) else getattr(module, "__file__", None) or ""
+    if place in patched:
+        return code is None or any(line in patched[place] for *_, line in code.co_lines())
+    if place.startswith((sys.prefix, sys.base_prefix)):
+        return vars(module).get(owner.__name__) is not owner or not _asked_for(owner, file)
+    return not place.startswith(workspace + "/")
+
+
 def _asked_for(kind: type, file: str) -> bool:
-    """An installed type whose name, or the beginning of it, stands in the test's file: ANY, approx, Decimal."""
-    module = sys.modules.get(getattr(kind, "__module__", ""))
-    place = getattr(module, "__file__", None) or ""
-    installed = place.startswith((sys.prefix, sys.base_prefix))
-    if not installed or vars(module).get(kind.__name__) is not kind:
-        return False
+    """Whether an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
     own = kind.__name__.strip("_").lower()
     return any(name and own.startswith(name.lower()) for name in mentioned.get(file, ()))
 
@@ -292,10 +301,18 @@ def _load(name: str) -> ast.Name:
     return ast.Name(name, ast.Load())
 
 
-def install(workspace: str) -> None:
-    """From here on pytest rewrites comparisons in test files and conftests of the workspace."""
+def install(place: str, lines: dict[str, list[int]]) -> None:
+    """From here on pytest rewrites comparisons in test files and conftests of the workspace.
+
+    Args:
+        place: the workspace.
+        lines: for each file of a patch, relative to it, the numbers of the lines that the patch brought.
+    """
     import _pytest.assertion.rewrite as rewriting
 
+    global workspace
+    workspace = place
+    patched.update({f"{place}/{path}": frozenset(numbers) for path, numbers in lines.items()})
     setattr(builtins, NAME, sys.modules[__name__])
     rewrite = rewriting.rewrite_asserts
 

@@ -247,7 +247,7 @@ def main() -> None:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.chdir(request["workspace"])
-    beside("woodshed_doubt").install(request["workspace"])
+    beside("woodshed_doubt").install(request["workspace"], request.get("patched", {}))
     if request.get("apart"):
         beside("woodshed_apart").install(request["packages"], os.environ.get("WOODSHED_PYTHONPATH", ""))
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])

@@ -11,14 +11,15 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from woodshed.grading import results
 from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
@@ -52,6 +53,14 @@ for path in paths:
 Progress = Callable[[int, int, str], None]
 
 
+Apart = Literal["never", "suspect", "always"]
+SUSPECT = re.compile(
+    r"frame|f_back|f_locals|f_globals|\b(gc|inspect|ctypes|pytest|unittest|mock|traceback)\b|settrace|setprofile|/proc/"
+    r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
+)
+"""Words of code that reaches for its caller, or for how values are compared."""
+
+
 class GradingSettings(Settings):
     """How attempts are judged."""
 
@@ -61,8 +70,9 @@ class GradingSettings(Settings):
     """Verifications at the same time."""
     timeout_s: float | None = None
     """Seconds for one verification's tests; None takes each task's own."""
-    apart: bool = False
-    """For high stakes: run the tests a second time in a process of their own, the code under test in another."""
+    apart: Apart = "suspect"
+    """Run what passed a second time, tests and code under test in two processes: "always" (high stakes, twice the
+    time), "never", or where the patch mentions frames, the collector, pytest or comparisons of its own."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ def run_tests(
     packages: Sequence[str],
     timeout_s: float,
     hash_seed: int = 0,
+    patched: Mapping[str, Sequence[int]] | None = None,
     apart: bool = False,
 ) -> TestRun:
     """Run the project's tests, or the ones asked for, and tell what can be believed about them.
@@ -112,14 +123,19 @@ def run_tests(
         sandbox: opened from `with_runner(spec)`; the roots of the source come from its PYTHONPATH.
         ids: pytest node ids; None for the whole suite, as the project's own configuration finds it.
         packages: import names that must come from the workspace.
+        patched: numbers of the lines that a patch brought, by path; comparisons that they define are doubted.
         apart: keep the packages in another process than the tests (`apart`). Some honest tests fail there.
 
     Raises:
         SandboxError: the sandbox was lost.
     """
     nonce = secrets.token_hex(16)
-    request = {"nonce": nonce, "ids": None if ids is None else list(ids), "packages": list(packages)}
-    request["apart"] = apart
+    request: dict[str, object] = {
+        "nonce": nonce,
+        "ids": None if ids is None else list(ids),
+        "packages": list(packages),
+    }
+    request |= {"apart": apart, "patched": {path: list(lines) for path, lines in (patched or {}).items()}}
     request["workspace"] = sandbox.workspace
     result = sandbox.exec(
         START,
@@ -188,12 +204,12 @@ def verify(
     shaped: bool = False,
     timeout_s: float | None = None,
     rollout_id: str = "",
-    apart: bool = False,
+    apart: Apart = "suspect",
 ) -> Verdict:
     """The verdict on a patch. A sandbox that failed twice makes it "invalid", which is no reward, not a reward of 0.
 
-    `apart` runs what passed once more with tests and code in two processes: every test that passes there with the
-    original code (`judged_apart`) must pass.
+    `apart` says when what passed runs once more with tests and code in two processes: then every test that passes
+    there with the original code (`judged_apart`) must pass.
 
     Raises:
         TaskError: the task's environment cannot be built, or its folder is damaged.
@@ -205,7 +221,7 @@ def verify(
     limit_s = timeout_s or task.verify_timeout_s
     try:
         run = _test_patch(task, taken, expected, limit_s)
-        if apart and _solves(run):
+        if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)
             notes.append(f"judged apart: {len(judged)} of {len(expected)} tests")
             again = _test_patch(task, taken, judged, limit_s, apart=True)
@@ -230,6 +246,23 @@ def verify(
         detail="\n".join([*notes, run.log[-4000:]]),
         seconds=_since(began),
     )
+
+
+def is_suspect(task: Task, taken: dict[str, bytes | None]) -> bool:
+    """Whether lines that a patch adds mention what would let code look at its tests."""
+    for path, data in taken.items():
+        lines = (data or b"").split(b"\n")
+        added = b"\n".join(lines[number - 1] for number in brought(task, path, data or b""))
+        if SUSPECT.search(added.decode("utf-8", errors="replace")):
+            return True
+    return False
+
+
+def brought(task: Task, path: str, data: bytes) -> list[int]:
+    """Numbers (from 1) of the lines of a patched file that are nowhere in the original one."""
+    original = task.folder / "environment" / "workspace" / path
+    known = set(original.read_bytes().split(b"\n")) if original.is_file() else set()
+    return [number for number, line in enumerate(data.split(b"\n"), 1) if line not in known]
 
 
 def judged_apart(task: Task) -> tuple[str, ...]:
@@ -345,6 +378,7 @@ def _test_once(
                 ids=expected,
                 packages=task.environment.packages,
                 timeout_s=timeout_s,
+                patched={path: brought(task, path, data or b"") for path, data in taken.items()},
                 apart=apart,
             )
             originals = "\0".join([str(since), *map(str, _protected_paths(task))])
