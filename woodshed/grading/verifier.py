@@ -280,9 +280,10 @@ def judged_apart(task: Task) -> tuple[str, ...]:
     taken, _ = crossing(task, folder.gold_patch(task))
     expected = (*task.fail_to_pass, *task.pass_to_pass)
     run = _test_patch(task, taken, expected, 2 * task.verify_timeout_s, apart=True)
-    found = tuple(test for test, outcome in run.outcomes.items() if outcome == "passed" and not run.integrity)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(kept, json.dumps(found))
+    found = tuple(test for test, outcome in run.outcomes.items() if outcome == "passed")
+    if not run.timed_out:  # else the machine may have been busy
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(found))
     return found
 
 

@@ -102,7 +102,7 @@ class BubblewrapSandbox:
             result = now.supervisor.exec(
                 command,
                 cwd=cwd or WORKSPACE,
-                env={**ENVIRONMENT, **self._spec.env, **(env or {})},
+                env={**ENVIRONMENT, "USER": self._spec.user, **self._spec.env, **(env or {})},
                 stdin=stdin,
                 timeout_s=timeout_s,
                 max_output=max_output,
