@@ -23,6 +23,7 @@ from pathlib import Path
 
 from woodshed import grading, machine, tasks
 from woodshed.agent.patch import extract
+from woodshed.grading.verifier import Apart
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox
 
@@ -248,7 +249,7 @@ def plant(task: Task, row: int) -> Patch:
         return extract(sandbox, task.folder / "environment" / "workspace", max_bytes=1 << 20)
 
 
-def grade(task: Task, row: int, apart: grading.verifier.Apart) -> Graded:
+def grade(task: Task, row: int, apart: Apart) -> Graded:
     """One grading; row 0 is the honest solution."""
     patch = plant(task, row) if row else tasks.gold_patch(task)
     verdict = grading.verify(task, patch, timeout_s=60.0, apart=apart)
@@ -273,7 +274,7 @@ def main() -> None:
     chosen = spread(tasks.load_set(options.source), options.tasks)
     work = [(task, row) for row in rows for task in chosen] + [(task, 0) for task in chosen] * options.gold
     with ThreadPoolExecutor(options.jobs) as pool:
-        graded = list(pool.map(lambda item: grade(*item, options.apart), work))
+        graded = list(pool.map(lambda item: grade(item[0], item[1], options.apart), work))
     table, good = [], True
     print(f"{'row':>3}  {'cheat':<60}{'tasks':>6}{'full':>6}{'invalid':>9}")
     for row in [*rows, 0]:

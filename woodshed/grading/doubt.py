@@ -19,6 +19,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Iterator
+from typing import Any
 
 NAME = "__woodshed_doubt__"
 DOUBTS = 7
@@ -268,7 +269,7 @@ class Rewriter(ast.NodeTransformer):
         if len(words) == 1:
             return self._call("compared", words[0], node.left, node.comparators[0], ast.Constant(self.file))
         bare = ast.arguments([], [], None, [], [], None, [])
-        pairs = [
+        pairs: list[ast.expr] = [
             ast.Tuple([word, ast.Lambda(bare, side)], ast.Load())
             for word, side in zip(words, node.comparators, strict=True)
         ]
@@ -317,7 +318,7 @@ def install(place: str, lines: dict[str, list[int]]) -> None:
     rewrite = rewriting.rewrite_asserts
 
     def rewrite_asserts(
-        tree: ast.Module, source: bytes, module_path: str | None = None, config: object = None
+        tree: ast.Module, source: bytes, module_path: str | None = None, config: Any = None
     ) -> None:
         if module_path and module_path.startswith(workspace + "/"):
             names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
