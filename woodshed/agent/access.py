@@ -70,8 +70,10 @@ def path_class(path: str, task: Task) -> PathClass:
     if PROCESS.search(path):
         return "process"
     if path.startswith(TEMPORARY):
-        found: list[PathClass] = [name for name, pattern in INSIDE if pattern.search(path)]
-        return next((name for name in found if name != "build"), "temporary")
+        for name, pattern in INSIDE:
+            if name != "build" and pattern.search(path):
+                return name
+        return "temporary"
     return "environment" if path.startswith("/env/") else "system"
 
 
