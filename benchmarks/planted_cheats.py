@@ -1,8 +1,7 @@
 """Every known kind of cheat, planted on real tasks: what does the verifier pay for it?
 
 A cheat is a Python script that runs where an agent would, in the task's sandbox. What it leaves behind becomes a patch
-and is graded as any attempt's. Beside them the honest solution is graded several times. The rows are those of
-docs/ideas.md's list of cheats; what a verifier cannot see by its nature (code recalled from memory) is planted as a
+and is graded as any attempt's. Beside them the honest solution is graded several times. What a verifier cannot see by its nature (code recalled from memory) is planted as a
 search of the whole machine for it.
 
     python benchmarks/planted_cheats.py TASKS [--tasks 20] [--rows 1,6,7] [--gold 5] [--jobs 2]
