@@ -8,10 +8,12 @@ import random
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from woodshed import grading, tasks
-from woodshed.grading import GradingSettings, results, runner, verifier
+from woodshed import cli, grading, tasks
+from woodshed.grading import GradingSettings, again, results, runner, verifier
 from woodshed.records import Group, Patch, Rollout, Task, TaskError
+from woodshed.rundir import RunDir
 from woodshed.sandbox import Sandbox, open_sandbox
 
 KINDS = """\
@@ -228,6 +230,28 @@ def test_judging_groups(tiny_task: Task):
     assert calls[-1] == (4, 4)
     with pytest.raises(TaskError, match="attempts at tally-stub-count cannot be judged"):
         grading.judge(attempts, [])
+
+
+def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
+    """A run from a time when its one false verdict was possible: what changed is said, and nothing is written."""
+    run = RunDir.create(tmp_path / "run", recipe="[grading]\nshaped = true\njobs = 1\n", manifest={})
+    run.keep_tasks("eval", [tiny_task.folder])
+    attempts = [
+        rollout(tiny_task, n, patch) for n, patch in enumerate((tasks.gold_patch(tiny_task), Patch({})))
+    ]
+    verdicts = grading.judge(attempts, [tiny_task])
+    run.append("rollouts", attempts, "eval", 0)
+    run.append(
+        "verdicts", [verdicts["r0"], dataclasses.replace(verdicts["r1"], reward=1.0, solved=True)], "eval", 0
+    )
+    run.unlock()
+    files = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
+    result = CliRunner().invoke(cli.app, ["grade", str(run.path)])
+    assert result.exit_code == 0, result.output
+    assert "r1: 1 -> 0" in result.output
+    assert "2 attempts judged again: 1 verdicts changed, 1 rewards" in result.output
+    assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
+    assert again.settings_of(run, ["apart=always"]) == GradingSettings(shaped=True, jobs=1, apart="always")
 
 
 @pytest.mark.parametrize(("solve", "reward"), [(True, 1.0), (False, 0.0)])

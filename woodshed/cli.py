@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from woodshed.training.recipe import Recipe
 
 
-ORDER = ["doctor", "tasks", "eval", "train", "report", "view", "export"]  # as a person meets them
+ORDER = ["doctor", "tasks", "eval", "train", "grade", "report", "view", "export"]  # as a person meets them
 
 
 class Verbs(TyperGroup):
@@ -393,6 +393,35 @@ def train(
     _show_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+@app.command("grade")
+def grade(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example apart=always."),
+    ] = None,
+) -> None:
+    """Judge the attempts of a run again.
+
+    With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints what
+    changed; the run stays as it is.
+    """
+    from woodshed.grading import again
+    from woodshed.rundir import RunDir
+
+    kept = RunDir.open(run)
+    chosen = again.settings_of(kept, overrides or [])
+    with _kept("judging again writes nothing"), progress_bars() as progress:
+        count, changes = again.judge_again(kept, chosen, progress=progress)
+    for change in changes:
+        before, now = change.before, change.now
+        sides = [f"{v.reward:g}" if v.status == "graded" else "invalid" for v in (before, now)]
+        say(f"{now.rollout_id}: {sides[0]} -> {sides[1]}  {change.why}")
+    rewards = sum(change.before.reward != change.now.reward for change in changes)
+    say(f"{count} attempts judged again: {len(changes)} verdicts changed, {rewards} rewards")
+    say_next(f"woodshed report {run}")
 
 
 @app.command("report")

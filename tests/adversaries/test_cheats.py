@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from woodshed import grading, tasks
+from woodshed.grading.verifier import Apart
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox
 from woodshed.tasks import gold_patch
@@ -244,11 +245,59 @@ def test_honest_work_beside_forbidden_files_still_counts(tiny_task: Task):
     assert "left behind: tests/conftest.py (outside the allowed paths)" in verdict.detail
 
 
-@pytest.mark.xfail(strict=True, reason="values are compared in the process of the code under test")
-def test_an_always_equal_object_earns_nothing(tiny_task: Task):
-    code = "class Equal(list):\n    def __eq__(self, other): return True\n\n"
+ALWAYS_EQUAL = {
+    "says yes": "def __eq__(self, other): return True",
+    "says yes to the kinds it expects": (
+        "def __eq__(self, other): return isinstance(other, (list, dict, tuple)) or self is other"
+    ),
+    "says yes the second time only": (
+        "asked = 0\n    def __eq__(self, other):\n        self.asked += 1\n        return self.asked == 2"
+    ),
+}
+
+
+@pytest.mark.parametrize("apart", ["never", "always"])
+@pytest.mark.parametrize("how", ALWAYS_EQUAL)
+def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str, apart: Apart):
+    code = f"class Equal(list):\n    {ALWAYS_EQUAL[how]}\n\n"
     code += "    def items(self): return [('the', 3), ('sea', 2)]\n\n"
     files: dict[str, str | None] = {
         "tally/words.py": code + "def split(text): return Equal()\n\ndef count(text): return Equal()\n"
     }
-    assert grading.verify(tiny_task, Patch(files=files)).reward == 0.0
+    assert grading.verify(tiny_task, Patch(files=files), apart=apart).reward == 0.0
+
+
+def test_a_borrowed_always_equal_object_earns_nothing(tiny_task: Task):
+    code = "from unittest.mock import ANY\n\ndef split(text): return ANY\n\ndef count(text): return ANY\n"
+    assert grading.verify(tiny_task, Patch({"tally/words.py": code})).reward == 0.0
+
+
+STEALS = """\
+import gc, sys
+FOUND = {}
+
+def split(text):
+    return [w.strip(".,;:!?").lower() for w in text.split() if w.strip(".,;:!?")]
+
+def count(text):
+    frame = sys._getframe()
+    while frame:
+        if "expected" in frame.f_locals:
+            return frame.f_locals["expected"]
+        frame = frame.f_back
+    return {"the": 3, "sea": 2}
+"""
+
+
+def test_apart_the_expected_value_is_out_of_reach(tiny_task: Task):
+    """The hidden tests of `count` hold their expected value in a parameter, which a frame shows."""
+    stolen = Patch({"tally/words.py": STEALS})
+    assert grading.verify(tiny_task, stolen, apart="never").reward == 1.0  # what one process cannot prevent
+    assert grading.verify(tiny_task, stolen).reward == 0.0  # it mentions frames
+    assert grading.verify(tiny_task, stolen, apart="always").reward == 0.0
+
+
+def test_the_honest_solution_earns_everything_apart(tiny_task: Task):
+    verdict = grading.verify(tiny_task, gold_patch(tiny_task), apart="always")
+    assert verdict.reward == 1.0
+    assert "judged apart: 6 of 6 tests" in verdict.detail

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import secrets
@@ -20,6 +21,15 @@ from pathlib import Path
 
 SENTINELS = ("test_sentinel_assertion", "test_sentinel_exception", "test_sentinel_expectation")
 """Tests of the runner's own that must fail in every believable run."""
+MOST_FOREIGN = 1000
+SHAPES: dict[str, dict[str, type | tuple[type, ...]]] = {
+    "start": {},
+    "test": {"id": str, "outcome": str, "seconds": (int, float), "message": str},
+    "sentinel": {"name": str, "outcome": str},
+    "collection": {"path": str, "message": str},
+    "end": {"count": int, "workspace": str, "packages": dict, "patched": list},
+}
+"""What each kind of record holds at least."""
 HOOKS = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml")
 
 
@@ -45,19 +55,26 @@ class Report:
 
 def read(data: bytes, nonce: str) -> Report:
     """The report in what came through the channel. Forged, missing and garbled parts become faults, never errors."""
-    kinds: dict[str, list[dict]] = {"start": [], "test": [], "sentinel": [], "collection": [], "end": []}
+    kinds: dict[str, list[dict]] = {kind: [] for kind in SHAPES}
     foreign = 0
-    for line in filter(None, data.split(b"\n")):
-        mark, _, body = line.partition(b" ")
+    for line in io.BytesIO(data):
+        if foreign == MOST_FOREIGN:  # a flood; what follows would only take time
+            break
+        mark, _, body = line.rstrip(b"\n").partition(b" ")
+        if not mark:
+            continue
         try:
             record = json.loads(body) if secrets.compare_digest(mark, nonce.encode()) else {}
             kinds[record["kind"]].append(record)
         except (ValueError, KeyError, TypeError, RecursionError):
             foreign += 1
-    try:
-        return _report(kinds, foreign)
-    except (KeyError, TypeError, AttributeError):
+    if not all(_fits(record, SHAPES[kind]) for kind, records in kinds.items() for record in records):
         return Report(started=True, faults=("garbled results",))
+    return _report(kinds, foreign)
+
+
+def _fits(record: dict, shape: dict[str, type | tuple[type, ...]]) -> bool:
+    return all(isinstance(record.get(key), kind) for key, kind in shape.items())
 
 
 def _report(kinds: dict[str, list[dict]], foreign: int) -> Report:
@@ -91,10 +108,11 @@ def _faults(kinds: dict[str, list[dict]], foreign: int) -> list[str]:
     if failed != set(SENTINELS) or len(kinds["sentinel"]) != len(SENTINELS):
         faults.append(f"tests that must fail did not: {', '.join(sorted(set(SENTINELS) - failed))}")
     if end["patched"]:
-        faults.append(f"changed while the tests ran: {', '.join(end['patched'][:5])}")
-    outside = [(p, f) for p, f in end["packages"].items() if f and not f.startswith(end["workspace"] + "/")]
+        faults.append(f"changed while the tests ran: {', '.join(map(str, end['patched'][:5]))}")
+    files = {package: str(file) for package, file in end["packages"].items() if file}
+    outside = {p: file for p, file in files.items() if not file.startswith(end["workspace"] + "/")}
     return faults + [
-        f"{package} was imported from {file}, outside the workspace" for package, file in outside
+        f"{p} was imported from {file[:300]}, outside the workspace" for p, file in outside.items()
     ]
 
 

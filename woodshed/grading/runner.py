@@ -1,4 +1,4 @@
-"""Runs pytest where untrusted code runs, and reports through a pipe. Standard library and pytest only; one file.
+"""Runs pytest where untrusted code runs, and reports through a pipe. Standard library and pytest only.
 
 What pytest prints, writes and exits with can be forged by the code under test: of 14 planted cheats 12 fooled an exit
 code and 6 fooled a log or JUnit parser. So pytest is driven from here, from outside the workspace:
@@ -9,6 +9,7 @@ code and 6 fooled a log or JUnit parser. So pytest is driven from here, from out
 - the tests at the bottom of this file run last in the same session and must fail: failing still works;
 - every function of pytest and unittest must be after the run what it was before it, and every hook must come from
   the environment or from the project's tests;
+- comparisons that the tests make are doubted (`doubt`): an object that is equal to everything passes nothing;
 - plugins are the environment's own, by name, loaded before the workspace is on sys.path; no addopts, no cache.
 
 What this cannot stop is code in the same process that searches memory for the nonce. `results.read` is the other side.
@@ -19,6 +20,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import fcntl
+import importlib
 import json
 import os
 import re
@@ -224,6 +226,15 @@ def arguments(request: dict) -> list[str]:
     return options + files_of(request["ids"] or [], workspace)
 
 
+def beside(name: str) -> types.ModuleType:
+    """A module that lies beside this file."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.pop(0)
+
+
 def main() -> None:
     """One session: the request on stdin, results on descriptor 3 (or the one that the request names)."""
     request = json.loads(sys.stdin.buffer.read())
@@ -236,6 +247,9 @@ def main() -> None:
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.chdir(request["workspace"])
+    beside("woodshed_doubt").install(request["workspace"], request.get("patched", {}))
+    if request.get("apart"):
+        beside("woodshed_apart").install(request["packages"], os.environ.get("WOODSHED_PYTHONPATH", ""))
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:

@@ -7,29 +7,36 @@ can be believed (`results`), the tests on disk were the original ones until the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
 import json
+import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 from woodshed.grading import results
 from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
+from woodshed.rundir import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 
-RUNNER = "/run/woodshed/woodshed_runner.py"
+INSIDE = {"runner.py": "/run/woodshed/woodshed_runner.py", "doubt.py": "/run/woodshed/woodshed_doubt.py"}
+INSIDE["apart.py"] = "/run/woodshed/woodshed_apart.py"
+"""Files of this room and where a sandbox shows them."""
 MAX_PATCH_CHARS = 4_000_000
 MAX_PATCH_FILES = 1000
+MOST_NOTES = 50
 LOG_BYTES = 1 << 16
 
-START = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B ' + RUNNER
+START = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B ' + INSIDE["runner.py"]
 """The runner starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
 CHANGED = """
 import os, sys
@@ -46,6 +53,14 @@ for path in paths:
 Progress = Callable[[int, int, str], None]
 
 
+Apart = Literal["never", "suspect", "always"]
+SUSPECT = re.compile(
+    r"frame|f_back|f_locals|f_globals|\b(gc|inspect|ctypes|pytest|unittest|mock|traceback)\b|settrace|setprofile|/proc/"
+    r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
+)
+"""Words of code that reaches for its caller, or for how values are compared."""
+
+
 class GradingSettings(Settings):
     """How attempts are judged."""
 
@@ -55,6 +70,9 @@ class GradingSettings(Settings):
     """Verifications at the same time."""
     timeout_s: float | None = None
     """Seconds for one verification's tests; None takes each task's own."""
+    apart: Apart = "suspect"
+    """Run what passed a second time, tests and code under test in two processes: "always" (high stakes, twice the
+    time), "never", or where the patch mentions frames, the collector, pytest or comparisons of its own."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +102,9 @@ class TestRun:
 
 
 def with_runner(spec: SandboxSpec) -> SandboxSpec:
-    """The same sandbox, in which `run_tests` can run."""
-    runner = Path(__file__).with_name("runner.py")
-    return dataclasses.replace(spec, binds={**spec.binds, RUNNER: runner})
+    """The same sandbox, in which `run_tests` can run, as another user than the agent."""
+    files = {place: Path(__file__).with_name(name) for name, place in INSIDE.items()}
+    return dataclasses.replace(spec, binds={**spec.binds, **files}, user="grader")
 
 
 def run_tests(
@@ -96,6 +114,8 @@ def run_tests(
     packages: Sequence[str],
     timeout_s: float,
     hash_seed: int = 0,
+    patched: Mapping[str, Sequence[int]] | None = None,
+    apart: bool = False,
 ) -> TestRun:
     """Run the project's tests, or the ones asked for, and tell what can be believed about them.
 
@@ -103,12 +123,19 @@ def run_tests(
         sandbox: opened from `with_runner(spec)`; the roots of the source come from its PYTHONPATH.
         ids: pytest node ids; None for the whole suite, as the project's own configuration finds it.
         packages: import names that must come from the workspace.
+        patched: numbers of the lines that a patch brought, by path; comparisons that they define are doubted.
+        apart: keep the packages in another process than the tests (`apart`). Some honest tests fail there.
 
     Raises:
         SandboxError: the sandbox was lost.
     """
     nonce = secrets.token_hex(16)
-    request = {"nonce": nonce, "ids": None if ids is None else list(ids), "packages": list(packages)}
+    request: dict[str, object] = {
+        "nonce": nonce,
+        "ids": None if ids is None else list(ids),
+        "packages": list(packages),
+    }
+    request |= {"apart": apart, "patched": {path: list(lines) for path, lines in (patched or {}).items()}}
     request["workspace"] = sandbox.workspace
     result = sandbox.exec(
         START,
@@ -171,9 +198,18 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
 
 
 def verify(
-    task: Task, patch: Patch, *, shaped: bool = False, timeout_s: float | None = None, rollout_id: str = ""
+    task: Task,
+    patch: Patch,
+    *,
+    shaped: bool = False,
+    timeout_s: float | None = None,
+    rollout_id: str = "",
+    apart: Apart = "suspect",
 ) -> Verdict:
-    """The verdict on a patch. A sandbox that failed makes it "invalid", which is no reward, not a reward of 0.
+    """The verdict on a patch. A sandbox that failed twice makes it "invalid", which is no reward, not a reward of 0.
+
+    `apart` says when what passed runs once more with tests and code in two processes: then every test that passes
+    there with the original code (`judged_apart`) must pass.
 
     Raises:
         TaskError: the task's environment cannot be built, or its folder is damaged.
@@ -181,13 +217,24 @@ def verify(
     began = time.monotonic()
     expected = (*task.fail_to_pass, *task.pass_to_pass)
     taken, left = crossing(task, patch)
-    notes = [f"left behind: {path} ({reason})" for path, reason in left.items()]
+    notes = [f"left behind: {path[:200]} ({reason})" for path, reason in list(left.items())[:MOST_NOTES]]
+    limit_s = timeout_s or task.verify_timeout_s
     try:
-        run = _test_patch(task, taken, expected, timeout_s or task.verify_timeout_s)
+        run = _test_patch(task, taken, expected, limit_s)
+        if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
+            judged = judged_apart(task)
+            notes.append(f"judged apart: {len(judged)} of {len(expected)} tests")
+            again = _test_patch(task, taken, judged, limit_s, apart=True)
+            run = dataclasses.replace(
+                run,
+                outcomes=run.outcomes | again.outcomes,
+                integrity=again.integrity,
+                log=run.log + again.log,
+            )
     except SandboxError as error:
         missing: dict[str, Outcome] = dict.fromkeys(expected, "missing")
         return Verdict(rollout_id, task.id, "invalid", 0.0, False, missing, (), str(error), _since(began))
-    solved = not run.integrity and all(outcome == "passed" for outcome in run.outcomes.values())
+    solved = _solves(run)
     return Verdict(
         rollout_id=rollout_id,
         task_id=task.id,
@@ -199,6 +246,45 @@ def verify(
         detail="\n".join([*notes, run.log[-4000:]]),
         seconds=_since(began),
     )
+
+
+def is_suspect(task: Task, taken: dict[str, bytes | None]) -> bool:
+    """Whether lines that a patch adds mention what would let code look at its tests."""
+    for path, data in taken.items():
+        lines = (data or b"").split(b"\n")
+        added = b"\n".join(lines[number - 1] for number in brought(task, path, data or b""))
+        if SUSPECT.search(added.decode("utf-8", errors="replace")):
+            return True
+    return False
+
+
+def brought(task: Task, path: str, data: bytes) -> list[int]:
+    """Numbers (from 1) of the lines of a patched file that are nowhere in the original one."""
+    original = task.folder / "environment" / "workspace" / path
+    known = set(original.read_bytes().split(b"\n")) if original.is_file() else set()
+    return [number for number, line in enumerate(data.split(b"\n"), 1) if line not in known]
+
+
+def judged_apart(task: Task) -> tuple[str, ...]:
+    """The expected tests that pass with the original code where tests and code are apart; found once per machine.
+
+    Raises:
+        SandboxError: the sandbox was lost.
+    """
+    ours = hashlib.sha256(
+        b"".join(Path(__file__).with_name(name).read_bytes() for name in INSIDE)
+    ).hexdigest()
+    kept = environment.cache_dir() / "apart" / f"{task.id}-{ours[:16]}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return tuple(json.loads(kept.read_text("utf-8")))
+    taken, _ = crossing(task, folder.gold_patch(task))
+    expected = (*task.fail_to_pass, *task.pass_to_pass)
+    run = _test_patch(task, taken, expected, 2 * task.verify_timeout_s, apart=True)
+    found = tuple(test for test, outcome in run.outcomes.items() if outcome == "passed")
+    if not run.timed_out:  # else the machine may have been busy
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(found))
+    return found
 
 
 def judge(
@@ -249,14 +335,38 @@ def _judge_one(task: Task, rollout: Rollout, settings: GradingSettings) -> Verdi
             rollout.id, task.id, "invalid", 0.0, False, missing, (), "the attempt's sandbox was lost"
         )
     return verify(
-        task, rollout.patch, shaped=settings.shaped, timeout_s=settings.timeout_s, rollout_id=rollout.id
+        task,
+        rollout.patch,
+        shaped=settings.shaped,
+        timeout_s=settings.timeout_s,
+        rollout_id=rollout.id,
+        apart=settings.apart,
     )
 
 
+def _solves(run: TestRun) -> bool:
+    return not run.integrity and all(outcome == "passed" for outcome in run.outcomes.values())
+
+
 def _test_patch(
-    task: Task, taken: dict[str, bytes | None], expected: Sequence[str], timeout_s: float
+    task: Task,
+    taken: dict[str, bytes | None],
+    expected: Sequence[str],
+    timeout_s: float,
+    *,
+    apart: bool = False,
 ) -> TestRun:
-    """One run in a fresh sandbox, with one more fault for each original that did not stay as it was."""
+    """One run in a fresh sandbox, and a second one where the sandbox of the first was lost."""
+    try:
+        return _test_once(task, taken, expected, timeout_s, apart)
+    except SandboxError:
+        return _test_once(task, taken, expected, timeout_s, apart)
+
+
+def _test_once(
+    task: Task, taken: dict[str, bytes | None], expected: Sequence[str], timeout_s: float, apart: bool
+) -> TestRun:
+    """With one more fault for each original that did not stay as it was."""
     with tempfile.TemporaryDirectory(prefix="woodshed-") as layer:
         deleted = _lay(Path(layer), taken)
         layers = (Path(layer), folder.protected_folder(task))
@@ -264,13 +374,22 @@ def _test_patch(
             if deleted:
                 sandbox.exec(["rm", "-f", "--", *deleted])
             since = time.time_ns()
-            run = run_tests(sandbox, ids=expected, packages=task.environment.packages, timeout_s=timeout_s)
+            run = run_tests(
+                sandbox,
+                ids=expected,
+                packages=task.environment.packages,
+                timeout_s=timeout_s,
+                patched={path: brought(task, path, data or b"") for path, data in taken.items()},
+                apart=apart,
+            )
             originals = "\0".join([str(since), *map(str, _protected_paths(task))])
             check = sandbox.exec(["/env/bin/python", "-I", "-S", "-c", CHANGED], stdin=originals.encode())
-    if check.outcome != "ok":
-        raise SandboxError("the sandbox could not tell whether the tests stayed as they were")
+    if check.outcome == "sandbox_lost":
+        raise SandboxError("the sandbox was lost while it told whether the tests stayed as they were")
     tampered = check.stdout.decode(errors="replace").splitlines()
     faults = tuple(f"{path} was changed while the tests ran" for path in tampered)
+    if check.outcome != "ok":  # what the tests left behind is in its way, a full disk for example
+        faults += (f"nobody could look at the tests afterwards: {check.outcome}",)
     return dataclasses.replace(run, integrity=run.integrity + faults)
 
 

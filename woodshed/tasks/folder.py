@@ -39,7 +39,11 @@ from woodshed.records import Environment, Patch, Task, TaskError, to_json
 from woodshed.tasks.environment import own_files, python_path
 
 SCHEMA = "1.4"
-COPIES = {"woodshed_grade.py": "results.py", "woodshed_runner.py": "runner.py"}
+COPIES = {
+    "woodshed_grade.py": "results.py",
+    "woodshed_runner.py": "runner.py",
+    "woodshed_doubt.py": "doubt.py",
+}
 """Files in tests/ that are copies of files of the grading room."""
 AGENT_TIMEOUT_S = 1800.0
 HASHED = ("environment/workspace", "tests/files", "solution")
