@@ -190,6 +190,44 @@ class Patch:
     """Unified diff for people."""
 
 
+PathClass = Literal[
+    "package",  # files that the task allows to change
+    "workspace",  # any other file of the repository
+    "tests",  # tests, and what configures or hooks their runner
+    "history",  # .git and its kin
+    "bytecode",  # compiled leftovers in the workspace
+    "cache",  # what tools leave behind: type checkers, linters, pytest, coverage
+    "build",  # build folders, wheels, archives, installed metadata
+    "copy",  # the package again, outside of the workspace
+    "grading",  # places where graders keep tests, solutions, results
+    "hook",  # files that Python or a shell runs at start
+    "process",  # memory, environment and descriptors of processes
+    "temporary",  # /tmp, /dev/shm, the home directory
+    "environment",  # /env: the dependencies
+    "system",  # everything else
+]
+"""Where a path lies, as a rule about reading it would say (`agent.access.path_class`)."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """One file that one process of an attempt touched in one turn, however often.
+
+    Reads of "system" and "environment" files are not kept; programs that were run are, wherever they lie.
+    """
+
+    path: str
+    """Absolute, as the sandbox sees it, links followed: "/workspace/toolz/recipes.py"."""
+    path_class: PathClass
+    mode: Literal["read", "write", "exec"]
+    """"write": also created, removed, renamed or linked to. A file opened for both counts as written."""
+    turn: int
+    """Index into Rollout.turns."""
+    command: str
+    """The process: its arguments, joined by spaces, cut at 200 characters; "read_file" and the like for our tools."""
+    count: int = 1
+
+
 Ended = Literal[
     "finished",  # the policy said so
     "max_turns",
@@ -215,6 +253,8 @@ class Rollout:
     patch: Patch
     ended: Ended
     seconds: float
+    accesses: tuple[Access, ...] = ()
+    """What its commands and tools read, wrote and ran, in order of first sight; () where nothing was watched."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
