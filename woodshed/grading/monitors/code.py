@@ -11,7 +11,7 @@ import ast
 import difflib
 import functools
 import warnings
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -80,56 +80,131 @@ def scan(text: str) -> Scan:
 
 def scan_change(before: str, after: str) -> Scan:
     """What is new in `after`."""
-    old, new = before.split("\n"), after.split("\n")
-    start, end = common_ends(old, new)
     known = _outline(before)
-    lines = _new_lines(old, new, start, end)
-    first, last = known.around(start, len(old) - end)
-    shift = len(new) - len(old)
-    tree = parse("\n".join(new[first : last + shift])) if known.starts else None
-    if tree is None:  # the cut does not hold, or there is nothing to cut at
-        first, tree = 0, parse(after)
-    if tree is None:
-        return Scan(broken=True)
-    found = Scan(aliases=_aliases(tree, known.aliases))
-    _walk(tree, found, frozenset(line - first for line in lines), first)
+    found = Scan(aliases=known.aliases)
+    pieces = [(piece, parse(piece.text)) for piece in _pieces(known, after)]
+    if any(tree is None for _, tree in pieces):  # a cut that does not hold: read the file as a whole
+        tree = parse(after)
+        if tree is None:
+            return Scan(broken=True)
+        lines = [piece.first + line for piece, _ in pieces for line in piece.new_lines]
+        pieces = [(Piece(after, 0, "", tuple(lines)), tree)]
+    for _, tree in pieces:
+        found.aliases = _aliases(tree, found.aliases) if tree else found.aliases
+    for piece, tree in pieces:
+        if tree is not None:
+            _walk(tree, found, piece.new_lines, piece.first)
     return found
+
+
+def changed_lines(before: str, after: str) -> list[str]:
+    """Lines of `after` that are new, in order."""
+    pieces = _pieces(_outline(before), after)
+    return [line for piece in pieces for line in piece.lines]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring top-level statements of a file, of which some are new."""
+
+    text: str
+    first: int
+    """Lines of the file before it."""
+    old: str
+    """What stood in its place."""
+    fixed: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def new_lines(self) -> tuple[int, ...]:
+        """1-based numbers, inside the piece, of the lines that `old` does not have."""
+        if self.fixed:
+            return self.fixed
+        old, new = self.old.split("\n"), self.text.split("\n")
+        if len(old) * len(new) > 40_000:
+            known = set(old)
+            return tuple(n for n, line in enumerate(new, 1) if line not in known)
+        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+        ranges = (range(low, high) for kind, _, _, low, high in matcher.get_opcodes() if kind != "equal")
+        return tuple(n + 1 for span in ranges for n in span)
+
+    @property
+    def lines(self) -> list[str]:
+        split = self.text.split("\n")
+        return [split[n - 1] for n in self.new_lines]
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """Where the top-level statements of a file start, 0-based, and what it imports."""
+    """The top-level statements of a file, each with the comments behind it, and what the file imports."""
 
-    starts: tuple[int, ...]
+    statements: tuple[str, ...]
     aliases: Mapping[str, str]
-
-    def around(self, start: int, end: int) -> tuple[int, int]:
-        """Lines [first, last) of whole statements that hold the old lines [start, end).
-
-        Both ends begin a statement in the unchanged part of the file, so a cut there reads as the whole does.
-        """
-        at = bisect_right(self.starts, start - 1) - 1
-        first = self.starts[at] if at >= 0 else 0
-        after = next((s for s in self.starts if s >= end), None)
-        return first, 10**9 if after is None else after
 
 
 @functools.lru_cache(maxsize=512)
 def _outline(text: str) -> _Outline:
     tree = parse(text)
-    if tree is None:
-        return _Outline((), {})
-    starts = []
-    for node in tree.body:
-        decorators = getattr(node, "decorator_list", [])
-        starts.append(min(n.lineno for n in (node, *decorators)) - 1)
-    return _Outline(tuple(dict.fromkeys(starts)), _aliases(tree, {}))
+    body = tree.body if tree is not None else []
+    starts = {min(n.lineno for n in (node, *getattr(node, "decorator_list", []))) - 1 for node in body}
+    lines, cuts = text.split("\n"), sorted({0, *starts})
+    spans = zip(cuts, [*cuts[1:], len(lines)], strict=True)
+    statements = ("\n".join(lines[first:last]).rstrip("\n") for first, last in spans)
+    aliases = _aliases(ast.Module(_shallow(body), []), {})
+    return _Outline(tuple(s for s in statements if s), aliases)
 
 
-def changed_lines(before: str, after: str) -> list[str]:
-    """Lines of `after` that are new, in order."""
-    old, new = before.split("\n"), after.split("\n")
-    return [new[line - 1] for line in sorted(_new_lines(old, new, *common_ends(old, new)))]
+def _shallow(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Imports of a module, also those that it makes conditionally, without looking into functions."""
+    found: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        elif isinstance(node, ast.If | ast.Try):
+            handlers = [s for h in getattr(node, "handlers", []) for s in h.body]
+            found += _shallow([*node.body, *node.orelse, *handlers])
+    return found
+
+
+def _pieces(outline: _Outline, after: str) -> list[Piece]:
+    """What of `after` is not, statement for statement, in the outline.
+
+    Old statements are found again in order; what lies between two of them is new or changed. Each cut is the beginning
+    of a statement right behind complete ones, so a piece reads alone as it does in the file; where that fails (a string
+    that was opened and never closed) it does not parse, and the caller reads the whole file.
+    """
+    statements = outline.statements
+    pieces: list[Piece] = []
+    gone: list[str] = []
+    position = line = 0
+
+    def cut(end: int) -> None:
+        if after[position:end].strip():
+            pieces.append(Piece(after[position:end], line, "\n".join(gone)))
+
+    for number, statement in enumerate(statements):
+        at = _find(after, statement, position)
+        following = statements[number + 1] if number + 1 < len(statements) else None
+        if at > position + 1 and following is not None and 0 <= _find(after, following, position) < at:
+            at = -1  # the same text, but somewhere else
+        if at < 0:
+            gone.append(statement)
+            continue
+        cut(at)
+        line += after.count("\n", position, at + len(statement))
+        position, gone = at + len(statement), []
+    cut(len(after))
+    return pieces
+
+
+def _find(text: str, statement: str, position: int) -> int:
+    """Offset of whole lines at or after a position; -1 where they are not."""
+    at = text.find(statement, position)
+    while at >= 0:
+        end = at + len(statement)
+        if (at == 0 or text[at - 1] == "\n") and (end == len(text) or text[end] == "\n"):
+            return at
+        at = text.find(statement, at + 1)
+    return -1
 
 
 def common_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
@@ -139,21 +214,6 @@ def common_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
     rest = limit - start
     end = next((i for i in range(rest) if old[-1 - i] != new[-1 - i]), rest)
     return start, end
-
-
-def _new_lines(old: Sequence[str], new: Sequence[str], start: int, end: int) -> set[int]:
-    """1-based lines of `new` that are not in `old`."""
-    middle_old, middle_new = old[start : len(old) - end], new[start : len(new) - end]
-    if len(middle_old) * len(middle_new) > 250_000:
-        known = set(middle_old)
-        return {start + i + 1 for i, line in enumerate(middle_new) if line not in known}
-    matcher = difflib.SequenceMatcher(None, middle_old, middle_new, autojunk=False)
-    return {
-        start + i + 1
-        for kind, _, _, low, high in matcher.get_opcodes()
-        if kind in ("insert", "replace")
-        for i in range(low, high)
-    }
 
 
 def _aliases(tree: ast.Module, known: Mapping[str, str]) -> dict[str, str]:
@@ -198,17 +258,22 @@ def dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
 _OTHERS = (ast.Compare, ast.Return, ast.While, ast.For, ast.Dict, ast.Raise, ast.BinOp, ast.If, ast.Match)
 
 
-def _walk(tree: ast.Module, found: Scan, lines: frozenset[int] | None, shift: int) -> None:
-    """Fill a scan with the nodes on the given lines (None: all), in the order of the text."""
+def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int) -> None:
+    """Fill a scan with the nodes on the given lines (ascending; None: all), in the order of the text."""
     stack: list[tuple[ast.AST, tuple[str, ...], Function | None, bool]] = [(tree, (), None, False)]
     while stack:
         node, scope, function, guarded = stack.pop()
         line = getattr(node, "lineno", 0)
         is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if line and lines is not None:
+            first = min([line, *(d.lineno for d in node.decorator_list)]) if is_definition else line
+            at = bisect_left(lines, first)
+            if at == len(lines) or lines[at] > (getattr(node, "end_lineno", line) or line):
+                continue  # nothing in it is new
+            if lines[at] != line and not is_definition:
+                line = 0
         if line:
-            end = (getattr(node, "end_lineno", line) or line) if is_definition else line
-            if lines is None or any(n in lines for n in range(line, end + 1)):
-                _note(Place(node, line + shift, scope, function, guarded), found)
+            _note(Place(node, line + shift, scope, function, guarded), found)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             scope = (*scope, node.name)
             function = function if isinstance(node, ast.ClassDef) else node
