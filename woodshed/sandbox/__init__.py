@@ -28,10 +28,10 @@ from typing import Literal
 from woodshed.records import SandboxError
 from woodshed.sandbox.bubblewrap import open_bubblewrap
 from woodshed.sandbox.probe import probe
-from woodshed.sandbox.spec import Change, Check, Limits, Result, Sandbox, SandboxSpec
+from woodshed.sandbox.spec import Change, Check, Limits, Result, Sandbox, SandboxSpec, Touch
 from woodshed.sandbox.unsafe import SubprocessSandbox
 
-__all__ = ["Change", "Check", "Limits", "Result", "Sandbox", "SandboxSpec", "open_sandbox", "probe"]
+__all__ = ["Change", "Check", "Limits", "Result", "Sandbox", "SandboxSpec", "Touch", "open_sandbox", "probe"]
 
 
 def open_sandbox(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from woodshed.records import SandboxError
 from woodshed.sandbox import cgroups, control, layers, rootfs, store
-from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec
+from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec, Touch
 
 MAX_FORK_DEPTH = 32
 """The paths of all layers must fit into the 4096 bytes of one mount option."""
@@ -58,7 +58,9 @@ def _start(spec: SandboxSpec, home: store.Store, frozen: Sequence[Path]) -> _Run
     upper.mkdir()
     work.mkdir()
     command = [str(find_bwrap()), *rootfs.arguments(spec, home.path, frozen, upper, work)]
-    supervisor = control.launch(command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=group is None)
+    supervisor = control.launch(
+        command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=group is None, watch=spec.watch
+    )
     now = _Running(supervisor, layer, group)
     if group and not group.admit_child(supervisor.process.pid):  # long before any command runs
         group.close()
@@ -81,6 +83,7 @@ class BubblewrapSandbox:
         self._spec, self._store, self._frozen = spec, home, frozen
         self._now: _Running | None = None
         self._past: list[_Running] = []
+        self._touched: list[Touch] = []
         self._busy = threading.RLock()
         self._closing, self._closed = threading.Lock(), False
 
@@ -118,6 +121,14 @@ class BubblewrapSandbox:
         with self.running() as now:
             now.supervisor.write(path, data)
 
+    def touched(self) -> list[Touch]:
+        if self._spec.watch is None:
+            return []
+        with self._turn():
+            seen = self._touched + (self._now.supervisor.touched() if self._now else [])
+            self._touched = []
+            return seen
+
     def diff(self) -> list[Change]:
         with self._turn():
             mine, lowers = self._frozen + ((self._now.upper,) if self._now else ()), self._spec.lowers
@@ -141,6 +152,7 @@ class BubblewrapSandbox:
             raise SandboxError("the sandbox was lost before it could be forked")
         if len(self._frozen) == MAX_FORK_DEPTH:
             raise SandboxError(f"a fork of a fork, {MAX_FORK_DEPTH} times over: open a fresh sandbox instead")
+        self._touched = self.touched()
         now.supervisor.hang_up()
         self._frozen += (layers.freeze(now.upper, self._store.layer()),)
         self._now = None

@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 from woodshed.records import SandboxError
 from woodshed.sandbox.cgroups import roomy
-from woodshed.sandbox.spec import Limits, Outcome, Result
+from woodshed.sandbox.spec import Limits, Outcome, Result, Touch
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+WATCHER = Path(__file__).with_name("watcher.py")
 START_S = 30.0
 """A machine that swaps may need seconds to start an interpreter."""
 GRACE_S = 15.0
@@ -82,6 +83,16 @@ class Supervisor:
         except (_LostError, KeyError, ValueError):
             self._lost = True
             return Result("sandbox_lost", None, b"", b"", False, time.monotonic() - started)
+
+    def touched(self) -> list[Touch]:
+        try:
+            fields = [field.decode(errors="backslashreplace") for field in self._ask([b"touched"], timeout_s=30.0)]
+        except _LostError:
+            return []
+        return [
+            Touch(path, cast("Any", mode), command, int(count))
+            for mode, path, command, count in zip(*[iter(fields)] * 4, strict=True)
+        ]
 
     def read(self, path: str, most: int) -> bytes:
         return self._file(b"read", path, str(most).encode())[0]
@@ -180,7 +191,13 @@ def _frame(fields: Sequence[bytes]) -> bytes:
 
 
 def launch(
-    command: Sequence[str], *, workspace: str, limits: Limits, log: Path, fallbacks: bool = False
+    command: Sequence[str],
+    *,
+    workspace: str,
+    limits: Limits,
+    log: Path,
+    fallbacks: bool = False,
+    watch: Sequence[str] | None = None,
 ) -> Supervisor:
     """Start a command that ends in a supervisor, without waiting for it (`handshake` does).
 
@@ -188,6 +205,7 @@ def launch(
 
     Args:
         log: where bubblewrap's complaints go.
+        watch: names for `SandboxSpec.watch`.
         fallbacks: no control group limits memory and processes, so let the kernel limit each process.
     """
     most = {**vars(limits), "address_mb": 0, "nproc": 0}
@@ -197,6 +215,7 @@ def launch(
             most["nproc"] = roomy(limits.pids)
     ours, theirs = socket.socketpair()
     words = [f"{name}={value}" for name, value in most.items()]
+    words += [] if watch is None else [f"watch={','.join(watch)}"]
     with theirs, log.open("wb") as output:
         line = [*command, str(theirs.fileno()), workspace, *words]
         try:

@@ -21,18 +21,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.records import SandboxError
-from woodshed.sandbox.control import SUPERVISOR
+from woodshed.sandbox.control import SUPERVISOR, WATCHER
 from woodshed.sandbox.spec import HOME, WORKSPACE, SandboxSpec
 
 PYTHON = "/opt/python"
-UID = 1000
+USERS = {"agent": 1000, "grader": 1001}
 NOBODY = 65534
 DEVICES = Path("/dev/woodshed")
 MB = 1 << 20
 
 ETC = {
-    "passwd": f"root:x:0:0:root:/root:/bin/sh\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/bash\n",
-    "group": f"root:x:0:\nagent:x:{UID}:\n",
+    "passwd": "root:x:0:0:root:/root:/bin/sh\n"
+    + "".join(f"{name}:x:{uid}:{uid}:{name}:{HOME}:/bin/bash\n" for name, uid in USERS.items()),
+    "group": "root:x:0:\n" + "".join(f"{name}:x:{uid}:\n" for name, uid in USERS.items()),
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\n",
 }
@@ -51,7 +52,7 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
         _furnish(store, python)
     words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
-    words += f" --uid {UID} --gid {UID} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
+    words += f" --uid {USERS[spec.user]} --gid {USERS[spec.user]} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
     line = [*words.split(), *_devices()]
     for top in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
         if Path(top).is_symlink():
@@ -77,8 +78,9 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
         line += ["--size", str(spec.limits.tmp_mb * MB), "--tmpfs", folder]
     for path, source in spec.binds.items():
         line += ["--ro-bind", str(source), path]
+    for program in store.glob("*.py*"):
+        line += ["--ro-bind", str(program), f"/run/{program.name}"]
     program = next(store.glob("supervisor.*"))
-    line += ["--ro-bind", str(program), f"/run/{program.name}"]
     for place in ("/proc", "/dev", "/"):  # /proc: without capabilities, root may still write to /proc/sys
         line += ["--remount-ro", place]
     return [*line, "--", "/env/bin/python", "-I", "-S", f"/run/{program.name}"]
@@ -186,13 +188,14 @@ def _furnish(store: Path, python: Interpreter) -> None:
         f"home = {python.inside}/bin\ninclude-system-site-packages = false\n"
     )
     ours = python.name == f"python3.{sys.version_info.minor}"
-    program = store / ("supervisor.pyc" if ours else "supervisor.py")
-    program.write_bytes(_compiled() if ours else SUPERVISOR.read_bytes())
+    for source in (SUPERVISOR, WATCHER):
+        data = _compiled(source) if ours else source.read_bytes()
+        (store / f"{source.stem}.py{'c' * ours}").write_bytes(data)
 
 
 @functools.cache
-def _compiled() -> bytes:
-    """The supervisor's bytecode, for a Python of our own version: compiling takes longer than starting."""
+def _compiled(source: Path) -> bytes:
+    """Bytecode of what runs inside, for a Python of our own version: compiling takes longer than starting."""
     with tempfile.TemporaryDirectory() as folder:
-        py_compile.compile(str(SUPERVISOR), f"{folder}/pyc", dfile=SUPERVISOR.name, doraise=True)
+        py_compile.compile(str(source), f"{folder}/pyc", dfile=source.name, doraise=True)
         return Path(folder, "pyc").read_bytes()

@@ -63,6 +63,23 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables on top of the fixed ones; none of the host's are passed on."""
     limits: Limits = Limits()
+    user: Literal["agent", "grader"] = "agent"
+    """Who commands run as: uid 1000 or 1001."""
+    watch: tuple[str, ...] | None = None
+    """Keep what commands touch (`Sandbox.touched`), but for ordinary reads of /usr and /env: those only where one
+    of these names is a folder or file on the way. None: nothing is watched, which is faster."""
+
+
+@dataclass(frozen=True)
+class Touch:
+    """One file that one command opened, changed or ran, however often."""
+
+    path: str
+    """Absolute, as the sandbox sees it, links followed."""
+    mode: Literal["read", "write", "exec"]
+    command: str
+    """Arguments of the process, joined by spaces, cut."""
+    count: int
 
 
 Outcome = Literal["ok", "nonzero", "timeout", "oom", "limit", "sandbox_lost"]
@@ -154,6 +171,10 @@ class Sandbox(Protocol):
 
     def diff(self) -> list[Change]:
         """How the workspace differs from the lowers, sorted by path."""
+        ...
+
+    def touched(self) -> list[Touch]:
+        """What commands touched since the last call, in order of first sight; empty unless `SandboxSpec.watch`."""
         ...
 
     def fork(self) -> Sandbox:

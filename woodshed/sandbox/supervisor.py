@@ -89,7 +89,7 @@ class Capture:
         return bytes(self.head) + note + bytes(self.tail[-self.half :])
 
 
-def execute(control, workspace, limits, cwd, timeout_s, max_output, channel, stdin, argv, env):
+def execute(control, workspace, limits, watcher, cwd, timeout_s, max_output, channel, stdin, argv, env):
     """Run one command to its end: [end, exit code, seconds, truncated, stdout, stderr, channel].
 
     `end` is b"exit", b"timeout", b"oom" or b"limit".
@@ -100,7 +100,7 @@ def execute(control, workspace, limits, cwd, timeout_s, max_output, channel, std
     theirs = [stdin_read, *(write_end for _, write_end in outputs)]
     try:
         os.chdir(os.path.join(workspace, cwd))
-        pid = _start(argv.split(b"\0"), env.split(b"\0"), theirs)
+        pid = _start(argv.split(b"\0"), env.split(b"\0"), theirs, watcher)
     except OSError as error:
         for fd in sum(pipes, ()):
             os.close(fd)
@@ -111,8 +111,11 @@ def execute(control, workspace, limits, cwd, timeout_s, max_output, channel, std
     captures = {ours: Capture(sizes[place]) for place, (ours, _) in enumerate(outputs)}
     for fd in (feeder, *captures):
         os.set_blocking(fd, False)
-    end, note = _attend(control, limits, pid, captures, feeder, memoryview(stdin), started + float(timeout_s))
+    until = started + float(timeout_s)
+    end, note = _attend(control, limits, watcher, pid, captures, feeder, memoryview(stdin), until)
     code = _sweep(pid)
+    if watcher:
+        watcher.close()
     for fd, capture in captures.items():
         _drain(fd, capture)
         os.close(fd)
@@ -132,7 +135,7 @@ def execute(control, workspace, limits, cwd, timeout_s, max_output, channel, std
     ]
 
 
-def _start(words, variables, fds):
+def _start(words, variables, fds, watcher):
     """Start a command in a session of its own with these descriptors as 0, 1, 2 and perhaps 3: its pid.
 
     posix_spawn does not copy our page tables, and 3 is never among `fds` (see `serve`).
@@ -142,22 +145,30 @@ def _start(words, variables, fds):
     if b"/" not in program:
         places = (folder + b"/" + program for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"))
         program = next((place for place in places if os.access(place, os.X_OK)), program)
+    if watcher:
+        return watcher.start([program, *words[1:]], env, fds)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
     ignored = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT]  # by Python, or by us
     return os.posix_spawn(program, words, env, file_actions=actions, setsid=True, setsigdef=ignored)
 
 
-def _attend(control, limits, pid, captures, feeder, stdin, deadline):
+def _attend(control, limits, watcher, pid, captures, feeder, stdin, deadline):
     """Feed, drain and watch the command until it ends or must end: (end, note)."""
     leader = os.pidfd_open(pid)
     poll = select.poll()
-    for fd in (control, leader, *captures):
+    listener = watcher.listener if watcher else -1
+    for fd in (control, leader, *captures, *([listener] if watcher else [])):
         poll.register(fd, select.POLLIN)
     poll.register(feeder, select.POLLOUT)
     end, note, watched = b"", b"", time.monotonic()
     while True:
         for fd, event in poll.poll(1000 * max(0.0, min(WATCH_EVERY_S, deadline - time.monotonic()))):
-            if fd == leader:
+            if fd == listener:
+                if event & select.POLLIN:
+                    watcher.look()
+                else:  # no process is left under the filter
+                    poll.unregister(listener)
+            elif fd == leader:
                 poll.unregister(leader)
                 deadline, end = 0.0, end or b"exit"
             elif fd == control:  # the controller changed its mind, or has gone
@@ -313,7 +324,7 @@ def _restrain(limits):
         resource.setrlimit(kind, (most, most))
 
 
-def serve(control, workspace, limits):
+def serve(control, workspace, limits, names):
     os.set_inheritable(control, False)
     if control != 3:
         os.dup2(0, 3, inheritable=False)  # so that no other descriptor is 3, which is the channel's number
@@ -323,16 +334,24 @@ def serve(control, workspace, limits):
         sys.exit("prctl failed")
     os.umask(0o022)
     _restrain(limits)
+    watcher = None
+    if names is not None:
+        sys.path.insert(0, os.path.dirname(__file__))
+        from watcher import Watcher  # pyright: ignore[reportMissingImports]
+
+        watcher = Watcher(names)
     send(control, [b"ready"])
     while True:
         verb, *fields = receive(control)
         try:
             if verb == b"exec":
-                reply = execute(control, workspace, limits, *fields)
+                reply = execute(control, workspace, limits, watcher, *fields)
             elif verb == b"stop":  # came too late: the command had ended
                 continue
             elif verb == b"ping":
                 reply = [b"ok"]
+            elif verb == b"touched":
+                reply = watcher.collect() if watcher else []
             else:
                 path, argument = fields
                 reply = {b"read": read, b"write": write}[verb](os.path.join(workspace, path), argument)
@@ -342,5 +361,7 @@ def serve(control, workspace, limits):
 
 
 if __name__ == "__main__":
-    settings = dict(word.split("=") for word in sys.argv[3:])
-    serve(int(sys.argv[1]), os.fsencode(sys.argv[2]), {name: int(value) for name, value in settings.items()})
+    line, place, *words = sys.argv[1:]
+    settings = {name: int(value) for name, _, value in (word.partition("=") for word in words) if name != "watch"}
+    watched = [word[6:] for word in words if word.startswith("watch=")]
+    serve(int(line), os.fsencode(place), settings, os.fsencode(watched[0]).split(b",") if watched else None)

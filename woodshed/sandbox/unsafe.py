@@ -15,7 +15,7 @@ from typing import Any
 
 from woodshed.records import SandboxError
 from woodshed.sandbox import control, layers
-from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec
+from woodshed.sandbox.spec import ENVIRONMENT, WORKSPACE, Change, Result, SandboxSpec, Touch
 from woodshed.sandbox.store import Store
 
 
@@ -23,6 +23,8 @@ class SubprocessSandbox:
     """See `spec.Sandbox`."""
 
     def __init__(self, spec: SandboxSpec, sources: Sequence[Path] | None = None):
+        if spec.watch is not None:
+            raise SandboxError("the subprocess backend cannot watch commands; use backend='bwrap'")
         if spec.binds:
             raise SandboxError("the subprocess backend cannot bind files; use backend='bwrap'")
         self._spec, self._closed = spec, False
@@ -75,6 +77,9 @@ class SubprocessSandbox:
     def diff(self) -> list[Change]:
         paths = {path for tree in (*self._spec.lowers, self._tree) for path in layers.entries(tree)}
         return layers.compare(self._spec.lowers, [self._tree], paths)
+
+    def touched(self) -> list[Touch]:
+        return []
 
     def fork(self) -> SubprocessSandbox:
         return SubprocessSandbox(self._spec, [self._tree])

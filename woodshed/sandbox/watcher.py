@@ -1,0 +1,284 @@
+"""Sees which files the processes of a command open, make, remove and run, whatever program does it. One file, as
+`supervisor.py`, which imports it inside a watched sandbox. Standard library only.
+
+Every command starts under a system call filter that stops these calls until a listener has looked at them (seccomp
+user notification, Linux 5.5; see seccomp_unotify(2)). The listener reads the path from the caller's memory, follows
+links, notes the file and lets the call go on. Static programs, shells, other languages and Python without its site
+folder are seen alike, which an audit hook or a preloaded library would not do.
+
+What it does not see: names that are listed and never opened; a file opened through a path that another thread rewrites
+between look and call; bytes that pass between processes. io_uring, which opens files without system calls, is refused.
+"""
+
+# ruff: noqa: PTH103, PTH116, PTH118, PTH120
+
+import _ctypes
+import _signal as signal  # pyright: ignore[reportMissingImports]
+import _socket
+import array
+import errno
+import fcntl
+import os
+import select
+import struct
+
+MOST = 20_000
+"""Entries kept between two collections."""
+PATH_BYTES = 4096
+COMMAND_CHARS = 200
+ORDINARY = (b"/usr/", b"/lib", b"/bin/", b"/sbin/", b"/etc/", b"/opt/python/", b"/env/", b"/sys/")
+ORDINARY += (b"/dev/null", b"/dev/urandom", b"/dev/tty", b"/dev/zero")
+"""Reads below these are not noted, but for `names`; nobody can write there."""
+
+# number: (kind, arguments that hold (folder, path), argument that holds flags or a command's words);
+# folder -1: the working directory
+OPEN, OPEN2, EXEC, CHANGE, LINK = "open", "openat2", "exec", "change", "link"
+MACHINES = {
+    "x86_64": (
+        0xC000003E,
+        {
+            2: (OPEN, ((-1, 0),), 1),
+            85: (CHANGE, ((-1, 0),), 0),  # creat
+            257: (OPEN, ((0, 1),), 2),
+            437: (OPEN2, ((0, 1),), 2),
+            59: (EXEC, ((-1, 0),), 1),
+            322: (EXEC, ((0, 1),), 2),
+            76: (CHANGE, ((-1, 0),), 0),  # truncate
+            82: (CHANGE, ((-1, 0), (-1, 1)), 0),  # rename, renameat, renameat2
+            264: (CHANGE, ((0, 1), (2, 3)), 0),
+            316: (CHANGE, ((0, 1), (2, 3)), 0),
+            86: (LINK, ((-1, 0), (-1, 1)), 0),  # link, linkat
+            265: (LINK, ((0, 1), (2, 3)), 0),
+            87: (CHANGE, ((-1, 0),), 0),  # unlink, unlinkat
+            263: (CHANGE, ((0, 1),), 0),
+            88: (CHANGE, ((-1, 1),), 0),  # symlink, symlinkat
+            266: (CHANGE, ((1, 2),), 0),
+        },
+        425,
+        317,
+    ),
+    "aarch64": (
+        0xC00000B7,
+        {
+            56: (OPEN, ((0, 1),), 2),
+            437: (OPEN2, ((0, 1),), 2),
+            221: (EXEC, ((-1, 0),), 1),
+            281: (EXEC, ((0, 1),), 2),
+            45: (CHANGE, ((-1, 0),), 0),
+            38: (CHANGE, ((0, 1), (2, 3)), 0),
+            276: (CHANGE, ((0, 1), (2, 3)), 0),
+            37: (LINK, ((0, 1), (2, 3)), 0),
+            35: (CHANGE, ((0, 1),), 0),
+            36: (CHANGE, ((1, 2),), 0),
+        },
+        425,
+        277,
+    ),
+}
+ARCHITECTURE, CALLS, IO_URING_SETUP, SECCOMP = MACHINES.get(os.uname().machine, (0, {}, 0, 0))
+
+ALLOW, NOTIFY, REFUSE = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.ENOSYS
+RECEIVE, SEND, SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
+NOTICE = struct.Struct("QIIiIQ6Q")
+ANSWER = struct.Struct("QqiI")
+GO_ON = 1
+AT_FDCWD = (1 << 32) - 100
+
+
+def program():
+    """The filter: notify on CALLS of this machine, refuse io_uring and other machines' calls, allow the rest."""
+    load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
+    tests = [(equal, number, "notify") for number in CALLS]
+    tests += [(equal, IO_URING_SETUP, "refuse"), (at_least, 0x40000000, "refuse")]  # the latter: x32
+    places = {"refuse": 5 + len(tests), "notify": 6 + len(tests)}
+    lines = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE), (answer, 0, 0, REFUSE), (load, 0, 0, 0)]
+    lines += [(code, places[to] - at - 1, 0, value) for at, (code, value, to) in enumerate(tests, 4)]
+    lines += [(answer, 0, 0, ALLOW), (answer, 0, 0, REFUSE), (answer, 0, 0, NOTIFY)]
+    return b"".join(struct.pack("HBBI", *line) for line in lines)
+
+
+def install():
+    """Put this process and its future children under the filter; the listener's descriptor, negative on failure."""
+    code = array.array("B", program())
+    address, size = code.buffer_info()
+    header = struct.pack("HxxxxxxQ", size // 8, address)
+    call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall")  # pyright: ignore[reportArgumentType]
+    return _ctypes.call_function(call, (SECCOMP, 1, 8, header))  # set a filter, with a new listener
+
+
+class Watcher:
+    """The listener of one command at a time, and what was seen since the last collection.
+
+    Raises:
+        OSError: this kernel or machine cannot do it.
+    """
+
+    def __init__(self, names):
+        self.names = frozenset(names)
+        self.listener = -1
+        self.seen = {}
+        self.commands = {}
+        if not CALLS:
+            raise OSError(errno.ENOSYS, f"no table of system calls for {os.uname().machine}")
+        pid = self.start([b"/bin/true"], {}, [])
+        poll = select.poll()
+        poll.register(self.listener, select.POLLIN)
+        while poll.poll(2000)[0][1] & select.POLLIN:
+            self.look()
+        os.waitpid(pid, 0)
+        self.close()
+        self.seen.clear()
+
+    def start(self, words, env, fds):
+        """Start a command under the filter, with these descriptors as 0, 1, 2 and perhaps 3: its pid."""
+        ours, theirs = _socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _become(words, env, fds, theirs)
+            finally:
+                os._exit(127)
+        theirs.close()
+        try:
+            data, parts, *_ = ours.recvmsg(64, _socket.CMSG_SPACE(4))
+            if not parts:
+                raise OSError(errno.ENOSYS, data.decode() or "the command ended before it began")
+            self.listener = struct.unpack("i", parts[0][2][:4])[0]
+            os.set_inheritable(self.listener, False)
+        finally:
+            ours.close()
+        try:
+            fcntl.ioctl(self.listener, SET_FLAGS, 1)  # wake the caller on our core: it is the one that goes on
+        except OSError:  # before Linux 6.6
+            pass
+        self.commands = {pid: b" ".join(words)}
+        self._keep(b"exec", words[0], pid)  # its memory is ours until then, and closed to us
+        return pid
+
+    def look(self):
+        """Note one call that waits, and let it go on."""
+        buffer = bytearray(NOTICE.size)
+        try:
+            fcntl.ioctl(self.listener, RECEIVE, buffer)
+        except OSError:  # the caller was killed meanwhile
+            return
+        number, pid, _, call, _, _, *values = NOTICE.unpack(buffer)
+        try:
+            self._note(pid, CALLS[call], values)
+        except (OSError, ValueError, KeyError):
+            pass  # unreadable memory, no such file: the call will fail by itself
+        try:
+            fcntl.ioctl(self.listener, SEND, ANSWER.pack(number, 0, 0, GO_ON))
+        except OSError:
+            pass
+
+    def _note(self, pid, call, values):
+        kind, places, flags_at = call
+        memory = os.open(b"/proc/%d/mem" % pid, os.O_RDONLY)
+        try:
+            flags = values[flags_at]
+            if kind == OPEN2:
+                flags = int.from_bytes(os.pread(memory, 8, flags), "little")
+            texts = [_text(memory, values[path]) for _, path in places]
+            command = _words(memory, flags) if kind == EXEC else None
+        finally:
+            os.close(memory)
+        writes = kind in (CHANGE, LINK) or kind != EXEC and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        mode = b"exec" if kind == EXEC else b"write" if writes else b"read"
+        modes = [b"read", mode] if kind == LINK else [mode] * len(places)
+        for text, (folder, _), mode in zip(texts, places, modes):
+            if mode == b"read" and text.startswith(ORDINARY) and self._ordinary(text):
+                continue
+            at = AT_FDCWD if folder < 0 else values[folder] & 0xFFFFFFFF
+            path = _locate(pid, at, text, follow=kind not in (CHANGE, LINK), make=mode == b"write", empty=kind == EXEC)
+            if path and not (mode == b"read" and path.startswith(ORDINARY) and self._ordinary(path)):
+                self._keep(mode, path, pid, command)
+        if kind == EXEC:
+            self.commands.pop(pid, None)
+
+    def _ordinary(self, path):
+        return b"/../" not in path and (not self.names or self.names.isdisjoint(path.split(b"/")))
+
+    def _keep(self, mode, path, pid, command=None):
+        command = command or self.commands.get(pid)
+        if command is None:
+            line = os.open(b"/proc/%d/cmdline" % pid, os.O_RDONLY)
+            command = os.read(line, COMMAND_CHARS).rstrip(b"\0").replace(b"\0", b" ")
+            os.close(line)
+            self.commands[pid] = command
+        entry = (mode, path, command[:COMMAND_CHARS])
+        if entry in self.seen or len(self.seen) < MOST:
+            self.seen[entry] = self.seen.get(entry, 0) + 1
+
+    def collect(self):
+        """[mode, path, command, count] * n, flat, as fields of a frame; and forget them."""
+        fields = [part for entry, count in self.seen.items() for part in (*entry, b"%d" % count)]
+        self.seen = {}
+        return fields
+
+    def close(self):
+        if self.listener >= 0:
+            os.close(self.listener)
+        self.listener = -1
+
+
+def _text(memory, address):
+    return os.pread(memory, PATH_BYTES, address).partition(b"\0")[0]
+
+
+def _words(memory, address):
+    """The beginning of a command line, of which an array of pointers lies at `address`."""
+    data = os.pread(memory, 8 * 32, address)
+    words = []
+    for (pointer,) in struct.iter_unpack("Q", data[: len(data) // 8 * 8]):
+        if not pointer or sum(map(len, words)) > COMMAND_CHARS:
+            break
+        words.append(_text(memory, pointer))
+    return b" ".join(words)
+
+
+def _become(words, env, fds, line):
+    """In the child: the command's descriptors, session and signals; then the filter, then the command."""
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    for name in ("SIGPIPE", "SIGXFSZ", "SIGINT"):  # ignored by Python, or by the supervisor
+        signal.signal(getattr(signal, name), signal.SIG_DFL)
+    listener = install()
+    if listener < 0:
+        line.send(b"the kernel refuses a listener for system calls")
+        os._exit(127)
+    rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener))]
+    line.sendmsg([b"+"], rights)
+    os.execve(words[0], words, env)
+
+
+def _locate(pid, at, text, *, follow, make, empty):
+    """The absolute path of a file that exists, or is about to be made; None for folders and what is not there."""
+    if text.startswith(b"/"):
+        base = b""
+        if text.startswith((b"/proc/self/", b"/proc/thread-self/")):
+            text = b"/proc/%d/%s" % (pid, text.split(b"/", 3)[3])
+    elif text or empty:
+        base = b"/proc/%d/cwd/" % pid if at == AT_FDCWD else b"/proc/%d/fd/%d/" % (pid, at)
+        if not text:
+            base = base[:-1]
+    else:
+        return None
+    whole = base + text
+    flags = os.O_PATH | (0 if follow else os.O_NOFOLLOW)
+    try:
+        fd = os.open(whole, flags)
+        name = b""
+    except FileNotFoundError:
+        if not make:
+            return None
+        folder, _, name = whole.rstrip(b"/").rpartition(b"/")
+        fd = os.open(folder or b"/", os.O_PATH)
+    try:
+        if not name and os.fstat(fd).st_mode & 0o170000 == 0o040000:
+            return None
+        real = os.readlink(b"/proc/self/fd/%d" % fd)
+    finally:
+        os.close(fd)
+    return real.rstrip(b"/") + b"/" + name if name else real
