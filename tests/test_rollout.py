@@ -22,7 +22,8 @@ from woodshed.rollout import RolloutSettings, collect, lockstep, waves
 from woodshed.sandbox import Sandbox, open_sandbox
 
 ROLLOUT = RolloutSettings(attempts=3, wave_rows=6, tool_threads=3)
-MESSAGES = [READ, EDIT, TEST, UNKNOWN, FINISH, "<call>shell sleep 0.0$((RANDOM % 9)); echo a; ls</call>"]
+SLEEP = "python -S -c 'import random, time; time.sleep(random.random() / 10)'; echo a; ls"
+MESSAGES = [READ, EDIT, TEST, UNKNOWN, FINISH, f"<call>shell {SLEEP}</call>"]
 
 
 @pytest.fixture(scope="module")

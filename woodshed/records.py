@@ -254,7 +254,7 @@ class Rollout:
     ended: Ended
     seconds: float
     accesses: tuple[Access, ...] = ()
-    """What its commands and tools read, wrote and ran, in order of first sight; () where nothing was watched."""
+    """What its commands and tools read, wrote and ran, by turn and path; () where nothing was watched."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from woodshed.agent import tools
+from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS, ToolSettings
@@ -28,6 +28,7 @@ from woodshed.inference.renderer import Context, Renderer
 from woodshed.inference.sampler import Sample, Sampler, SampleRequest
 from woodshed.records import (
     CALL_FAULTS,
+    Access,
     Call,
     Ended,
     ErrorKind,
@@ -39,7 +40,7 @@ from woodshed.records import (
     Task,
     Turn,
 )
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import Sandbox, Touch, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
 
@@ -97,6 +98,7 @@ class Attempt:
         self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
         self.context_length = context_length
         self.turns: list[Turn] = []
+        self.accesses: list[Access] = []
         self.ended: Ended | None = None
         self._started = time.monotonic()
         system = system_prompt(max_calls=settings.max_calls)
@@ -144,6 +146,7 @@ class Attempt:
         if not message.calls:
             return [self._no_call(message.error_kind)]
         observations: list[Observation] = []
+        touched: list[Touch] = []
         limit, reason = self.settings.max_calls, ""
         for number, call in enumerate(message.calls):
             if number >= limit:
@@ -156,6 +159,9 @@ class Attempt:
             else:
                 try:
                     observation = tools.run(call, self.sandbox, self.settings.tools)
+                    if observation.error_kind is None:
+                        touched += access.by_tool(call, self.sandbox.workspace)
+                    touched += self.sandbox.touched()
                 except SandboxError:
                     return None
             if observation.error_kind is not None:
@@ -163,6 +169,8 @@ class Attempt:
             elif call.tool == "finish":
                 reason = reason or "the work is finished"
             observations.append(observation)
+        here, before = len(self.turns), len(self.accesses)
+        self.accesses += access.accesses(touched, self.task, here, before=before)
         return observations
 
     def record(
@@ -221,6 +229,7 @@ class Attempt:
             patch=patch,
             ended=ended,
             seconds=time.monotonic() - self._started,
+            accesses=tuple(self.accesses),
         )
 
     def _room(self) -> int:
@@ -260,6 +269,7 @@ def run(
     seed: int = 0,
     backend: Literal["bwrap", "subprocess"] = "bwrap",
     unsafe: bool = False,
+    watch: bool = True,
 ) -> Rollout:
     """One attempt from start to end.
 
@@ -267,7 +277,9 @@ def run(
         SandboxError: the sandbox could not be opened.
         RecipeError: the task's prompt does not fit.
     """
-    with open_sandbox(sandbox_spec(task), backend=backend, unsafe=unsafe) as sandbox:
+    with open_sandbox(
+        sandbox_spec(task, watch=watch and backend == "bwrap"), backend=backend, unsafe=unsafe
+    ) as sandbox:
         made = Attempt(
             task,
             sandbox,

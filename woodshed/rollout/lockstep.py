@@ -34,6 +34,8 @@ class RolloutSettings(Settings):
     """Most attempts in flight; a wave holds as many whole groups as fit, at least one."""
     tool_threads: int = 2
     """Sandboxes that work at the same time."""
+    watch: bool = True
+    """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
     sandbox_retries: int = 2
     """How often an attempt whose sandbox was lost is made afresh."""
 
@@ -81,7 +83,7 @@ def collect(
             if progress:
                 progress(before + done, len(tasks) * attempts, "attempts")
 
-        with Workshop(settings.tool_threads, backend, unsafe) as workshop:
+        with Workshop(settings, backend, unsafe) as workshop:
             rollouts = _wave(sampler, seats, settings, agent_settings, seed, workshop, report)
         made = [
             Group(task.id, tuple(rollouts[n * attempts : (n + 1) * attempts])) for n, task in enumerate(wave)
@@ -157,14 +159,17 @@ def _round(sampler: Sampler, attempts: Sequence[Attempt], workshop: Workshop) ->
 class Workshop:
     """Threads and the sandboxes of one wave. Leaving it closes every sandbox, also in the middle of a command."""
 
-    def __init__(self, threads: int, backend: Backend, unsafe: bool) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tools")
+    def __init__(self, settings: RolloutSettings, backend: Backend, unsafe: bool) -> None:
+        self._threads = ThreadPoolExecutor(settings.tool_threads, thread_name_prefix="tools")
+        self._watch = settings.watch and backend == "bwrap"
         self._opened: list[Sandbox] = []
         self._backend: Backend = backend
         self._unsafe = unsafe
 
     def open(self, seat: Seat) -> Sandbox:
-        sandbox = open_sandbox(sandbox_spec(seat.task), backend=self._backend, unsafe=self._unsafe)
+        sandbox = open_sandbox(
+            sandbox_spec(seat.task, watch=self._watch), backend=self._backend, unsafe=self._unsafe
+        )
         self._opened.append(sandbox)
         return sandbox
 

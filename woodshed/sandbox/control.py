@@ -86,7 +86,9 @@ class Supervisor:
 
     def touched(self) -> list[Touch]:
         try:
-            fields = [field.decode(errors="backslashreplace") for field in self._ask([b"touched"], timeout_s=30.0)]
+            fields = [
+                field.decode(errors="backslashreplace") for field in self._ask([b"touched"], timeout_s=30.0)
+            ]
         except _LostError:
             return []
         return [

@@ -75,10 +75,19 @@ def _limits() -> str:
     return f"watched from inside; behind that: {wall}"
 
 
+def _watching() -> str:
+    with open_bubblewrap(SandboxSpec((), watch=())) as sandbox:
+        sandbox.exec("echo seen > kept")
+        if "/workspace/kept" not in [touch.path for touch in sandbox.touched()]:
+            raise SandboxError("a file was written and not seen; set rollout.watch = false, or report this")
+    return "files that commands touch are seen"
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "bubblewrap": _bubblewrap,
     "namespaces": _namespaces,
     "overlay": _overlay,
     "network off": _network,
     "limits": _limits,
+    "access log": _watching,
 }

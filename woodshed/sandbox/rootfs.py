@@ -52,7 +52,8 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
         _furnish(store, python)
     words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
-    words += f" --uid {USERS[spec.user]} --gid {USERS[spec.user]} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
+    uid = USERS[spec.user]
+    words += f" --uid {uid} --gid {uid} --hostname sandbox --ro-bind /usr /usr --proc /proc --dev /dev"
     line = [*words.split(), *_devices()]
     for top in ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"):
         if Path(top).is_symlink():

@@ -67,7 +67,7 @@ class SandboxSpec:
     """Who commands run as: uid 1000 or 1001."""
     watch: tuple[str, ...] | None = None
     """Keep what commands touch (`Sandbox.touched`), but for ordinary reads of /usr and /env: those only where one
-    of these names is a folder or file on the way. None: nothing is watched, which is faster."""
+    of these names is a folder or a file (with any ending) on the way. None: nothing is watched, which is faster."""
 
 
 @dataclass(frozen=True)

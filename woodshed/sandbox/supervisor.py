@@ -339,7 +339,10 @@ def serve(control, workspace, limits, names):
         sys.path.insert(0, os.path.dirname(__file__))
         from watcher import Watcher  # pyright: ignore[reportMissingImports]
 
-        watcher = Watcher(names)
+        try:
+            watcher = Watcher(names)
+        except OSError as error:
+            sys.exit(f"cannot watch commands: {error}")
     send(control, [b"ready"])
     while True:
         verb, *fields = receive(control)
@@ -362,6 +365,8 @@ def serve(control, workspace, limits, names):
 
 if __name__ == "__main__":
     line, place, *words = sys.argv[1:]
-    settings = {name: int(value) for name, _, value in (word.partition("=") for word in words) if name != "watch"}
+    settings = {
+        name: int(value) for name, _, value in (word.partition("=") for word in words) if name != "watch"
+    }
     watched = [word[6:] for word in words if word.startswith("watch=")]
     serve(int(line), os.fsencode(place), settings, os.fsencode(watched[0]).split(b",") if watched else None)

@@ -10,7 +10,7 @@ What it does not see: names that are listed and never opened; a file opened thro
 between look and call; bytes that pass between processes. io_uring, which opens files without system calls, is refused.
 """
 
-# ruff: noqa: PTH103, PTH116, PTH118, PTH120
+# ruff: noqa: PTH115, SIM105
 
 import _ctypes
 import _signal as signal  # pyright: ignore[reportMissingImports]
@@ -148,8 +148,8 @@ class Watcher:
         finally:
             ours.close()
         try:
-            fcntl.ioctl(self.listener, SET_FLAGS, 1)  # wake the caller on our core: it is the one that goes on
-        except OSError:  # before Linux 6.6
+            fcntl.ioctl(self.listener, SET_FLAGS, 1)  # wake callers on our core (Linux 6.6)
+        except OSError:
             pass
         self.commands = {pid: b" ".join(words)}
         self._keep(b"exec", words[0], pid)  # its memory is ours until then, and closed to us
@@ -183,21 +183,25 @@ class Watcher:
             command = _words(memory, flags) if kind == EXEC else None
         finally:
             os.close(memory)
-        writes = kind in (CHANGE, LINK) or kind != EXEC and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        writes = kind in (CHANGE, LINK) or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         mode = b"exec" if kind == EXEC else b"write" if writes else b"read"
         modes = [b"read", mode] if kind == LINK else [mode] * len(places)
-        for text, (folder, _), mode in zip(texts, places, modes):
+        for text, (folder, _), mode in zip(texts, places, modes, strict=True):
             if mode == b"read" and text.startswith(ORDINARY) and self._ordinary(text):
                 continue
             at = AT_FDCWD if folder < 0 else values[folder] & 0xFFFFFFFF
-            path = _locate(pid, at, text, follow=kind not in (CHANGE, LINK), make=mode == b"write", empty=kind == EXEC)
+            path = _locate(
+                pid, at, text, follow=kind not in (CHANGE, LINK), make=mode == b"write", empty=kind == EXEC
+            )
             if path and not (mode == b"read" and path.startswith(ORDINARY) and self._ordinary(path)):
                 self._keep(mode, path, pid, command)
         if kind == EXEC:
             self.commands.pop(pid, None)
 
     def _ordinary(self, path):
-        return b"/../" not in path and (not self.names or self.names.isdisjoint(path.split(b"/")))
+        if b"/../" in path:
+            return False
+        return not self.names or self.names.isdisjoint(part.partition(b".")[0] for part in path.split(b"/"))
 
     def _keep(self, mode, path, pid, command=None):
         command = command or self.commands.get(pid)

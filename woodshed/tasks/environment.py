@@ -91,12 +91,16 @@ def prepare(environment: Environment, *, progress: Progress | None = None) -> Pa
     return folder
 
 
-def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = ()) -> SandboxSpec:
-    """A sandbox that shows the task as the agent sees it, with more read-only layers on top of the workspace."""
+def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = (), watch: bool = False) -> SandboxSpec:
+    """A sandbox that shows the task as the agent sees it, with more read-only layers on top of the workspace.
+
+    `watch` keeps which files its commands touch; reads of a second copy of the package wherever it may lie.
+    """
     return SandboxSpec(
         lowers=(task.folder / "environment" / "workspace", *extra_lowers),
         environment=prepare(task.environment),
         env={"PYTHONPATH": python_path(task.environment)},
+        watch=task.environment.packages if watch else None,
     )
 
 
