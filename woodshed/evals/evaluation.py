@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from woodshed.evals import measures
 from woodshed.evals.measures import Graded, Row, Summary
-from woodshed.records import Rollout, Verdict
+from woodshed.records import Flag, Rollout, Verdict
 from woodshed.rundir import RunDir
 
 
@@ -33,18 +33,31 @@ def from_run(run: RunDir, phase: str = "eval") -> list[Evaluation]:
         ValueError: a record of another version.
     """
     verdicts = [verdict for _, _, verdict in run.read("verdicts", Verdict)]
-    return from_records([made for made in run.read("rollouts", Rollout) if made[0] == phase], verdicts)
+    made = [made for made in run.read("rollouts", Rollout) if made[0] == phase]
+    return from_records(made, verdicts, flags=flags(run))
 
 
 def from_records(
-    rollouts: Iterable[tuple[str, int, Rollout]], verdicts: Iterable[Verdict]
+    rollouts: Iterable[tuple[str, int, Rollout]],
+    verdicts: Iterable[Verdict],
+    *,
+    flags: Iterable[Flag] | None = None,
 ) -> list[Evaluation]:
     """Rollouts of one phase as (phase, step, rollout), an evaluation per step."""
     steps: dict[int, list[Rollout]] = {}
     for _, step, rollout in rollouts:
         steps.setdefault(step, []).append(rollout)
-    verdicts = list(verdicts)
-    return [Evaluation(step, tuple(measures.pair(steps[step], verdicts))) for step in sorted(steps)]
+    verdicts, flags = list(verdicts), None if flags is None else list(flags)
+    return [
+        Evaluation(step, tuple(measures.pair(steps[step], verdicts, flags=flags))) for step in sorted(steps)
+    ]
+
+
+def flags(run: RunDir) -> list[Flag] | None:
+    """What monitors raised in a run; None where no monitor looked."""
+    if not (run.path / "flags.jsonl").exists():
+        return None
+    return [flag for _, _, flag in run.read("flags", Flag)]
 
 
 def before_after(before: Evaluation, after: Evaluation) -> list[Row]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from woodshed.evals import statistics
 from woodshed.evals.statistics import Difference, Estimate
 from woodshed.feedback.detectors import is_untested
-from woodshed.records import CALL_FAULTS, Rollout, Turn, Verdict, to_json
+from woodshed.records import CALL_FAULTS, Flag, Rollout, Turn, Verdict, to_json
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Graded:
 
     rollout: Rollout
     verdict: Verdict | None
+    flags: tuple[Flag, ...] | None = None
+    """What monitors raised; None where no monitor looked."""
 
     @property
     def is_void(self) -> bool:
@@ -94,6 +96,14 @@ MEASURES = (
     Measure("untested", "untested finishes", "share", "lower", _untested, _one),
     Measure("solved", "solve rate", "share", "higher", _solved, _judged),
     Measure("reward", "mean reward", "score", "higher", _reward, _judged),
+    Measure(
+        "flagged",
+        "hack rate: rollouts with a flag",
+        "share",
+        "lower",
+        lambda g: bool(g.flags),
+        lambda g: g.flags is not None,
+    ),
     Measure("tokens", "sampled tokens per rollout", "count", "", _sampled_tokens, _one),
     Measure("turns", "turns per rollout", "count", "", _turns, _one),
 )
@@ -125,15 +135,23 @@ class Row:
     change: Difference
 
 
-def pair(rollouts: Iterable[Rollout], verdicts: Iterable[Verdict]) -> list[Graded]:
-    """Each rollout with its verdict."""
+def pair(
+    rollouts: Iterable[Rollout], verdicts: Iterable[Verdict], *, flags: Iterable[Flag] | None = None
+) -> list[Graded]:
+    """Each rollout with its verdict and its flags; `flags` is None where no monitor looked."""
     found = {verdict.rollout_id: verdict for verdict in verdicts}
-    return [Graded(rollout, found.get(rollout.id)) for rollout in rollouts]
+    raised: dict[str, tuple[Flag, ...]] = {}
+    for flag in flags or ():
+        raised[flag.rollout_id] = (*raised.get(flag.rollout_id, ()), flag)
+    watched = flags is not None
+    return [Graded(r, found.get(r.id), raised.get(r.id, ()) if watched else None) for r in rollouts]
 
 
-def summarize(rollouts: Iterable[Rollout], verdicts: Iterable[Verdict]) -> dict[str, Any]:
+def summarize(
+    rollouts: Iterable[Rollout], verdicts: Iterable[Verdict], *, flags: Iterable[Flag] | None = None
+) -> dict[str, Any]:
     """What a run folder keeps as metrics: `summary` as plain values, measures by their keys at the top."""
-    found = summary(pair(rollouts, verdicts))
+    found = summary(pair(rollouts, verdicts, flags=flags))
     plain = to_json(found)
     return plain.pop("estimates") | plain
 

@@ -13,10 +13,12 @@ from woodshed.agent.attempt import AgentSettings
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
 from woodshed.grading import verifier
+from woodshed.grading.monitors import response
+from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.endpoint import EndpointSettings
 from woodshed.inference.sampler import Sampler, SamplerSettings
-from woodshed.records import Group, Hint, Rollout, Task, Verdict
+from woodshed.records import Flag, Group, Hint, Rollout, Task, Verdict
 from woodshed.rollout import RolloutSettings
 from woodshed.rundir import RunDir
 from woodshed.settings import Settings
@@ -55,6 +57,7 @@ class SuiteSettings(Settings):
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
+    monitors: MonitorSettings = MonitorSettings()
 
 
 def attempt(
@@ -64,14 +67,15 @@ def attempt(
     rollout_settings: RolloutSettings,
     agent_settings: AgentSettings,
     grading_settings: GradingSettings,
+    monitor_settings: MonitorSettings,
     *,
     phase: str,
     step: int,
     attempts: int,
     seed: int,
     progress: Progress | None = None,
-) -> tuple[list[Group], dict[str, Verdict]]:
-    """Attempts at the tasks and verdicts on them, wave by wave; a wave that the run folder holds is not made again.
+) -> tuple[list[Group], dict[str, Verdict], list[Flag]]:
+    """Attempts at the tasks, verdicts and flags on them, by wave; a wave that the run folder holds is not made again.
 
     Raises:
         SandboxError, SamplerError: the machine or the engine failed. Finished waves are kept.
@@ -79,6 +83,7 @@ def attempt(
     """
     groups: list[Group] = []
     verdicts: dict[str, Verdict] = {}
+    flags: list[Flag] = []
     total = len(tasks) * attempts
     for part, wave in enumerate(rollout.waves(tasks, attempts, rollout_settings.wave_rows)):
 
@@ -107,8 +112,13 @@ def attempt(
             return list(verifier.judge(made, tasks, grading_settings, progress=report).values())
 
         verdicts |= {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
+
+        def look(rollouts: list[Rollout] = rollouts) -> list[Flag]:
+            return response.look(rollouts, tasks, verdicts, monitor_settings)
+
+        flags += run.once("flags", Flag, phase, step, look, part=part)
         groups += made
-    return groups, verdicts
+    return groups, verdicts, flags
 
 
 def evaluate(
@@ -118,6 +128,7 @@ def evaluate(
     rollout_settings: RolloutSettings,
     agent_settings: AgentSettings,
     grading_settings: GradingSettings,
+    monitor_settings: MonitorSettings,
     *,
     step: int = 0,
     attempts: int = 1,
@@ -129,13 +140,14 @@ def evaluate(
     Raises:
         SandboxError, SamplerError, RunError: as `attempt`.
     """
-    groups, verdicts = attempt(
+    groups, verdicts, flags = attempt(
         run,
         sampler,
         tasks,
         rollout_settings,
         agent_settings,
         grading_settings,
+        monitor_settings,
         phase="eval",
         step=step,
         attempts=attempts,
@@ -144,5 +156,5 @@ def evaluate(
     )
     run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks, sampler.renderer.codec))
     rollouts = [made for group in groups for made in group.rollouts]
-    run.once("metrics", dict, "eval", step, lambda: [summarize(rollouts, verdicts.values())])
-    return Evaluation(step, tuple(pair(rollouts, verdicts.values())))
+    run.once("metrics", dict, "eval", step, lambda: [summarize(rollouts, verdicts.values(), flags=flags)])
+    return Evaluation(step, tuple(pair(rollouts, verdicts.values(), flags=flags)))

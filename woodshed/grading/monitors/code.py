@@ -78,29 +78,22 @@ def scan(text: str) -> Scan:
     return found
 
 
-def scan_change(before: str, after: str) -> Scan:
-    """What is new in `after`."""
-    known = _outline(before)
-    found = Scan(aliases=known.aliases)
-    pieces = [(piece, parse(piece.text)) for piece in _pieces(known, after)]
-    if any(tree is None for _, tree in pieces):  # a cut that does not hold: read the file as a whole
+def scan_pieces(before: str, after: str, pieces: Sequence[Piece]) -> Scan:
+    """What is new in `after`; `pieces` are those of `pieces(before, after)`."""
+    found = Scan(aliases=_outline(before).aliases)
+    parsed = [(piece, parse(piece.text)) for piece in pieces]
+    if any(tree is None for _, tree in parsed):  # a cut that does not hold: read the file as a whole
         tree = parse(after)
         if tree is None:
             return Scan(broken=True)
-        lines = [piece.first + line for piece, _ in pieces for line in piece.new_lines]
-        pieces = [(Piece(after, 0, "", tuple(lines)), tree)]
-    for _, tree in pieces:
+        lines = [piece.first + line for piece in pieces for line in piece.new_lines]
+        parsed = [(Piece(after, 0, "", tuple(lines)), tree)]
+    for _, tree in parsed:
         found.aliases = _aliases(tree, found.aliases) if tree else found.aliases
-    for piece, tree in pieces:
+    for piece, tree in parsed:
         if tree is not None:
             _walk(tree, found, piece.new_lines, piece.first)
     return found
-
-
-def changed_lines(before: str, after: str) -> list[str]:
-    """Lines of `after` that are new, in order."""
-    pieces = _pieces(_outline(before), after)
-    return [line for piece in pieces for line in piece.lines]
 
 
 @dataclass(frozen=True)
@@ -165,21 +158,21 @@ def _shallow(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
-def _pieces(outline: _Outline, after: str) -> list[Piece]:
-    """What of `after` is not, statement for statement, in the outline.
+def pieces(before: str, after: str) -> list[Piece]:
+    """What of `after` is not, statement for statement, in `before`.
 
     Old statements are found again in order; what lies between two of them is new or changed. Each cut is the beginning
     of a statement right behind complete ones, so a piece reads alone as it does in the file; where that fails (a string
     that was opened and never closed) it does not parse, and the caller reads the whole file.
     """
-    statements = outline.statements
-    pieces: list[Piece] = []
+    statements = _outline(before).statements
+    found: list[Piece] = []
     gone: list[str] = []
     position = line = 0
 
     def cut(end: int) -> None:
         if after[position:end].strip():
-            pieces.append(Piece(after[position:end], line, "\n".join(gone)))
+            found.append(Piece(after[position:end], line, "\n".join(gone)))
 
     for number, statement in enumerate(statements):
         at = _find(after, statement, position)
@@ -193,7 +186,7 @@ def _pieces(outline: _Outline, after: str) -> list[Piece]:
         line += after.count("\n", position, at + len(statement))
         position, gone = at + len(statement), []
     cut(len(after))
-    return pieces
+    return found
 
 
 def _find(text: str, statement: str, position: int) -> int:
@@ -205,15 +198,6 @@ def _find(text: str, statement: str, position: int) -> int:
             return at
         at = text.find(statement, at + 1)
     return -1
-
-
-def common_ends(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
-    """How many lines both share at the start, and at the end."""
-    limit = min(len(old), len(new))
-    start = next((i for i in range(limit) if old[i] != new[i]), limit)
-    rest = limit - start
-    end = next((i for i in range(rest) if old[-1 - i] != new[-1 - i]), rest)
-    return start, end
 
 
 def _aliases(tree: ast.Module, known: Mapping[str, str]) -> dict[str, str]:
@@ -278,7 +262,9 @@ def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int
             scope = (*scope, node.name)
             function = function if isinstance(node, ast.ClassDef) else node
         guarded = guarded or (isinstance(node, ast.If) and not scope and "__main__" in ast.dump(node.test))
-        stack.extend((child, scope, function, guarded) for child in reversed(list(ast.iter_child_nodes(node))))
+        stack.extend(
+            (child, scope, function, guarded) for child in reversed(list(ast.iter_child_nodes(node)))
+        )
 
 
 def _note(place: Place, found: Scan) -> None:
@@ -288,10 +274,7 @@ def _note(place: Place, found: Scan) -> None:
         found.calls.append((name, place))
         if name == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
             found.assigned.append((f"{dotted(node.args[0], aliases)}.{node.args[1].value}", place))
-    elif isinstance(node, ast.Attribute):
-        if name := dotted(node, aliases):
-            (found.names if isinstance(node.ctx, ast.Load) else found.assigned).append((name, place))
-    elif isinstance(node, ast.Subscript):
+    elif isinstance(node, ast.Attribute) or isinstance(node, ast.Subscript):
         if name := dotted(node, aliases):
             (found.names if isinstance(node.ctx, ast.Load) else found.assigned).append((name, place))
     elif isinstance(node, ast.Name) and node.id in aliases:

@@ -22,12 +22,19 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 SUBSTITUTION = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
 DURATION = re.compile(r"[\d.]+[smhd]?")
+VERSIONED = re.compile(r"^(python|pypy|pip|perl|ruby|node|bash)[\d.]+$")
 SHELLS = {"bash", "sh", "dash", "zsh", "ksh"}
 KEYWORDS = {"if", "then", "else", "elif", "while", "until", "do", "!", "{", "}", "fi", "done"}
 WRAPPERS = {"sudo", "nohup", "time", "exec", "command", "builtin", "nice", "ionice", "stdbuf", "setsid"}
 WRAPPERS |= {"env", "timeout", "xargs", "doas", "chronic", "unbuffer"}
 TAKES_VALUE = {"-n", "-k", "-s", "-u", "-I", "-P", "-L", "-d", "-c", "-o", "-e", "-i", "-C"}
 """Options of wrappers whose value is the next word."""
+
+
+def program(word: str) -> str:
+    """Name of a program without folder, and without version where that is usual."""
+    name = word.rpartition("/")[2]
+    return VERSIONED.sub(r"\1", name)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Command:
     @property
     def program(self) -> str:
         """Name of the program without folder and version: "python" for /usr/bin/python3.11."""
-        return re.sub(r"[\d.]+$", "", self.argv[0].rpartition("/")[2]) if self.argv else ""
+        return program(self.argv[0]) if self.argv else ""
 
     @property
     def arguments(self) -> tuple[str, ...]:

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed.agent.access import path_class
 from woodshed.grading.monitors import code, commands
 from woodshed.grading.monitors.code import Place, Scan
 from woodshed.grading.monitors.commands import Command
-from woodshed.grading.monitors.paths import absolute, looks_like_path, path_class
+from woodshed.grading.monitors.paths import SYSTEM_HOOKS, absolute, looks_like_path
 from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout, Task, Verdict
 
 EDITS = ("edit_file", "write_file")
@@ -34,17 +35,22 @@ class Change:
         """What is new in it, where it is Python."""
         if self.after is None or not self.path.endswith((".py", ".pyi")):
             return Scan()
-        return code.scan_change(self.before or "", self.after)
+        return code.scan_pieces(self.before or "", self.after, self.pieces)
 
     @functools.cached_property
-    def removed_lines(self) -> list[str]:
+    def pieces(self) -> list[code.Piece]:
+        """The statements of the file that are new or changed."""
+        return code.pieces(self.before or "", self.after or "")
+
+    @functools.cached_property
+    def added(self) -> list[str]:
+        """Lines of the new text that the old one lacks."""
+        return [line for piece in self.pieces for line in piece.lines]
+
+    @functools.cached_property
+    def removed(self) -> list[str]:
         """Lines of the old text that the new one lacks."""
-        if self.before is None or self.after is None:
-            return (self.before or "").split("\n")
-        old, new = self.before.split("\n"), self.after.split("\n")
-        start, end = code.common_ends(old, new)
-        kept = set(new[start : len(new) - end])
-        return [line for line in old[start : len(old) - end] if line not in kept]
+        return [line for piece in code.pieces(self.after or "", self.before or "") for line in piece.lines]
 
     def line(self, place: Place) -> str:
         """The line of the new text where a node begins."""
@@ -134,7 +140,15 @@ class Evidence:
         return self.place(path) == "package"
 
     def place(self, path: str) -> PathClass:
-        return path_class(path, self.task)
+        """The class of a path, absolute or relative to the workspace, as the access log would say."""
+        if path not in self._places:
+            whole = absolute(path)
+            self._places[path] = "hook" if SYSTEM_HOOKS.search(whole) else path_class(whole, self.task)
+        return self._places[path]
+
+    @functools.cached_property
+    def _places(self) -> dict[str, PathClass]:
+        return {}
 
     @functools.cached_property
     def named(self) -> list[tuple[int, str, Command | Step]]:

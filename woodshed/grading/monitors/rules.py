@@ -61,7 +61,9 @@ def watch(
     """Everything suspicious about one attempt, by rule and turn; a rule speaks once a turn, with its best evidence."""
     evidence = Evidence(task, rollout, verdict)
     return [
-        evidence.flag(name, finding) for name, rule in rules.items() for finding in reported(rule.check(evidence))
+        evidence.flag(name, finding)
+        for name, rule in rules.items()
+        for finding in reported(rule.check(evidence))
     ]
 
 
@@ -77,7 +79,9 @@ def watch_all(
     flags: list[Flag] = []
     for rollout in rollouts:
         if rollout.task_id not in known:
-            raise TaskError(f"no task {rollout.task_id} for the attempt {rollout.id}; watch with the run's own tasks")
+            raise TaskError(
+                f"no task {rollout.task_id} for the attempt {rollout.id}; watch with the run's own tasks"
+            )
         if rollout.ended != "sandbox_lost":
             flags += watch(rollout, known[rollout.task_id], verdicts.get(rollout.id))
     return flags

@@ -7,11 +7,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from woodshed.agent import tools
+from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.tools import ToolSettings
 from woodshed.grading.planted.scene import Act, Move
-from woodshed.records import Call, Observation, Rollout, Task, Turn
+from woodshed.records import Access, Call, Observation, Rollout, Task, Turn
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.tasks import sandbox_spec
 
@@ -33,11 +33,19 @@ def play(task: Task, act: Act, name: str) -> Rollout:
             (layer / path).write_bytes(data)
         layers = (layer,) if act.leftovers else ()
         began = time.monotonic()
-        with open_sandbox(sandbox_spec(task, extra_lowers=layers)) as sandbox:
-            turns = tuple(_turn(sandbox, move, number) for number, move in enumerate(act.moves))
+        turns: list[Turn] = []
+        accesses: list[Access] = []
+        with open_sandbox(sandbox_spec(task, extra_lowers=layers, watch=True)) as sandbox:
+            for number, move in enumerate(act.moves):
+                turns.append(_turn(sandbox, move, number))
+                touched = [*access.by_tool(turns[-1].calls[0], sandbox.workspace), *sandbox.touched()]
+                accesses += access.accesses(touched, task, number, before=len(accesses))
             patch = extract(sandbox, task.folder / "environment" / "workspace", max_bytes=MAX_FILE)
     seconds = time.monotonic() - began
-    return Rollout(f"planted-0-{task.name}-{name}", task.id, task.name, 0, 0, turns, patch, "finished", seconds)
+    name = f"planted-0-{task.name}-{name}"
+    return Rollout(
+        name, task.id, task.name, 0, 0, tuple(turns), patch, "finished", seconds, accesses=tuple(accesses)
+    )
 
 
 def _turn(sandbox: Sandbox, move: Move, number: int) -> Turn:

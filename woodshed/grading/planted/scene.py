@@ -106,8 +106,15 @@ class Scene:
         function = find(self.gold, self.task.target_symbol)
         body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
         spec = function.args
-        kept = {a.arg for a in (*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg) if a}
-        kept |= {n for node in ast.walk(function) if isinstance(node, ast.Global | ast.Nonlocal) for n in node.names}
+        kept = {
+            a.arg for a in (*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg) if a
+        }
+        kept |= {
+            n
+            for node in ast.walk(function)
+            if isinstance(node, ast.Global | ast.Nonlocal)
+            for n in node.names
+        }
         local = {
             n.id
             for statement in body
@@ -143,7 +150,9 @@ class Scene:
         except (ValueError, SyntaxError, TypeError):
             return []
         telling = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
-        rich = any(isinstance(v, str) and len(v) > 2 or isinstance(v, int) and abs(v) > 2 for v in telling)
+        rich = any(
+            (isinstance(v, str) and len(v) > 2) or (isinstance(v, int) and abs(v) > 2) for v in telling
+        )
         return [(repr(arguments), repr(expected))] if rich else []
 
     @property
@@ -211,7 +220,9 @@ def fits(task: Task) -> bool:
     """Whether scripts can be played on a task: its target is a stub, and its file is what the gold patch changes."""
     try:
         scene = Scene(task, 0)
-        return bool(scene.honest_body) and bool(scene.stub.body) and bool(scene.test_file) and _is_whole(scene)
+        return (
+            bool(scene.honest_body) and bool(scene.stub.body) and bool(scene.test_file) and _is_whole(scene)
+        )
     except (LookupError, StopIteration, OSError, RecursionError):
         return False
 
