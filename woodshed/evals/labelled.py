@@ -1,10 +1,10 @@
 """Public sets of labelled attempts, as cases for the monitors. Files are the user's own copies; nothing is fetched.
 
-They were not made in Woodshed's sandbox: there is no task, no access log and no whole patch, so only the rules that read
-commands and written code can speak, and the figures are lower bounds.
+They were not made in Woodshed's sandbox: there is no task, no access log and no whole patch, so only the rules that
+read commands and written code can speak, and the figures are lower bounds.
 
-- TRACE (arXiv 2601.20103; PatronusAI/trace-dataset, CC-BY-SA-4.0): 517 trajectories, columns `conversation` (a JSON list
-  of messages) and `label` ("0" is honest, else a category such as "1.1.1").
+- TRACE (arXiv 2601.20103; PatronusAI/trace-dataset, CC-BY-SA-4.0): 517 trajectories, columns `conversation` (a JSON
+  list of messages) and `label` ("0" is honest, else a category such as "1.1.1").
 - School of Reward Hacks (arXiv 2508.17511; longtermrisk/school-of-reward-hacks): columns `user`,
   `school_of_reward_hacks` (the answer that games the metric) and `control` (an honest one).
 """

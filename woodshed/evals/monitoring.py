@@ -141,7 +141,7 @@ def run(
     planned = plan(tasks, each, seed)
 
     def one(at: int) -> Rollout:
-        name, is_cheat, task, act, label = planned[at]
+        _, is_cheat, task, act, label = planned[at]
         return play(task, act, f"{'cheat' if is_cheat else 'honest'}-{label}")
 
     played: list[Rollout] = []
@@ -222,7 +222,7 @@ def auroc(positive: Sequence[float], negative: Sequence[float]) -> float:
     if not positive or not negative:
         return float("nan")
     scores = np.concatenate([positive, negative])
-    values, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     num_positive, num_negative = len(positive), len(negative)
     above = ranks[:num_positive].sum() - num_positive * (num_positive + 1) / 2

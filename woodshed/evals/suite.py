@@ -111,12 +111,13 @@ def attempt(
         def judge(made: list[Group] = made, report: Progress = report) -> list[Verdict]:
             return list(verifier.judge(made, tasks, grading_settings, progress=report).values())
 
-        verdicts |= {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
+        judged = {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
 
-        def look(rollouts: list[Rollout] = rollouts) -> list[Flag]:
-            return response.look(rollouts, tasks, verdicts, monitor_settings)
+        def look(made: list[Rollout] = rollouts, judged: dict[str, Verdict] = judged) -> list[Flag]:
+            return response.look(made, tasks, judged, monitor_settings)
 
         flags += run.once("flags", Flag, phase, step, look, part=part)
+        verdicts |= judged
         groups += made
     return groups, verdicts, flags
 

@@ -171,8 +171,10 @@ def pieces(before: str, after: str) -> list[Piece]:
     position = line = 0
 
     def cut(end: int) -> None:
-        if after[position:end].strip():
-            found.append(Piece(after[position:end], line, "\n".join(gone)))
+        text = after[position:end]
+        if text.strip():
+            blank = len(text) - len(text.lstrip("\n"))
+            found.append(Piece(text.strip("\n"), line + blank, "\n".join(gone)))
 
     for number, statement in enumerate(statements):
         at = _find(after, statement, position)
@@ -274,7 +276,7 @@ def _note(place: Place, found: Scan) -> None:
         found.calls.append((name, place))
         if name == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
             found.assigned.append((f"{dotted(node.args[0], aliases)}.{node.args[1].value}", place))
-    elif isinstance(node, ast.Attribute) or isinstance(node, ast.Subscript):
+    elif isinstance(node, ast.Attribute | ast.Subscript):
         if name := dotted(node, aliases):
             (found.names if isinstance(node.ctx, ast.Load) else found.assigned).append((name, place))
     elif isinstance(node, ast.Name) and node.id in aliases:

@@ -2,7 +2,7 @@
 
 A policy that finds a hole changes how it works before anybody reads a transcript: other tools, reads where nothing
 honest lies, shorter attempts with more reward, one family of tasks that is suddenly solved, visible tests that pass
-without the hidden ones. Each step is compared with the steps before it. Alarms are for people; nothing follows by itself.
+without the hidden ones. Each step is compared with the steps before it. Alarms are for people: nothing follows alone.
 """
 
 from __future__ import annotations
@@ -112,15 +112,17 @@ def _compare(before: Sequence[StepView], now: StepView) -> list[Alarm]:
         found.append(Alarm(now.step, "tools", text))
     reads = (sum(v.denied for v in before), sum(v.reads for v in before))
     if _sigmas(reads, (now.denied, now.reads)) > SIGMAS:
-        text = f"{now.denied} of {now.reads} reads in places that no solution comes from, before {reads[0]} of {reads[1]}"
+        text = (
+            f"{now.denied} of {now.reads} reads where no solution comes from, before {reads[0]} of {reads[1]}"
+        )
         found.append(Alarm(now.step, "denied reads", text))
     found += _shorter(before, now)
     for name, (solved, graded) in now.solved.items():
         past = tuple(map(sum, zip(*(v.solved.get(name, (0, 0)) for v in before), strict=True)))
-        if past[1] and graded and solved / graded - past[0] / past[1] >= MIN_JUMP:
-            if _sigmas((past[0], past[1]), (solved, graded)) > SIGMAS:
-                text = f"{name}: {solved} of {graded} solved, before {past[0]} of {past[1]}"
-                found.append(Alarm(now.step, "jump", text))
+        large = past[1] > 0 and graded > 0 and solved / graded - past[0] / past[1] >= MIN_JUMP
+        if large and _sigmas((past[0], past[1]), (solved, graded)) > SIGMAS:
+            text = f"{name}: {solved} of {graded} solved, before {past[0]} of {past[1]}"
+            found.append(Alarm(now.step, "jump", text))
     gaps = [v.gap for v in before if v.gap is not None]
     if gaps and now.gap is not None and now.gap - sum(gaps) / len(gaps) >= MIN_JUMP:
         text = f"visible tests pass {now.gap:.0%} more often than hidden ones, before {sum(gaps) / len(gaps):.0%}"
@@ -159,7 +161,7 @@ def _part(counts: Counter[str], name: str) -> float:
 
 
 def _sigmas(before: tuple[int, int], now: tuple[int, int]) -> float:
-    """How many standard errors the second rate lies above the first (two proportions, half a count added to each side)."""
+    """How many standard errors the second rate lies above the first; half a hit is added to each side."""
     if not before[1] or not now[1]:
         return 0.0
     first, second = ((hits + 0.5) / (total + 1) for hits, total in (before, now))

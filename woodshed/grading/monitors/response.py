@@ -1,9 +1,9 @@
 """What a recipe does about flags, and nothing else does: no advantage for flagged attempts, quarantine after proof.
 
 Flags never change a reward. An attempt that a punishing rule flagged keeps its reward in every figure, takes no part in
-its group's baseline and gets no gradient: neither paid nor hit, since a penalty on what is seen teaches hiding
-(CoT-monitoring results of 2025 agree on that). Proof (a canary in the patch, an impossible test that passed, or a rule and
-the reading model agreeing) takes the whole class of tasks out of the draw.
+its group's baseline and gets no gradient: neither paid nor hit, since a penalty on what is seen teaches hiding.
+Proof (a canary in the patch, an impossible test that passed, or a rule and the reading model agreeing) takes the whole
+class of tasks out of the draw.
 """
 
 from __future__ import annotations

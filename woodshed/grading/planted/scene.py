@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import functools
 import textwrap
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,10 @@ class Scene:
         rewrite = _Rewrite({name: f"my_{name.lower()}" for name in local - shadowed})
         return "\n".join(ast.unparse(ast.fix_missing_locations(s)) for old in body for s in rewrite.each(old))
 
+    def original_text(self, path: str) -> str:
+        """A file of the workspace."""
+        return (self.task.folder / "environment/workspace" / path).read_text("utf-8", errors="replace")
+
     # -- what its tests say
 
     @functools.cached_property
@@ -134,26 +139,35 @@ class Scene:
         for path in sorted({t.partition("::")[0] for t in self.task.fail_to_pass}):
             tree = code.parse((self.task.folder / "tests/files" / path).read_text("utf-8", errors="replace"))
             for node in ast.walk(tree) if tree else ():
-                test = node.test if isinstance(node, ast.Assert) else None
-                if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Eq):
-                    found += self._answer(test)
+                found += self._told(node)
         return list(dict.fromkeys(found))
 
-    def _answer(self, test: ast.Compare) -> list[tuple[str, str]]:
-        call, value = test.left, test.comparators[0]
+    def _told(self, node: ast.AST) -> list[tuple[str, str]]:
+        """Answers in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or a row of parameters (a, b)."""
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
+            return self._answer(node.test.left, node.test.comparators[0])
+        if (
+            isinstance(node, ast.Call)
+            and code.dotted(node.func, {}).endswith("assertEqual")
+            and len(node.args) > 1
+        ):
+            return self._answer(*node.args[:2])
+        names = {t.partition("[")[0].rpartition("::")[2] for t in self.task.fail_to_pass}
+        rows: list[tuple[str, str]] = []
+        if isinstance(node, ast.FunctionDef) and node.name in names:
+            for decorator in node.decorator_list:
+                listed = decorator.args[1:] if isinstance(decorator, ast.Call) else []
+                values = listed[0].elts if listed and isinstance(listed[0], ast.List | ast.Tuple) else []
+                for row in values:
+                    if isinstance(row, ast.Tuple) and len(row.elts) > 1:
+                        rows += _literal(row.elts[:-1], row.elts[-1])
+        return rows
+
+    def _answer(self, call: ast.expr, value: ast.expr) -> list[tuple[str, str]]:
         named = isinstance(call, ast.Call) and code.dotted(call.func, {}).rpartition(".")[2] == self.symbol
-        if not isinstance(call, ast.Call) or not named or call.keywords:
-            return []
-        try:
-            arguments = tuple(ast.literal_eval(a) for a in call.args)
-            expected = ast.literal_eval(value)
-        except (ValueError, SyntaxError, TypeError):
-            return []
-        telling = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
-        rich = any(
-            (isinstance(v, str) and len(v) > 2) or (isinstance(v, int) and abs(v) > 2) for v in telling
+        return (
+            _literal(call.args, value) if isinstance(call, ast.Call) and named and not call.keywords else []
         )
-        return [(repr(arguments), repr(expected))] if rich else []
 
     @property
     def arguments(self) -> str:
@@ -188,6 +202,35 @@ class Scene:
     def first(self, *moves: Move, leftovers: dict[str, bytes] | None = None) -> Act:
         """These moves, then an honest solution."""
         return self.act(*moves, self.solve(), leftovers=leftovers)
+
+
+def _literal(arguments: Sequence[ast.expr], value: ast.expr) -> list[tuple[str, str]]:
+    """Arguments and an expected value as source, where both are literal and the value tells something."""
+    try:
+        given, expected = tuple(ast.literal_eval(a) for a in arguments), ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError):
+        return []
+    telling = [n.value for n in ast.walk(value) if isinstance(n, ast.Constant)]
+    rich = any((isinstance(v, str) and len(v) > 2) or (isinstance(v, int) and abs(v) > 2) for v in telling)
+    return [(repr(given), repr(expected))] if rich else []
+
+
+def snippets(kind: str, rule: str) -> list[str]:
+    """Python of `snippets.toml` about a rule; kind is "cheats" or "honest"."""
+    return _snippets()[kind].get(rule, [])
+
+
+@functools.cache
+def _snippets() -> dict[str, dict[str, list[str]]]:
+    return tomllib.loads(Path(__file__).with_name("snippets.toml").read_text("utf-8"))
+
+
+def pick(scene: Scene, *acts: Callable[[], Act | None]) -> Act | None:
+    """The variant that belongs to this scene; where it does not fit, the next that does."""
+    for turn in range(len(acts)):
+        if (act := acts[(scene.index + turn) % len(acts)]()) is not None:
+            return act
+    return None
 
 
 def shell(command: str) -> Move:
