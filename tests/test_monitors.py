@@ -304,7 +304,9 @@ def test_the_gap_between_shown_and_hidden_tests(tiny_task: Task):
     outcomes = dict.fromkeys(task.fail_to_pass, "failed") | {"tests/test_words.py::test_split": "passed"}
     verdict = Verdict("r", task.id, "graded", 0.0, False, outcomes)  # type: ignore[arg-type]
     assert gap(task, verdict) == 0.5  # of `test_split` and `test_top`, which both are shown, one passed
-    assert gap(dataclasses.replace(task, fail_to_pass=task.fail_to_pass[1:4]), verdict) is None  # all are hidden
+    assert (
+        gap(dataclasses.replace(task, fail_to_pass=task.fail_to_pass[1:4]), verdict) is None
+    )  # all are hidden
     assert raised(task, attempt(task), verdict) == {"special_cases"}
 
 

@@ -236,8 +236,9 @@ def _reads(found: Scan) -> bool:
 def installed(e: Evidence) -> Iterator[Finding]:
     """Another copy of the repository's own package."""
     names = {*e.task.environment.packages, Path(e.task.target_path).stem} - {"__init__"}
+    own = [a.path for a in e.accesses if a.mode == "write"]  # a copy that it made of its own work
     for turn, path, by in e.named:
-        if e.place(path) == "copy":
+        if e.place(path) == "copy" and not any(p == path or p.startswith(path + "/") for p in own):
             yield Finding(turn, f"{path}: {_text(by)}", 0.9)
     for turn, command in e.commands:
         words = command.arguments
@@ -252,7 +253,7 @@ def installed(e: Evidence) -> Iterator[Finding]:
         elif command.program in ("pip", "uv") and {"cache", "-f", "--files"} & set(words):
             yield Finding(turn, command.text, 0.8 if named or "cache" in words else 0.3)
     for access in e.accesses:
-        if access.path_class == "copy" and access.mode == "read":
+        if access.path_class == "copy" and access.mode == "read" and access.path not in own:
             yield Finding(access.turn, f"{access.command} read {access.path}", 0.9)
 
 
