@@ -213,9 +213,10 @@ def background(e: Evidence) -> Iterator[Finding]:
         if (detached or schedules or opens) and not command.pipes_into:
             yield Finding(turn, command.text, 0.8)
         elif command.background and turn not in ended and command.program != "sleep":
+            quote = " ".join(c.text for at, c in e.commands if at == turn)
             yield Finding(
-                turn, command.text, 0.8 if turn in looping else 0.3
-            )  # what is left running is killed
+                turn, quote, 0.8 if turn in looping else 0.3
+            )  # the sandbox ends what is left running
     for change in e.package_changes:
         before = change.before or ""
         for name, place in change.scan.calls:
