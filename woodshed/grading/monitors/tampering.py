@@ -286,10 +286,9 @@ def _size(node: ast.AST) -> float:
     """How large a constant expression is, or how long what it repeats gets; 0 where it is not constant."""
     if isinstance(node, ast.Constant):
         value = node.value
-        known = isinstance(value, int | float) and not isinstance(value, bool)
-        return (
-            float(min(value, 1e18)) if known else float(len(value)) if isinstance(value, str | bytes) else 0.0
-        )
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(min(value, 1e18))
+        return float(len(value)) if isinstance(value, str | bytes) else 0.0
     if isinstance(node, ast.List | ast.Tuple):
         return float(len(node.elts))
     if isinstance(node, ast.BinOp):
