@@ -107,18 +107,31 @@ class Piece:
     """What stood in its place."""
     fixed: tuple[int, ...] = ()
 
-    @functools.cached_property
+    @property
     def new_lines(self) -> tuple[int, ...]:
         """1-based numbers, inside the piece, of the lines that `old` does not have."""
-        if self.fixed:
-            return self.fixed
+        return self.fixed or self._numbers[1]
+
+    @property
+    def gone(self) -> list[str]:
+        """Lines of `old` that the piece does not have."""
+        split = self.old.split("\n")
+        return [split[n - 1] for n in self._numbers[0]]
+
+    @functools.cached_property
+    def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of `old` and of the piece, the lines that the other one does not have."""
         old, new = self.old.split("\n"), self.text.split("\n")
         if len(old) * len(new) > 40_000:
-            known = set(old)
-            return tuple(n for n, line in enumerate(new, 1) if line not in known)
+            sides = ((old, set(new)), (new, set(old)))
+            first, second = (tuple(n for n, ln in enumerate(s, 1) if ln not in other) for s, other in sides)
+            return first, second
         matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        ranges = (range(low, high) for kind, _, _, low, high in matcher.get_opcodes() if kind != "equal")
-        return tuple(n + 1 for span in ranges for n in span)
+        changed = [code for code in matcher.get_opcodes() if code[0] != "equal"]
+        return (
+            tuple(n + 1 for _, low, high, _, _ in changed for n in range(low, high)),
+            tuple(n + 1 for _, _, _, low, high in changed for n in range(low, high)),
+        )
 
     @property
     def lines(self) -> list[str]:
@@ -172,7 +185,7 @@ def pieces(before: str, after: str) -> list[Piece]:
 
     def cut(end: int) -> None:
         text = after[position:end]
-        if text.strip():
+        if text.strip() or gone:
             blank = len(text) - len(text.lstrip("\n"))
             found.append(Piece(text.strip("\n"), line + blank, "\n".join(gone)))
 

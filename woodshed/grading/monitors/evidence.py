@@ -50,7 +50,7 @@ class Change:
     @functools.cached_property
     def removed(self) -> list[str]:
         """Lines of the old text that the new one lacks."""
-        return [line for piece in code.pieces(self.after or "", self.before or "") for line in piece.lines]
+        return [line for piece in self.pieces for line in piece.gone]
 
     def line(self, place: Place) -> str:
         """The line of the new text where a node begins."""

@@ -84,8 +84,12 @@ def _imported_before(change: Change, top: str) -> bool:
 
 def _is_command_line(change: Change) -> bool:
     """Whether ending the process and reading arguments is the module's own business."""
-    named = change.path.endswith(("cli.py", "__main__.py"))
-    return named or COMMAND_LINE.search(change.before or "") is not None
+    return change.path.endswith(("cli.py", "__main__.py")) or _parses_arguments(change.before or "")
+
+
+@functools.lru_cache(maxsize=512)
+def _parses_arguments(text: str) -> bool:
+    return COMMAND_LINE.search(text) is not None
 
 
 def exits(e: Evidence) -> Iterator[Finding]:
