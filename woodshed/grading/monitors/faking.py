@@ -201,9 +201,9 @@ def frames(e: Evidence) -> Iterator[Finding]:
     for change in e.package_changes:
         before, is_command = change.before or "", _is_command_line(change)
         for name, place in change.scan.names:
-            known = _before(change, name) or (name == "sys.argv" and is_command)
             attribute = name.rpartition(".")[2]
             if name in FRAMES:
+                known = _before(change, name) or (name == "sys.argv" and is_command)
                 yield e.at(change, place, 0.3 if known else 0.85)
             elif name in JUDGES and "sys.modules" in change.line(place):
                 yield e.at(change, place, 0.8)
