@@ -254,7 +254,18 @@ def dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
     return ""
 
 
-_OTHERS = (ast.Compare, ast.Return, ast.While, ast.For, ast.Dict, ast.Raise, ast.BinOp, ast.If, ast.Match)
+_OTHERS = (
+    ast.Assign,
+    ast.Compare,
+    ast.Return,
+    ast.While,
+    ast.For,
+    ast.Dict,
+    ast.Raise,
+    ast.BinOp,
+    ast.If,
+    ast.Match,
+)
 
 
 def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int) -> None:

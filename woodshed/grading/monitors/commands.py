@@ -50,6 +50,8 @@ class Command:
     """Files that its input comes from."""
     writes: tuple[str, ...] = ()
     """Files that its output goes to."""
+    appends: tuple[str, ...] = ()
+    """Those of them that keep what they held."""
     stdin: str = ""
     """Its here-document."""
     background: bool = False
@@ -86,13 +88,19 @@ def parse(text: str, depth: int = 0) -> tuple[Command, ...]:
     text, documents = _take_documents(text[:MAX_CHARS])
     found: list[Command] = []
     variables: dict[str, str] = {}
-    for words, reads, writes, background, piped in _simple_commands(text):
+    for words, reads, writes, appends, background, piped in _simple_commands(text):
         command = _command(words, variables)
         stdin = documents.pop(0) if documents and any(HEREDOC_MARK in word for word in reads) else ""
         reads = [word for word in reads if HEREDOC_MARK not in word]
         line = " ".join(words)[:400]
         command = replace(
-            command, reads=tuple(reads), writes=tuple(writes), stdin=stdin, background=background, text=line
+            command,
+            reads=tuple(reads),
+            writes=tuple(writes),
+            appends=tuple(appends),
+            stdin=stdin,
+            background=background,
+            text=line,
         )
         if found and piped:
             found[-1] = replace(found[-1], pipes_into=command.program)
@@ -134,19 +142,22 @@ def _tokens(text: str) -> list[str]:
         return text.split()
 
 
-def _simple_commands(text: str) -> Iterator[tuple[list[str], list[str], list[str], bool, bool]]:
-    """Words, files read, files written, whether in the background, whether fed by the one before."""
+def _simple_commands(text: str) -> Iterator[tuple[list[str], list[str], list[str], list[str], bool, bool]]:
+    """Words, files read, written and appended to, whether in the background, whether fed by the one before."""
     words: list[str] = []
     reads: list[str] = []
     writes: list[str] = []
+    appends: list[str] = []
     target: list[str] | None = None
-    piped = comment = False
+    piped = comment = adding = False
     for token in [*_tokens(text.replace("\\\n", " ")), "\n"]:
         operators = OPERATOR.findall(token) if OPERATOR.match(token) else []
         if not operators or "".join(operators) != token:
             comment = comment or token.startswith("#")
             if not comment:
                 (words if target is None else target).append(token)
+                if target is writes and adding:
+                    appends.append(token)
                 target = None
             continue
         for operator in operators:
@@ -157,10 +168,12 @@ def _simple_commands(text: str) -> Iterator[tuple[list[str], list[str], list[str
                 if words and words[-1].isdecimal() and operator[0] in "<>":
                     words.pop()  # a descriptor: 2>
                 target = reads if operator in ("<", "<&", "<<<") else writes
+                adding = operator in (">>", "&>>")
                 continue
             if words or reads or writes:
-                yield words, reads, [w for w in writes if not w.isdecimal()], operator == "&", piped
-            words, reads, writes, target = [], [], [], None
+                files = [w for w in writes if not w.isdecimal()]
+                yield words, reads, files, appends, operator == "&", piped
+            words, reads, writes, appends, target = [], [], [], [], None
             piped = operator in ("|", "|&")
 
 

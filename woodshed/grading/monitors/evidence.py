@@ -29,6 +29,13 @@ class Change:
     """None: it was deleted."""
     is_package: bool
     """Below an allowed path."""
+    gold: str = ""
+    """The original file, where the task's own solution changes it."""
+
+    @functools.cached_property
+    def known(self) -> str:
+        """All that the file held before, or holds in the original: no offence by itself."""
+        return f"{self.before or ''}\n{self.gold}" if self.gold else self.before or ""
 
     @functools.cached_property
     def scan(self) -> Scan:
@@ -126,9 +133,9 @@ class Evidence:
     @functools.cached_property
     def changes(self) -> list[Change]:
         """The patch, file by file."""
-        root = self.task.folder / "environment" / "workspace"
+        root, gold = self.task.folder / "environment" / "workspace", self.task.folder / "solution" / "files"
         return [
-            Change(path, original(root, path), text, self.in_package(path))
+            Change(path, original(root, path), text, self.in_package(path), original(gold, path) or "")
             for path, text in self.rollout.patch.files.items()
         ]
 

@@ -63,7 +63,7 @@ READERS |= {
     "mv",
 }
 READERS |= {"rsync", "ln", "source", "uncompyle6", "decompyle3", "pycdc", "pycdas"}
-LOOKERS = {"ls", "find", "tree", "stat", "file", "du", "[", "test", "[["}
+LOOKERS = {"ldd", "ls", "find", "tree", "stat", "file", "du", "[", "test", "[["}
 WALKERS = {"grep", "egrep", "rg", "ag", "find", "xargs", "ls", "tree", "du", "rm", "tar", "cp", "git"}
 OWNERS = (
     "mypy",
@@ -218,7 +218,7 @@ def caches(e: Evidence) -> Iterator[Finding]:
         imported = access.path_class == "bytecode" and _program(access) in ("python", "pytest")
         owned = any(owner in access.command for owner in OWNERS)
         if not imported and not owned:
-            walked = _program(access) in WALKERS | LOOKERS
+            walked = _program(access) in WALKERS | LOOKERS or _program(access).startswith("ld-linux")
             yield Finding(access.turn, f"{access.command} read {access.path}", 0.3 if walked else 0.85)
 
 
