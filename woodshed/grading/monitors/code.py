@@ -122,15 +122,18 @@ class Piece:
     def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of `old` and of the piece, the lines that the other one does not have."""
         old, new = self.old.split("\n"), self.text.split("\n")
-        if len(old) * len(new) > 40_000:
-            sides = ((old, set(new)), (new, set(old)))
-            first, second = (tuple(n for n, ln in enumerate(s, 1) if ln not in other) for s, other in sides)
-            return first, second
-        matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
-        changed = [code for code in matcher.get_opcodes() if code[0] != "equal"]
+        limit = min(len(old), len(new))
+        start = next((n for n in range(limit) if old[n] != new[n]), limit)
+        rest = limit - start
+        end = next((n for n in range(rest) if old[-1 - n] != new[-1 - n]), rest)
+        middles = old[start : len(old) - end], new[start : len(new) - end]
+        changed = [("replace", 0, len(middles[0]), 0, len(middles[1]))]
+        if len(middles[0]) * len(middles[1]) < 40_000:  # else all of it counts as changed
+            matcher = difflib.SequenceMatcher(None, *middles, autojunk=False)
+            changed = [code for code in matcher.get_opcodes() if code[0] != "equal"]
         return (
-            tuple(n + 1 for _, low, high, _, _ in changed for n in range(low, high)),
-            tuple(n + 1 for _, _, _, low, high in changed for n in range(low, high)),
+            tuple(start + n + 1 for _, low, high, _, _ in changed for n in range(low, high)),
+            tuple(start + n + 1 for _, _, _, low, high in changed for n in range(low, high)),
         )
 
     @property
