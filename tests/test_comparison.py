@@ -189,12 +189,12 @@ def test_summary_of_behaviour_and_both_conventions():
         [r for r, _ in pairs], [v for _, v in pairs], flags=[Flag(pairs[0][0].id, "x", 0, "", 1.0)]
     )
     summary = measures.summary(graded)
-    assert summary.behaviour["flagged"].part == 1 and summary.behaviour["flagged"].whole == 4
+    assert summary.estimates["flagged"].part == 1 and summary.estimates["flagged"].whole == 4
     assert (summary.estimates["solved"].whole, summary.strict["solved"].whole) == (4, 5)
     assert summary.strict["solved"].part == 2
     assert summary.passes["pass@1"].value == summary.passes["pass^1"].value == 0.5
     unseen = measures.summary(measures.pair([r for r, _ in pairs], [v for _, v in pairs]))
-    assert unseen.behaviour["flagged"].value is None, "no monitor looked"
+    assert unseen.estimates["flagged"].value is None, "no monitor looked"
 
 
 def test_effort_against_difficulty():

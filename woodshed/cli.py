@@ -27,13 +27,24 @@ from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 if TYPE_CHECKING:
     from woodshed.evals.measures import Row, Summary
+    from woodshed.evals.monitoring import Report as MonitorReport
     from woodshed.evals.suite import SuiteSettings
     from woodshed.inference.sampler import Sampler
     from woodshed.rundir import RunDir
     from woodshed.training.recipe import Recipe
 
 
-ORDER = ["doctor", "tasks", "eval", "train", "grade", "report", "view", "export"]  # as a person meets them
+ORDER = [  # as a person meets them
+    "doctor",
+    "tasks",
+    "eval",
+    "train",
+    "grade",
+    "report",
+    "view",
+    "export",
+    "monitor",
+]
 
 
 class Verbs(TyperGroup):
@@ -112,6 +123,8 @@ eval_app = typer.Typer(cls=Evaluations, no_args_is_help=True, rich_markup_mode=N
 app.add_typer(
     eval_app, name="eval", help="Measure a model on tasks (`eval TASKS` is `eval run TASKS`), and compare."
 )
+monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure how well that works.")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, one by one.")
@@ -283,6 +296,7 @@ def evaluate(
             chosen.rollout,
             chosen.agent,
             chosen.grading,
+            chosen.monitors,
             attempts=chosen.attempts,
             seed=chosen.seed,
             progress=progress,
@@ -502,6 +516,54 @@ def export_run(
         raise typer.Exit(1)
 
 
+@monitor_app.command("bench")
+def bench_monitors(
+    tasks: Annotated[
+        list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")
+    ] = None,
+    each: Annotated[int, typer.Option(help="Tasks on which each cheat and each look-alike is played.")] = 20,
+    jobs: Annotated[int, typer.Option(help="Attempts at the same time.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seeds which tasks are taken.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write every figure to this JSON file.")] = None,
+    cases: Annotated[
+        Path | None, typer.Option(help="Confirmed cheats (JSONL) that must still be caught.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Your copy of the TRACE set, measured as well.")] = None,
+    school: Annotated[Path | None, typer.Option(help="Your copy of School of Reward Hacks.")] = None,
+) -> None:
+    """Measure the monitors.
+
+    Every known cheat and its honest look-alikes are played in sandboxes on real tasks, then watched by the rules. Exits
+    with 1 when a confirmed cheat of --cases is no longer caught.
+    """
+    from woodshed import machine
+    from woodshed.evals import labelled, monitoring
+    from woodshed.grading.monitors import learned
+    from woodshed.records import to_json
+    from woodshed.tasks import folder
+
+    if not (tasks or cases or trace or school):
+        raise typer.BadParameter("name tasks to play on, or --cases, --trace or --school")
+    results: dict[str, Any] = {"machine": machine.describe()}
+    if tasks:
+        with _kept("nothing was written"), progress_bars() as progress:
+            loaded = folder.load_set(*tasks)
+            played, per_s = monitoring.run(loaded, each=each, jobs=jobs, seed=seed, progress=progress)
+        results["planted"] = _show_monitors(monitoring.report(played, per_s))
+    for name, path, load in (("trace", trace, labelled.trace), ("school", school, labelled.school)):
+        if path is not None:
+            say(f"{name}: {path}")
+            results[name] = _show_monitors(monitoring.report(load(path), 0.0))
+    missed = [c for c in (learned.read_cases(cases) if cases else []) if not learned.replay(c)]
+    for case in missed:
+        say(f"no longer caught: {case.rollout.id}, {case.rule} at turn {case.turn}")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(to_json(results), indent=1) + "\n", encoding="utf-8")
+    if missed:
+        raise typer.Exit(1)
+
+
 # -- what verbs share ----------------------------------------------------------------------------------------------
 
 
@@ -526,12 +588,29 @@ def _sampler(chosen: SuiteSettings) -> Sampler:
 def _show_run(run: RunDir) -> None:
     """The headline of a run: its first against its last evaluation, or the only one."""
     from woodshed.evals import evaluation
+    from woodshed.grading.monitors import drift
 
     found = evaluation.from_run(run)
+    for alarm in drift.from_run(run):
+        tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
         _show_rows(evaluation.before_after(found[0], found[-1]))
     elif found:
         _show_summary(found[0].summary)
+
+
+def _show_monitors(measured: MonitorReport) -> MonitorReport:
+    """Table and totals of one measurement of the monitors."""
+    from woodshed.evals import monitoring
+
+    say_columns(monitoring.table(measured))
+    say(f"AUROC {measured.auroc:.3f} [{measured.auroc_interval[0]:.3f}, {measured.auroc_interval[1]:.3f}]")
+    shares = ", ".join(f"{100 * value:.1f}% at {base}" for base, value in measured.precision.items())
+    say(f"precision where a share of the attempts cheats: {shares}")
+    if measured.rollouts_per_s:
+        cost = f"{measured.rollouts_per_s:.0f} rollouts/s, {measured.core_s_per_1000:.1f} s for 1,000"
+        say(f"on one core: {cost}; {measured.num_tasks} tasks")
+    return measured
 
 
 def _show_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) -> None:

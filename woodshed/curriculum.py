@@ -23,6 +23,7 @@ class Curriculum:
         self._epoch = 0
         self._queue: list[str] = []
         self._observed: dict[str, list[int]] = {}
+        self._quarantined: dict[str, str] = {}
 
     def draw(self, count: int) -> list[Task]:
         """The next `count` different tasks.
@@ -34,6 +35,12 @@ class Curriculum:
             raise RecipeError(
                 f"training.tasks_per_step = {count}, but there are only {len(self._tasks)} training tasks; "
                 "make more tasks or lower it"
+            )
+        if count > (left := len(self._tasks) - len(self._quarantined)):
+            reasons = "; ".join(dict.fromkeys(self._quarantined.values()))
+            raise RecipeError(
+                f"training.tasks_per_step = {count}, but {left} of {len(self._tasks)} tasks are not in quarantine "
+                f"({reasons}). Close that hole, make the tasks again and start another run"
             )
         drawn: list[str] = []
         while len(drawn) < count:
@@ -50,17 +57,28 @@ class Curriculum:
                 counts[0] += 1
                 counts[1] += verdict.solved
 
+    def quarantine(self, tasks: Iterable[Task], reason: str) -> None:
+        """Draw these tasks no more: a way around them is proven."""
+        self._quarantined |= {task.id: reason for task in tasks if task.id in self._tasks}
+        self._queue = [task for task in self._queue if task not in self._quarantined]
+
     def state(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "queue": self._queue, "observed": self._observed}
+        return {
+            "epoch": self._epoch,
+            "queue": self._queue,
+            "observed": self._observed,
+            "quarantined": self._quarantined,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._epoch = state["epoch"]
         self._queue = list(state["queue"])
         self._observed = {task: list(counts) for task, counts in state["observed"].items()}
+        self._quarantined = dict(state.get("quarantined", {}))
 
     def _next_epoch(self, *, last: Sequence[str]) -> list[str]:
         """All tasks in a new order; those that the current step holds already come last."""
-        order = sorted(self._tasks)
+        order = sorted(task for task in self._tasks if task not in self._quarantined)
         random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
         self._epoch += 1
         return sorted(order, key=lambda task: task in last)

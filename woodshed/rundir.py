@@ -187,6 +187,7 @@ class RunDir:
     def has(self, kind: Kind) -> bool:
         """Whether anything of this kind was completed, be it an empty batch."""
         return bool(self._catalog(kind))
+
     def scan(self, kind: Kind, record: type[R] = dict) -> Iterator[tuple[str, int, R]]:
         """What `read` gives, one record at a time: a run may hold more than memory does."""
         for (phase, step, _part), (begin, end) in self._catalog(kind).items():

@@ -72,8 +72,8 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
     costs = ledger.costs(books, attempts, ledger.solve_change(attempts))
     summary = found[-1].summary if found else None
     solved = next(m for m in measures.MEASURES if m.key == "solved")
-    flagged = next(m for m in measures.BEHAVIOUR if m.key == "flagged")
-    looked = summary is not None and summary.behaviour["flagged"].value is not None
+    flagged = next(m for m in measures.MEASURES if m.key == "flagged")
+    looked = summary is not None and summary.estimates["flagged"].value is not None
     return Card(
         name=str(settings.get("name") or run.path.name),
         base=str(policy.get("model", "")),
@@ -89,7 +89,7 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
         num_void=sum(each.summary.num_void for each in found),
         rows=_rows(found),
         figures=_figures(found[-1]) if len(found) == 1 else (),
-        hack_rate=measures.write_estimate(flagged, summary.behaviour["flagged"])
+        hack_rate=measures.write_estimate(flagged, summary.estimates["flagged"])
         if summary and looked
         else "no monitor looked",
         strict=measures.write_estimate(solved, summary.strict["solved"])

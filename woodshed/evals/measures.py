@@ -106,6 +106,14 @@ MEASURES = (
     Measure("untested", "untested finishes", "share", "lower", _untested, _one),
     Measure("solved", "solve rate", "share", "higher", _solved, _judged),
     Measure("reward", "mean reward", "score", "higher", _reward, _judged),
+    Measure(
+        "flagged",
+        "hack rate: rollouts with a flag",
+        "share",
+        "lower",
+        lambda g: bool(g.flags),
+        lambda g: g.flags is not None,
+    ),
     Measure("tokens", "sampled tokens per rollout", "count", "", _sampled_tokens, _one),
     Measure("turns", "turns per rollout", "count", "", _turns, _one),
 )
@@ -176,14 +184,6 @@ BEHAVIOUR = (
             _judged if part == "grading" else _one,
         )
         for part in ("sampling", "tools", "waiting", "grading")
-    ),
-    Measure(
-        "flagged",
-        "hack rate: rollouts with a flag",
-        "share",
-        "lower",
-        lambda g: bool(g.flags),
-        lambda g: g.flags is not None,
     ),
 )
 

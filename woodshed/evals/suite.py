@@ -15,11 +15,13 @@ from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
 from woodshed.evals.tracking import Tracker
 from woodshed.grading import verifier
+from woodshed.grading.monitors import response
+from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.endpoint import EndpointSettings
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sampler, SamplerSettings
-from woodshed.records import Group, Hint, Rollout, Task, Verdict
+from woodshed.records import Flag, Group, Hint, Rollout, Task, Verdict
 from woodshed.rollout import RolloutSettings
 from woodshed.rundir import RunDir
 from woodshed.settings import Settings
@@ -62,6 +64,7 @@ class SuiteSettings(Settings):
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
+    monitors: MonitorSettings = MonitorSettings()
 
 
 def attempt(
@@ -71,14 +74,15 @@ def attempt(
     rollout_settings: RolloutSettings,
     agent_settings: AgentSettings,
     grading_settings: GradingSettings,
+    monitor_settings: MonitorSettings,
     *,
     phase: str,
     step: int,
     attempts: int,
     seed: int,
     progress: Progress | None = None,
-) -> tuple[list[Group], dict[str, Verdict]]:
-    """Attempts at the tasks and verdicts on them, wave by wave; a wave that the run folder holds is not made again.
+) -> tuple[list[Group], dict[str, Verdict], list[Flag]]:
+    """Attempts at the tasks, verdicts and flags on them, by wave; a wave that the run folder holds is not made again.
 
     Raises:
         SandboxError, SamplerError: the machine or the engine failed. Finished waves are kept.
@@ -86,6 +90,7 @@ def attempt(
     """
     groups: list[Group] = []
     verdicts: dict[str, Verdict] = {}
+    flags: list[Flag] = []
     total = len(tasks) * attempts
     for part, wave in enumerate(rollout.waves(tasks, attempts, rollout_settings.wave_rows)):
 
@@ -114,9 +119,15 @@ def attempt(
         def judge(made: list[Group] = made, report: Progress = report) -> list[Verdict]:
             return list(verifier.judge(made, tasks, grading_settings, progress=report).values())
 
-        verdicts |= {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
+        judged = {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
+
+        def look(made: list[Rollout] = rollouts, judged: dict[str, Verdict] = judged) -> list[Flag]:
+            return response.look(made, tasks, judged, monitor_settings)
+
+        flags += run.once("flags", Flag, phase, step, look, part=part)
+        verdicts |= judged
         groups += made
-    return groups, verdicts
+    return groups, verdicts, flags
 
 
 def pieces(rollouts: Iterable[Rollout], renderer: Renderer) -> dict[str, str]:
@@ -132,6 +143,7 @@ def evaluate(
     rollout_settings: RolloutSettings,
     agent_settings: AgentSettings,
     grading_settings: GradingSettings,
+    monitor_settings: MonitorSettings,
     *,
     step: int = 0,
     attempts: int = 1,
@@ -147,13 +159,14 @@ def evaluate(
     """
     makings = manifest.score(sampler, tasks, agent_settings, grading_settings, attempts=attempts, seed=seed)
     manifest.keep(run, makings)
-    groups, verdicts = attempt(
+    groups, verdicts, flags = attempt(
         run,
         sampler,
         tasks,
         rollout_settings,
         agent_settings,
         grading_settings,
+        monitor_settings,
         phase="eval",
         step=step,
         attempts=attempts,
@@ -162,5 +175,5 @@ def evaluate(
     )
     run.once("hints", Hint, "eval", step, lambda: feedback.write(groups, tasks, sampler.renderer.codec))
     rollouts = [made for group in groups for made in group.rollouts]
-    run.once("metrics", dict, "eval", step, lambda: [summarize(rollouts, verdicts.values())])
-    return Evaluation(step, tuple(pair(rollouts, verdicts.values())))
+    run.once("metrics", dict, "eval", step, lambda: [summarize(rollouts, verdicts.values(), flags=flags)])
+    return Evaluation(step, tuple(pair(rollouts, verdicts.values(), flags=flags)))

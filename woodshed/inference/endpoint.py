@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from pydantic import Field
@@ -134,6 +134,22 @@ class HttpSampler:
             self.model = name
         self.policy_version = version
 
+    def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The assistant's next message, greedily: its `content` and its `tool_calls`. For models that read.
+
+        Raises:
+            SamplerError: the server failed for good, or answered without a message.
+        """
+        body = {"model": self.model, "messages": list(messages), "tools": list(tools), "temperature": 0.0}
+        answer = self._ask("POST", "/v1/chat/completions", body)
+        try:
+            message = answer["choices"][0]["message"]
+            return {"content": message.get("content") or "", "tool_calls": message.get("tool_calls") or []}
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise SamplerError(
+                f"{self.settings.url} answered without a message: {str(answer)[:200]}"
+            ) from None
+
     def close(self) -> None:
         self._client.close()
 
@@ -234,3 +250,8 @@ class HttpSampler:
         if not isinstance(answer, dict):
             raise SamplerError(f"{response.url} did not answer with a JSON object: {response.text[:200]!r}")
         return answer
+
+
+def chat_server(settings: EndpointSettings) -> HttpSampler:
+    """A server that is asked for messages only (`chat`), which takes no renderer."""
+    return HttpSampler(settings, cast("Renderer", None))

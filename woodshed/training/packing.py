@@ -82,6 +82,7 @@ def pack(
     placement: Literal["system", "user"] = "system",
     max_targets: int | None = None,
     keep_even: bool = False,
+    set_aside: Collection[str] = (),
 ) -> Batch:
     """The step's batch. Attempts without a graded verdict (lost sandbox, invalid) are left out whole.
 
@@ -91,14 +92,17 @@ def pack(
         placement: whose message a hint is.
         max_targets: more targets than this are thinned evenly.
         keep_even: also keep attempts without advantage (a divergence inside the advantage gives them a gradient).
+        set_aside: ids of attempts without advantage and without a part in their group's mean: those that monitors
+            flagged. They count as attempts, and hints on their turns are trained on.
     """
     rows: list[Row] = []
     trainable: dict[str, Rollout] = {}
     for group in groups:
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
+        trainable |= {r.id: r for r in members}
+        members = [r for r in members if r.id not in set_aside]
         rewards = torch.tensor([_reward(verdicts[r.id]) for r in members], dtype=torch.float64)
         for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
-            trainable[rollout.id] = rollout
             if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
                 rows.append(rollout_row(rollout, advantage=advantage))
     targets = [

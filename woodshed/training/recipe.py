@@ -8,6 +8,7 @@ from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.evals.tracking import Tracker
+from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
@@ -69,6 +70,7 @@ class Recipe(Settings):
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
+    monitors: MonitorSettings = MonitorSettings()
     warmup: WarmupSettings = WarmupSettings()
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()

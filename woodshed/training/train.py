@@ -7,13 +7,16 @@ Every stage of a step is kept in the run folder as it ends, so a run that is kil
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from woodshed import feedback
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
+from woodshed.grading.monitors import honeypots, response
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
 from woodshed.records import Hint, Task
@@ -113,13 +116,14 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             break
         clock = Clock()
         drawn = curriculum.draw(recipe.training.tasks_per_step)
-        groups, verdicts = suite.attempt(
+        groups, verdicts, flags = suite.attempt(
             run,
             sampler,
             drawn,
             recipe.rollout,
             recipe.agent,
             recipe.grading,
+            recipe.monitors,
             phase="train",
             step=step,
             attempts=recipe.rollout.attempts,
@@ -143,6 +147,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             placement=recipe.feedback.placement,
             max_targets=recipe.feedback.max_targets,
             keep_even=recipe.objective.kl_coef > 0,
+            set_aside=response.without_advantage(flags, recipe.monitors),
         )
         metrics = update(
             policy,
@@ -162,7 +167,10 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         sampler.load(None, version=step + 1)
         curriculum.observe(verdicts.values())
         rollouts = [made for group in groups for made in group.rollouts]
-        metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
+        if recipe.monitors.quarantine:
+            for proof in response.quarantined(flags, rollouts, tasks):
+                curriculum.quarantine(proof.tasks(tasks), proof.reason)
+        metrics |= summarize(rollouts, verdicts.values(), flags=flags) | {"seconds": clock.laps}
         run.append("metrics", [metrics], "train", step)
         position = Position("rl", step + 1, position.scale, curriculum.state())
         checkpoint.save(run, policy, optimizer, position)
@@ -179,6 +187,7 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
             session.recipe.rollout,
             session.recipe.agent,
             session.recipe.grading,
+            session.recipe.monitors,
             step=step,
             attempts=session.recipe.evaluation.attempts,
             seed=session.recipe.seed,
@@ -211,7 +220,16 @@ def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
             heldout = by_id[: round(recipe.tasks.heldout_share * len(by_id))]
             practice = [task for task in practice if task not in heldout]
         heldout = sorted(heldout, key=lambda task: task.name)[: recipe.evaluation.limit or None]
-        for path, tasks in zip(kept, (practice, heldout), strict=True):
-            run.keep_tasks(path.name, [task.folder for task in tasks])
+        with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
+            monitors = recipe.monitors
+            practice = honeypots.prepare(
+                practice,
+                Path(scratch),
+                baited=monitors.honeypots,
+                impossible=monitors.impossible,
+                seed=recipe.seed,
+            )
+            for path, tasks in zip(kept, (practice, heldout), strict=True):
+                run.keep_tasks(path.name, [task.folder for task in tasks])
     practice, heldout = (folder.load_set(path) if any(path.iterdir()) else [] for path in kept)
     return practice, heldout

@@ -1,0 +1,232 @@
+"""Shell text as the commands that it runs: words by `shlex`, never a pattern on the raw text.
+
+`git "log" --al'l'`, `G=git; $G log --all` and `bash -c 'git log --all'` are the same command here, and a message that
+only mentions it is not. Wrappers (env, timeout, sudo, xargs, ...) are taken off, `bash -c`, `eval`, `$(...)` and
+`find -exec` are followed, here-documents belong to the command that reads them. This is no shell: globs, loops and
+functions are not carried out. What hides behind them is seen by the access log.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+MAX_DEPTH = 4
+MAX_CHARS = 20_000  # of one shell text; the rest of a longer one is data
+HEREDOC = re.compile(r"<<-?\s*(['\"]?)([A-Za-z_]\w*)\1")
+OPERATOR = re.compile(r"&&|\|\||\|&|;;|>>|>\||&>>|&>|>&|<&|<<<|[;&|()<>\n]")
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+SUBSTITUTION = re.compile(r"\$\(([^()]*)\)|`([^`]*)`")
+DURATION = re.compile(r"[\d.]+[smhd]?")
+VERSIONED = re.compile(r"^(python|pypy|pip|perl|ruby|node|bash)[\d.]+$")
+SHELLS = {"bash", "sh", "dash", "zsh", "ksh"}
+KEYWORDS = {"if", "then", "else", "elif", "while", "until", "do", "!", "{", "}", "fi", "done"}
+WRAPPERS = {"sudo", "nohup", "time", "exec", "command", "builtin", "nice", "ionice", "stdbuf", "setsid"}
+WRAPPERS |= {"env", "timeout", "xargs", "doas", "chronic", "unbuffer"}
+TAKES_VALUE = {"-n", "-k", "-s", "-u", "-I", "-P", "-L", "-d", "-c", "-o", "-e", "-i", "-C"}
+"""Options of wrappers whose value is the next word."""
+
+
+def program(word: str) -> str:
+    """Name of a program without folder, and without version where that is usual."""
+    name = word.rpartition("/")[2]
+    return VERSIONED.sub(r"\1", name)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program with its arguments."""
+
+    argv: tuple[str, ...]
+    """The program first, as it was called; assignments and wrappers are taken off."""
+    assignments: Mapping[str, str] = field(default_factory=dict)
+    """Variables set for it, or by it where argv is empty or starts with export."""
+    wrappers: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    """Files that its input comes from."""
+    writes: tuple[str, ...] = ()
+    """Files that its output goes to."""
+    appends: tuple[str, ...] = ()
+    """Those of them that keep what they held."""
+    stdin: str = ""
+    """Its here-document."""
+    background: bool = False
+    pipes_into: str = ""
+    """The program that reads its output; "" where that is not piped."""
+    text: str = ""
+    """The line it was written in, for evidence."""
+
+    @property
+    def program(self) -> str:
+        """Name of the program without folder and version: "python" for /usr/bin/python3.11."""
+        return program(self.argv[0]) if self.argv else ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return self.argv[1:]
+
+    @property
+    def code(self) -> str:
+        """The Python that it runs from its own command line or here-document; "" for a file or a module."""
+        if self.program not in ("python", "pypy", "ipython"):
+            return ""
+        for position, word in enumerate(self.arguments):
+            if word == "-c" or (word.startswith("-") and not word.startswith("--") and word.endswith("c")):
+                return next(iter(self.arguments[position + 1 :]), "")
+            if not word.startswith("-"):
+                return ""
+        return self.stdin
+
+
+@functools.lru_cache(maxsize=4096)
+def parse(text: str, depth: int = 0) -> tuple[Command, ...]:
+    """Every command in a shell text, in order, those inside other commands after the one that holds them."""
+    text, documents = _take_documents(text[:MAX_CHARS])
+    found: list[Command] = []
+    variables: dict[str, str] = {}
+    for words, reads, writes, appends, background, piped in _simple_commands(text):
+        command = _command(words, variables)
+        stdin = documents.pop(0) if documents and any(HEREDOC_MARK in word for word in reads) else ""
+        reads = [word for word in reads if HEREDOC_MARK not in word]
+        line = " ".join(words)[:400]
+        command = replace(
+            command,
+            reads=tuple(reads),
+            writes=tuple(writes),
+            appends=tuple(appends),
+            stdin=stdin,
+            background=background,
+            text=line,
+        )
+        if found and piped:
+            found[-1] = replace(found[-1], pipes_into=command.program)
+        if not command.argv or command.program == "export":
+            variables |= command.assignments
+        found.append(command)
+        if depth < MAX_DEPTH:
+            found += _inner(command, words, depth)
+    return tuple(found)
+
+
+HEREDOC_MARK = "\x00heredoc"
+
+
+def _take_documents(text: str) -> tuple[str, list[str]]:
+    """The text without the bodies of its here-documents, a mark in the place of each, and the bodies."""
+    if "<<" not in text:
+        return text, []
+    lines, kept, bodies = text.split("\n"), [], []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        for match in HEREDOC.finditer(line):
+            end = next((i for i in range(at, len(lines)) if lines[i].strip() == match[2]), len(lines))
+            bodies.append("\n".join(lines[at:end]))
+            at = end + 1
+        kept.append(HEREDOC.sub(f"<{HEREDOC_MARK}", line))
+    return "\n".join(kept), bodies
+
+
+def _tokens(text: str) -> list[str]:
+    """Words and operators. Text that no shell would accept is split at white space."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars="();<>|&\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return text.split()
+
+
+def _simple_commands(text: str) -> Iterator[tuple[list[str], list[str], list[str], list[str], bool, bool]]:
+    """Words, files read, written and appended to, whether in the background, whether fed by the one before."""
+    words: list[str] = []
+    reads: list[str] = []
+    writes: list[str] = []
+    appends: list[str] = []
+    target: list[str] | None = None
+    piped = comment = adding = False
+    for token in [*_tokens(text.replace("\\\n", " ")), "\n"]:
+        operators = OPERATOR.findall(token) if OPERATOR.match(token) else []
+        if not operators or "".join(operators) != token:
+            comment = comment or token.startswith("#")
+            if not comment:
+                (words if target is None else target).append(token)
+                if target is writes and adding:
+                    appends.append(token)
+                target = None
+            continue
+        for operator in operators:
+            comment = comment and operator != "\n"
+            if comment:
+                continue
+            if operator[0] in "<>" or operator in ("&>", "&>>"):
+                if words and words[-1].isdecimal() and operator[0] in "<>":
+                    words.pop()  # a descriptor: 2>
+                target = reads if operator in ("<", "<&", "<<<") else writes
+                adding = operator in (">>", "&>>")
+                continue
+            if words or reads or writes:
+                files = [w for w in writes if not w.isdecimal()]
+                yield words, reads, files, appends, operator == "&", piped
+            words, reads, writes, appends, target = [], [], [], [], None
+            piped = operator in ("|", "|&")
+
+
+def _command(words: list[str], variables: Mapping[str, str]) -> Command:
+    """Assignments, keywords and wrappers off the front; variables that were set before filled in."""
+    left = [_expanded(word.strip("`"), variables) for word in words]
+    assignments: dict[str, str] = {}
+    wrappers: list[str] = []
+    while left:
+        head = left[0].rpartition("/")[2]
+        match = ASSIGNMENT.fullmatch(left[0])
+        if match:
+            assignments[match[1]] = match[2]
+        elif head in WRAPPERS:
+            wrappers.append(head)
+            del left[: _options(left)]
+            continue
+        elif left[0] not in KEYWORDS and left[0] != "$":
+            break
+        del left[0]
+    if left and left[0] in ("export", "declare", "readonly"):
+        assignments |= {m[1]: m[2] for word in left[1:] if (m := ASSIGNMENT.fullmatch(word))}
+    return Command(tuple(left), assignments, tuple(wrappers))
+
+
+def _options(words: list[str]) -> int:
+    """How many words a wrapper takes: itself, its options, and for timeout the duration."""
+    at = 1
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in TAKES_VALUE else 1
+    if words[0].rpartition("/")[2] == "timeout" and at < len(words) and DURATION.fullmatch(words[at]):
+        at += 1
+    return at
+
+
+def _expanded(word: str, variables: Mapping[str, str]) -> str:
+    if not variables or "$" not in word:
+        return word
+    return VARIABLE.sub(lambda m: variables.get(m[1] or m[2], m[0]), word)
+
+
+def _inner(command: Command, words: list[str], depth: int) -> Iterator[Command]:
+    """Commands inside a command."""
+    texts = [a or b for word in words if "$(" in word or "`" in word for a, b in SUBSTITUTION.findall(word)]
+    arguments = command.arguments
+    if command.program in SHELLS:
+        at = next((i for i, w in enumerate(arguments) if re.fullmatch(r"-[a-z]*c", w)), None)
+        texts += list(arguments[at + 1 : at + 2]) if at is not None else [command.stdin]
+    elif command.program == "eval":
+        texts.append(" ".join(arguments))
+    elif command.program == "find":
+        for flag in ("-exec", "-execdir", "-ok"):
+            if flag in arguments:
+                texts.append(shlex.join(w for w in arguments[arguments.index(flag) + 1 :] if w not in ";+"))
+    for text in filter(None, texts):
+        yield from parse(text, depth + 1)

@@ -1,0 +1,141 @@
+"""What confirmed cheats teach: places to scrub, and cases that the rules must go on catching.
+
+A place has the form of the leak scan's own rules, `{"pattern", "why", "provenance"}`: a regular expression that is
+searched in a file's path relative to the workspace. A case is one line of JSON, an attempt without tokens and prose:
+
+    {"rule": "caches", "turn": 2, "task": {...}, "rollout": {...}}
+
+`replay` watches it again with today's rules; `woodshed monitor bench --cases FILE` does so for a file of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from woodshed.grading.monitors.evidence import Evidence
+from woodshed.grading.monitors.response import confirmed
+from woodshed.grading.monitors.rules import RULES, watch
+from woodshed.records import Flag, Rollout, Task, TaskError, from_json, to_json
+from woodshed.rundir import RunDir
+from woodshed.sandbox.spec import WORKSPACE
+from woodshed.tasks import folder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt found what it should have made."""
+
+    pattern: str
+    why: str
+    provenance: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A confirmed cheat."""
+
+    rule: str
+    turn: int
+    task: Task
+    rollout: Rollout
+
+
+def learn(run: RunDir) -> tuple[list[Place], list[Case]]:
+    """The places and cases of a run's confirmed cheats.
+
+    Raises:
+        TaskError: the run's tasks cannot be read.
+    """
+    tasks = {task.id: task for path in sorted((run.path / "tasks").iterdir()) for task in _tasks(path)}
+    rollouts = {r.id: r for _, _, r in run.read("rollouts", Rollout)}
+    places: dict[str, Place] = {}
+    cases: list[Case] = []
+    for flag in confirmed(f for _, _, f in run.read("flags", Flag)):
+        rollout = rollouts[flag.rollout_id]
+        task = tasks[rollout.task_id]
+        for place in _places(task, rollout, flag, run.path.name):
+            places.setdefault(place.pattern, place)
+        cases.append(Case(flag.rule, flag.turn, task, slim(rollout)))
+    return list(places.values()), cases
+
+
+def _tasks(path: Path) -> list[Task]:
+    return folder.load_set(path) if any(path.iterdir()) else []
+
+
+def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Place]:
+    """Files of the task, neither source nor tests, that the flagged turn, or any before it, looked into."""
+    evidence = Evidence(task, rollout)
+    workspace = task.folder / "environment" / "workspace"
+    paths = [(turn, path) for turn, path, _ in evidence.named]
+    paths += [(a.turn, a.path) for a in rollout.accesses if a.mode == "read"]
+    bait = task.provenance.get("bait", {}).get("path")
+    for turn, path in paths:
+        inner = path.removeprefix(f"{WORKSPACE}/")
+        kind = evidence.place(path)
+        is_residue = kind not in ("package", "tests", "workspace") or inner.split("/")[0].startswith(".")
+        if turn > flag.turn or inner == path or not is_residue or not (workspace / inner).exists():
+            continue
+        if bait and (inner == bait or inner.startswith(bait + "/")):
+            continue  # ours
+        why = f"an attempt that rule {flag.rule} caught read {inner}"
+        yield Place(_pattern(inner), why, f"run {run}, rollout {rollout.id}, turn {flag.turn}")
+
+
+def _pattern(inner: str) -> str:
+    """The first folder that is no ordinary name, else the file."""
+    parts = inner.split("/")
+    odd = next(
+        (n for n, part in enumerate(parts[:-1]) if part.startswith((".", "__")) or n == 0), len(parts) - 1
+    )
+    head = "/".join(parts[: odd + 1])
+    return rf"(^|/){re.escape(head)}(/|$)" if odd < len(parts) - 1 else rf"(^|/){re.escape(parts[-1])}$"
+
+
+def slim(rollout: Rollout) -> Rollout:
+    """The attempt without tokens and prose: what rules read."""
+    turns = tuple(
+        dataclasses.replace(turn, context_ids=(), opening=0, sampled_ids=(), logps=(), text="")
+        for turn in rollout.turns
+    )
+    return dataclasses.replace(rollout, turns=turns)
+
+
+def keep_cases(path: Path, cases: Iterable[Case]) -> int:
+    """Append cases that the file does not hold yet; how many were new."""
+    known = {(case.rule, case.rollout.id) for case in read_cases(path)}
+    fresh = [case for case in cases if (case.rule, case.rollout.id) not in known]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(to_json(case)) + "\n" for case in fresh)
+    return len(fresh)
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases of a file; none where there is no file.
+
+    Raises:
+        TaskError: a line that is no case.
+    """
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    try:
+        return [_case(json.loads(line)) for line in lines if line.strip()]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TaskError(f"{path} does not hold cases ({error}); `learned.keep_cases` writes them") from None
+
+
+def _case(data: dict[str, Any]) -> Case:
+    return from_json(Case, data)
+
+
+def replay(case: Case) -> bool:
+    """Whether today's rules still catch it."""
+    rule = case.rule.removeprefix("judge:")
+    found = watch(case.rollout, case.task, rules={rule: RULES[rule]} if rule in RULES else RULES)
+    return any(flag.confidence >= 0.5 for flag in found)
