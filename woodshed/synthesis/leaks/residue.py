@@ -33,8 +33,8 @@ NAMES = {
     r"|\.cursor|\.continue|\.serena|objects\.inv|\.doctrees|searchindex\.js",
     "editors": r"\.idea|\.vscode|\.vs|\.history|\.ipynb_checkpoints|\.netrwhist|.+\.(orig|rej|bak|swp|swo|swn)"
     r"|.*~|\.\#.*|\#.*\#|\.DS_Store|.+\.code-workspace",
-    "histories": r"\.bash_history|\.zsh_history|\.python_history|\.node_repl_history|\.sqlite_history|\.lesshst|\.viminfo"
-    r"|nohup\.out|core\.\d+|vgcore\..*",
+    "histories": r"\.bash_history|\.zsh_history|\.python_history|\.node_repl_history|\.sqlite_history"
+    r"|\.lesshst|\.viminfo|nohup\.out|core\.\d+|vgcore\..*",
     "builds": r".+\.egg-info|.+\.dist-info|\.eggs|.+\.(whl|egg|pex|pyz)|\.venv|venv|pip-wheel-metadata|wheelhouse"
     r"|__editable__.*|\.pybuild|\.numba_cache|node_modules|.+\.tsbuildinfo",
 }
@@ -109,7 +109,8 @@ def read_rules(path: Path) -> list[Rule]:
             re.compile(rule.pattern)
     except (ValueError, TypeError, re.error) as error:
         raise TaskError(
-            f'{path} holds no leak rules ({error}). Expected a list of {{"pattern": ..., "why": ..., "provenance": ...}}'
+            f"{path} holds no leak rules ({error}). Expected a list of objects with "
+            '"pattern", "why" and "provenance".'
         ) from None
     return rules
 
