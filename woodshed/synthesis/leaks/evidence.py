@@ -31,7 +31,7 @@ def bodies(task: Task) -> list[Body]:
     for path, text in folder.gold_patch(task).files.items():
         shown = _text(workspace / path)
         if text is not None and path.endswith((".py", ".pyi")):
-            found += _missing_code(task, text, shown)
+            found += _missing_code(task, path, text, shown)
         elif text is not None:
             found += _missing_lines(task, text, shown)
     for _, function, text in _hidden_tests(task):
@@ -48,7 +48,7 @@ def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:
     return sorted(name for name in tests | gone if len(name) > 3)
 
 
-def _missing_code(task: Task, text: str, shown: str) -> Iterator[Body]:
+def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body]:
     tree, left = _parsed(text), _parsed(shown) or ast.Module([], [])
     if tree is None:
         yield from _missing_lines(task, text, shown)
@@ -70,7 +70,7 @@ def _missing_code(task: Task, text: str, shown: str) -> Iterator[Body]:
         runs = list(_missing_runs(before, tokens))
         if sum(map(len, runs)) >= 0.8 * len(tokens):
             whole.append(name)
-            yield _whole(task, text, function, tuple(tokens))
+            yield _whole(task, (path, name), text, function, tuple(tokens))
         else:
             short = name.rpartition(".")[2]
             for run in runs:
@@ -79,7 +79,9 @@ def _missing_code(task: Task, text: str, shown: str) -> Iterator[Body]:
     yield from _missing_statements(task, text, tree, left)
 
 
-def _whole(task: Task, text: str, function: Function, tokens: tuple[str, ...]) -> Body:
+def _whole(
+    task: Task, place: tuple[str, str], text: str, function: Function, tokens: tuple[str, ...]
+) -> Body:
     body = prints.code_body(function)
     shape, nodes = prints.shape(body)
     given = prints.parameters(function)
@@ -94,6 +96,7 @@ def _whole(task: Task, text: str, function: Function, tokens: tuple[str, ...]) -
         marks=prints.marks(body),
         names=prints.names(body),
         source=_source(text, [function]),
+        place=place,
         stated={function.name, *given} <= said,
         words=_anchors(tokens),
     )

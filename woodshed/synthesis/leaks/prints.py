@@ -52,6 +52,8 @@ class Body:
     """Every identifier and string constant of the body that is not common to all Python."""
     source: str = ""
     """The function, for its bytecode; "" where only a part is missing."""
+    place: tuple[str, str] = ("", "")
+    """Path and dotted name, where a whole function is missing."""
     stated: bool = False
     """Whether the instruction states the signature."""
     words: tuple[str, ...] = field(default=(), compare=False)

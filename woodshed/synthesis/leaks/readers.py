@@ -27,6 +27,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 MAX_BYTES = 64 << 20
@@ -35,6 +36,7 @@ MAX_DEPTH = 6
 """Of archives inside of archives."""
 PRINTABLE = re.compile(rb"[\x20-\x7e\t\n\r]{3,}")
 BASE64 = re.compile(r"[A-Za-z0-9+/]{40,}(?:\s[A-Za-z0-9+/]{20,})*={0,2}")
+ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
 HEX = re.compile(r"(?:[0-9a-fA-F]{2}){24,}")
 LZMA_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 
@@ -75,6 +77,8 @@ def read(where: str, data: bytes, depth: int = 0) -> Iterator[Piece]:
             yield from read(f"{where} > {name}", inner, depth + 1)
     else:
         yield _strings(where, data)
+        for inner in _carved(data):
+            yield from read(f"{where} > zlib", inner, depth + 1)
 
 
 def is_packed(data: bytes) -> bool:
@@ -152,6 +156,14 @@ def _zlib(data: bytes) -> bytes:
         return zlib.decompressobj().decompress(data, MAX_BYTES)
     except zlib.error:
         return b""
+
+
+def _carved(data: bytes) -> Iterator[bytes]:
+    """Compressed streams inside of a binary file whose format is not known here, such as a Mercurial store."""
+    for match in islice(ZLIB.finditer(data), 5000):
+        inner = _zlib(data[match.start() :])
+        if len(inner) > 64:
+            yield inner
 
 
 def _unpacker(name: str, opened: Callable[[io.BytesIO], io.BufferedIOBase]) -> Callable[..., Iterator[Piece]]:

@@ -66,7 +66,7 @@ def scan(
     tasks: Sequence[Task],
     *,
     rules: Sequence[residue.Rule] = (),
-    whole: bool = True,
+    shared: Sequence[str] = SHARED,
     spec: Callable[[Task], SandboxSpec] = sandbox_spec,
     progress: Progress = lambda done, total, text: None,
 ) -> list[Report]:
@@ -74,7 +74,7 @@ def scan(
 
     Args:
         rules: more places that count as residue.
-        whole: search the machine and the dependencies as well, not only what is the task's own.
+        shared: what of the machine and the dependencies is searched as well.
         spec: how an attempt's sandbox is opened.
 
     Raises:
@@ -86,10 +86,10 @@ def scan(
     groups: dict[str, list[Task]] = {}
     for task in tasks:
         groups.setdefault(repr(task.environment), []).append(task)
-    for group in groups.values() if whole else ():
+    for group in groups.values() if shared else ():
         progress(0, 0, f"searching the environment of {len(group)} tasks")
         prepare(group[0].environment)
-        _search(group, known, SHARED, ("/workspace",), rules, spec(group[0]), found)
+        _search(group, known, shared, ("/workspace",), rules, spec(group[0]), found)
     for done, task in enumerate(tasks):
         progress(done, len(tasks), f"searching tasks, {task.name}")
         files[task.name] = _search([task], known, ("/",), SHARED, rules, spec(task), found)
@@ -115,7 +115,8 @@ def _search(
     found: dict[str, list[Finding]],
 ) -> int:
     """Adds to `found`; the number of files that were read."""
-    listed = [body for task in group for body in known[task.name]]
+    kinds = ("gold", "test") if "/" in roots else ("gold",)  # the machine has no copies of hidden tests
+    listed = [body for task in group for body in known[task.name] if body.kind in kinds]
     request = {
         "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
         "names": {task.name: evidence.hidden_names(task, known[task.name]) for task in group},

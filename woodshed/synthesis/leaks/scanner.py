@@ -1,3 +1,4 @@
+# ruff: noqa: PTH  (paths need not be UTF-8 here)
 """The program that searches a root file system for code: runs inside the sandbox that it searches, stdlib only.
 
 Reads one JSON request from stdin, writes one JSON line per finding to file descriptor 3, then {"done": files read}.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import os
 import re
 import stat
@@ -40,7 +40,10 @@ hold the body at all."""
 PYTHON = "/opt/python/"
 NEAR = 200
 """Bytes in which a name and its parameters make a signature."""
-PROGRAMS = (b"\x7fELF", b"!<arch>\n")
+PLAUSIBLE = tuple(
+    ".py .pyi .pyc .txt .md .rst .html .json .ipynb .db .sqlite .pkl .zip .whl .egg .tar .tgz .tar.gz .tar.bz2 .tar.xz .tar.zst".split()
+)
+LONG = re.compile(r"\w{4,}")
 MAX_SHARED = 16 << 20
 """Bytes of a file of the machine."""
 FAR = 0.6
@@ -60,8 +63,7 @@ class Search:
         for number, body in enumerate(self.bodies):
             if body.shape:
                 self.shapes.setdefault(body.shape, []).append(number)
-        self.words = sorted({body.words for body in self.bodies if body.words})
-        self.word_bytes = [tuple(word.encode() for word in words) for words in self.words]
+        self.words = {frozenset(body.words) for body in self.bodies if body.words}
         self.codes = {
             number: code for number, body in enumerate(self.bodies) if (code := _compiled(body)) is not None
         }
@@ -85,9 +87,10 @@ class Search:
                         seen.add((-1, task))
                         yield {"kind": "name", "where": piece.where, "quote": name, "body": -1, "task": task}
 
-    def may_hold(self, data: bytes | str) -> bool:
+    def may_hold(self, text: str) -> bool:
         """Whether a text of the machine or the dependencies has most of the longest names of some body."""
-        return any(_most(data, words) for words in (self.words if isinstance(data, str) else self.word_bytes))
+        present = set(LONG.findall(text))
+        return any(len(words & present) >= FAR * len(words) for words in self.words)
 
     def _in_piece(self, piece: readers.Piece, is_own: bool) -> Iterator[tuple[int, str, str]]:
         if piece.code is not None:
@@ -159,23 +162,22 @@ def files(roots: Sequence[str], skip: Sequence[str], search: Search) -> Iterator
         yield "environment", "\n".join(f"{k}={v}" for k, v in os.environ.items()).encode(), True
     for path in (path for root in roots for path in _walk(root, [*SKIPPED, *skip])):
         is_own = path.startswith(OWN) and not path.startswith(PYTHON)
+        if not (is_own or _is_plausible(path)):
+            continue
         try:
-            with open(path, "rb") as file:  # noqa: PTH123  (a path may not be UTF-8)
-                head = file.read(512)
-                if not is_own and head.startswith(PROGRAMS):
-                    continue  # programs of the machine; those of a task are read
-                data = head + file.read(readers.MAX_BYTES if is_own else MAX_SHARED)
+            with open(path, "rb") as file:
+                data = file.read(readers.MAX_BYTES if is_own else MAX_SHARED)
         except OSError:
             continue
-        if is_own or readers.is_packed(data) or search.may_hold(data):
+        if is_own or readers.is_packed(data) or search.may_hold(data.decode("latin-1")):
             yield path, data, is_own
 
 
 def _walk(root: str, skip: Sequence[str]) -> Iterator[str]:
     for here, folders, names in os.walk(root):
-        folders[:] = sorted(f for f in folders if os.path.join(here, f) not in skip)  # noqa: PTH118
+        folders[:] = sorted(f for f in folders if os.path.join(here, f) not in skip)
         for name in sorted(names):
-            path = os.path.join(here, name)  # noqa: PTH118
+            path = os.path.join(here, name)
             try:
                 if stat.S_ISREG(os.lstat(path).st_mode) and path not in skip:
                     yield path
@@ -183,14 +185,12 @@ def _walk(root: str, skip: Sequence[str]) -> Iterator[str]:
                 continue
 
 
-def _most(data: Any, words: tuple[Any, ...]) -> bool:
-    """Whether FAR of the words are in the data; ends as soon as too many are not."""
-    misses, allowed = 0, len(words) - math.ceil(FAR * len(words))
-    for word in words:
-        misses += word not in data
-        if misses > allowed:
-            return False
-    return True
+def _is_plausible(path: str) -> bool:
+    """Whether a file of the machine or the dependencies is in a form that could hold a copy of a Python package."""
+    if path.endswith(".pyc"):
+        source = re.sub(r"(__pycache__/)?([^/.]+)\.[^/]*$", r"\2.py", path)
+        return not os.path.exists(source)  # else the source is read
+    return path.endswith(PLAUSIBLE)
 
 
 def _signature(body: Body, text: str) -> str:
@@ -228,7 +228,7 @@ def _mentioned(piece: readers.Piece, names: Sequence[str]) -> str:
 
 def _body(entry: dict[str, Any]) -> Body:
     sets = {key: frozenset(entry[key]) for key in ("marks", "names")}
-    lists = {key: tuple(entry[key]) for key in ("tokens", "parameters", "words")}
+    lists = {key: tuple(entry[key]) for key in ("tokens", "parameters", "words", "place")}
     return Body(**{**entry, **sets, **lists})
 
 
