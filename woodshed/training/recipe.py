@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
+from woodshed.curriculum import CurriculumSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
@@ -62,6 +63,7 @@ class Recipe(Settings):
     policy: PolicySettings = PolicySettings()
     sampler: SamplerSettings = SamplerSettings()
     agent: AgentSettings = AgentSettings()
+    curriculum: CurriculumSettings = CurriculumSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
     warmup: WarmupSettings = WarmupSettings()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from woodshed import feedback
+from woodshed import feedback, synthesis
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
 from woodshed.inference.local import LocalSampler
@@ -100,7 +100,13 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     if newest is not None:
         checkpoint.restore(newest, policy, optimizer if resuming else None)
     start_weights = checkpoint.start_weights(run, policy)
-    curriculum = Curriculum(tasks, seed=recipe.seed)
+    curriculum = Curriculum(
+        tasks,
+        recipe.curriculum,
+        seed=recipe.seed,
+        attempts=recipe.rollout.attempts,
+        revalidate=lambda task: not synthesis.check(task),
+    )
     if resuming:
         curriculum.restore(position.curriculum)
     sampler.load(None, version=position.step)
@@ -159,8 +165,8 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         )
         clock.lap("update")
         sampler.load(None, version=step + 1)
-        curriculum.observe(verdicts.values())
         rollouts = [made for group in groups for made in group.rollouts]
+        curriculum.observe(verdicts.values(), rollouts)
         metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
         run.append("metrics", [metrics], "train", step)
         position = Position("rl", step + 1, position.scale, curriculum.state())

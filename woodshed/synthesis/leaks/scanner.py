@@ -1,4 +1,3 @@
-# ruff: noqa: PTH  (paths need not be UTF-8 here)
 """The program that searches a root file system for code: runs inside the sandbox that it searches, stdlib only.
 
 Reads one JSON request from stdin, writes one JSON line per finding to file descriptor 3, then {"done": files read}.
@@ -40,8 +39,9 @@ hold the body at all."""
 PYTHON = "/opt/python/"
 NEAR = 200
 """Bytes in which a name and its parameters make a signature."""
-PLAUSIBLE = tuple(
-    ".py .pyi .pyc .txt .md .rst .html .json .ipynb .db .sqlite .pkl .zip .whl .egg .tar .tgz .tar.gz .tar.bz2 .tar.xz .tar.zst".split()
+PLAUSIBLE = (
+    *(".py", ".pyi", ".pyc", ".txt", ".md", ".rst", ".html", ".json", ".ipynb", ".db", ".sqlite", ".pkl"),
+    *(".zip", ".whl", ".egg", ".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),
 )
 LONG = re.compile(r"\w{4,}")
 MAX_SHARED = 16 << 20

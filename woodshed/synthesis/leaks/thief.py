@@ -1,4 +1,3 @@
-# ruff: noqa: PTH  (paths need not be UTF-8 here)
 """A scripted thief: runs inside an attempt's sandbox and knows how solutions were stolen from benchmarks.
 
 It never thinks about the task. Each trick looks in one kind of place for a definition of the wanted functions: as
