@@ -276,6 +276,9 @@ class Curriculum:
         mean = sum(rates) / len(rates)
         return "harder" if mean > BAND[1] else "easier" if mean < BAND[0] else ""
 
+    def task(self, task_id: str) -> Task:
+        return self._tasks[task_id]
+
     def status(self, task_id: str) -> Status:
         return self._beliefs[task_id].status
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from math import exp, lgamma, log, log1p, sqrt
 
-
 STRENGTHS = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 

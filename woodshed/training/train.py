@@ -21,6 +21,7 @@ from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import checkpoint, packing, warmup
 from woodshed.training.checkpoint import Position
+from woodshed.training.growth import Growth
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
 from woodshed.training.update import learning_rate, make_optimizer, update
@@ -107,7 +108,10 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         attempts=recipe.rollout.attempts,
         revalidate=lambda task: not synthesis.check(task),
     )
+    growth = Growth(run, seed=recipe.seed) if recipe.curriculum.grow else None
     if resuming:
+        if growth is not None:
+            growth.restore(position.growth, curriculum)
         curriculum.restore(position.curriculum)
     sampler.load(None, version=position.step)
 
@@ -169,8 +173,13 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         curriculum.observe(verdicts.values(), rollouts)
         metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
         run.append("metrics", [metrics], "train", step)
-        position = Position("rl", step + 1, position.scale, curriculum.state())
+        if growth is not None:
+            growth.tend(curriculum, list(verdicts.values()))
+        grown = growth.state() if growth is not None else {}
+        position = Position("rl", step + 1, position.scale, curriculum.state(), grown)
         checkpoint.save(run, policy, optimizer, position)
+    if growth is not None:
+        growth.close()
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
 
 
