@@ -1,8 +1,8 @@
 """Harder children of tasks that are solved, each proven as its parent was.
 
 A child is drafted from its parent's folder alone: the original repository is the workspace with the gold patch and
-the original tests laid over it. The draft is then proven: its hidden tests fail and the gold patch passes (the verifier that
-judges attempts says so), the visible tests pass, nothing leaks, and it is expected to be solved less often.
+the original tests laid over it. The draft is then proven: its hidden tests fail and the gold patch passes (the verifier
+that judges attempts says so), the visible tests pass, nothing leaks, and it is expected to be solved less often.
 
     H1 combine     a second, disjoint deletion            H7 strengthen  more hidden cases, answered by the gold code
     H2 widen       a neighbour in the same file goes too  H8 drift       the name changes everywhere

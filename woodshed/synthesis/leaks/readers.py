@@ -312,8 +312,32 @@ def _pack(where: str, data: bytes, depth: int) -> Iterator[Piece]:
     objects: dict[int, tuple[int, bytes]] = {}
     hashed: dict[bytes, int] = {}
     waiting: list[tuple[int, bytes | int, bytes]] = []
-    count, at = int.from_bytes(data[8:12], "big"), 12
-    for _ in range(count):
+    try:
+        for begin, kind, base, body in _entries(data):
+            if kind in KINDS:
+                _remember(objects, hashed, begin, kind, body)
+            else:
+                waiting.append((begin, base, body))
+        while waiting:
+            known = [w for w in waiting if (w[1] in objects if isinstance(w[1], int) else w[1] in hashed)]
+            if not known:
+                break
+            for begin, base, delta in known:
+                kind, source = objects[base if isinstance(base, int) else hashed[base]]
+                _remember(objects, hashed, begin, kind, _patched(source, delta))
+            done = {begin for begin, _, _ in known}
+            waiting = [w for w in waiting if w[0] not in done]
+    except (zlib.error, IndexError):
+        yield Piece(where, problem="damaged pack")
+    for begin, (kind, body) in objects.items():
+        if kind != 2:
+            yield from read(f"{where} > {KINDS[kind]} at {begin}", body, depth + 1)
+
+
+def _entries(data: bytes) -> Iterator[tuple[int, int, bytes | int, bytes]]:
+    """Offset, kind, base (offset or hash, of a delta) and unpacked body of every entry."""
+    at = 12
+    for _ in range(int.from_bytes(data[8:12], "big")):
         begin = at
         kind, at = _entry_head(data, at)
         base: bytes | int = b""
@@ -323,27 +347,9 @@ def _pack(where: str, data: bytes, depth: int) -> Iterator[Piece]:
         elif kind == 7:
             base, at = data[at : at + 20], at + 20
         unpack = zlib.decompressobj()
-        try:
-            body = unpack.decompress(data[at:], MAX_BYTES)
-        except zlib.error:
-            yield Piece(where, problem="damaged pack")
-            break
+        body = unpack.decompress(data[at:], MAX_BYTES)
         at = len(data) - len(unpack.unused_data)
-        if kind in KINDS:
-            _remember(objects, hashed, begin, kind, body)
-        else:
-            waiting.append((begin, base, body))
-    while waiting:
-        known = [w for w in waiting if (w[1] in objects if isinstance(w[1], int) else w[1] in hashed)]
-        if not known:
-            break
-        for begin, base, delta in known:
-            kind, source = objects[base if isinstance(base, int) else hashed[base]]
-            _remember(objects, hashed, begin, kind, _patched(source, delta))
-        waiting = [w for w in waiting if w not in known]
-    for begin, (kind, body) in objects.items():
-        if kind != 2:
-            yield from read(f"{where} > {KINDS[kind]} at {begin}", body, depth + 1)
+        yield begin, kind, base, body
 
 
 def _remember(

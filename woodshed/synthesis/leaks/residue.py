@@ -104,7 +104,10 @@ def read_rules(path: Path) -> list[Rule]:
     if not path.exists():
         return []
     try:
-        rules = [Rule(**entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(entries, list):
+            raise ValueError("not a list")
+        rules = [Rule(**entry) for entry in entries]
         for rule in rules:
             re.compile(rule.pattern)
     except (ValueError, TypeError, re.error) as error:
