@@ -224,7 +224,9 @@ def find_leaks(
 def harden_tasks(
     folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per child.")],
-    operators: Annotated[str, typer.Option(help="Which of H1 to H12, with commas.")] = "",
+    operators: Annotated[
+        str, typer.Option(help="Which of H1 to H12, with commas; E1 and E2 make easier ones.")
+    ] = "",
     run: Annotated[
         Path | None, typer.Option(help="A run whose attempts tell what is solved, and how it was failed.")
     ] = None,
@@ -242,7 +244,7 @@ def harden_tasks(
     parents = [
         task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
     ]
-    chosen = tuple(filter(None, operators.split(","))) or tuple(harden.DRAFTS)
+    chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
     with _kept(f"children that were finished are in {out}"), progress_bars() as progress:
         made = harden.harden(
             parents,

@@ -38,11 +38,11 @@ class Arms:
         self.arms = {name: Arm() for name in names}
         self._seed, self._draws = seed, 0
 
-    def choose(self) -> str:
-        """The arm to pull now; the same sequence for the same seed and observations."""
+    def choose(self, kind: str = "") -> str:
+        """The arm to pull now, among those whose names start with `kind`; the same for the same seed and past."""
         draw = random.Random(f"{self._seed}/{self._draws}")
         self._draws += 1
-        values = {name: arm.value(draw) for name, arm in sorted(self.arms.items())}
+        values = {name: arm.value(draw) for name, arm in sorted(self.arms.items()) if name.startswith(kind)}
         return max(values, key=lambda name: values[name])
 
     def made(self, name: str, *, valid: int, tried: int, seconds: float) -> None:

@@ -371,6 +371,37 @@ def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -
         )
 
 
+# ---- easier -----------------------------------------------------------------------------------------------
+
+
+def narrow(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+    """E1: of all that is missing only the body of the target; everything else is there again."""
+    target = (parent.task.target_path, parent.task.target_symbol)
+    if parent.task.operator == "stub":
+        return
+    for symbol in operators.symbols(parent.code):
+        if (symbol.path, symbol.name) == target:
+            try:
+                deletion = operators.stub(parent.code, symbol)
+            except operators.CascadeError:
+                return
+            visible = pruning.prune(deletion, parent.tests, parent.task.fail_to_pass)
+            shown: Files = {**deletion.changed, **{p: t for p, t in visible.items() if t != parent.before[p]}}
+            text = f"Implement `{symbol.name}` in {symbol.path}:\n\n```python\n{symbol.header}\n```\n\n{symbol.docstring}\n"
+            gold: Files = {path: parent.before[path] for path in deletion.changed}
+            yield Draft("E1", f"{text}\nHidden tests decide.\n", shown, gold)
+
+
+def explain(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+    """E2: what the hidden tests look at is told by their names, and the whole docstring is there."""
+    target = (parent.task.target_path, parent.task.target_symbol)
+    names = dict.fromkeys(test.partition("::")[2].partition("[")[0] for test in parent.task.fail_to_pass)
+    told = "".join(f"\n- {name.replace('::', ': ').replace('_', ' ')}" for name in list(names)[:12])
+    said = next((s.docstring for s in operators.symbols(parent.code) if (s.path, s.name) == target), "")
+    text = f"{parent.task.instruction.strip()}\n\n{said}\n\nHidden tests look at:{told}\n"
+    yield Draft("E2", text, parent.shown, parent.gold)
+
+
 # ---- merging ----------------------------------------------------------------------------------------------
 
 

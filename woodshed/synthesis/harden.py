@@ -10,6 +10,8 @@ that judges attempts says so), the visible tests pass, nothing leaks, and it is 
     H4 hide        a sentence instead of a description    H10 sequence   what uses it goes too, asked for in steps
     H5 spread      users in other files go too            H11 failure    starts from an attempt that failed
     H6 constrain   nothing new may be imported            H12 tools      no test command
+
+Where a pool is too hard, two inverses make easier ones: E1 leaves only the target's body out, E2 tells what is tested.
 """
 
 from __future__ import annotations
@@ -40,10 +42,12 @@ from woodshed.tasks.environment import sandbox_spec
 EFFECTS = {
     **{"H1": 1.2, "H2": 1.0, "H3": 0.9, "H4": 0.9, "H5": 1.2, "H6": 0.8},
     **{"H7": 0.8, "H8": 0.8, "H9": 0.8, "H10": 1.3, "H11": 0.9, "H12": 0.8},
+    **{"E1": -1.5, "E2": -1.0},
 }
 """How much an operator is expected to lower the log-odds of a solve; guesses until attempts have said more."""
 MIN_DROP = 0.15
-"""Of the expected solve rate; a child that is hardly harder is not worth its proofs."""
+"""Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
+easier."""
 DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[Draft]]] = {
     "H1": drafts.combine,
     "H2": drafts.widen,
@@ -57,7 +61,11 @@ DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[D
     "H10": drafts.sequence,
     "H11": drafts.resume_failure,
     "H12": drafts.withhold_command,
+    "E1": drafts.narrow,
+    "E2": drafts.explain,
 }
+HARDER = tuple(name for name in DRAFTS if name.startswith("H"))
+EASIER = tuple(name for name in DRAFTS if name.startswith("E"))
 
 Progress = Callable[[int, int, str], None]
 
@@ -81,7 +89,7 @@ def harden(
     tasks: Sequence[Task],
     out: Path,
     *,
-    operators: Sequence[str] = tuple(DRAFTS),
+    operators: Sequence[str] = HARDER,
     rates: Mapping[str, float] | None = None,
     failures: Mapping[str, Mapping[str, str | None]] | None = None,
     limit: int = 0,
@@ -130,7 +138,7 @@ def _one_child(
     """The first draft that can be proven becomes the child."""
     draw = random.Random(f"{seed}/{operator}/{parent.task.name}")
     expected = sigmoid(math.log(rate / (1 - rate)) - EFFECTS[operator]) if 0 < rate < 1 else rate - 0.3 * rate
-    if rate - expected < MIN_DROP:
+    if EFFECTS[operator] > 0 and rate - expected < MIN_DROP:
         report.rejected[f"{operator}: expected to be hardly harder"] += 1
         return
     for tries, draft in enumerate(DRAFTS[operator](parent, parents, draw)):

@@ -7,6 +7,7 @@ how fast it was made: a run that grows is resumable, not bit for bit repeatable.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
@@ -23,7 +24,10 @@ from woodshed.tasks import folder
 
 CHILDREN = 4
 """Most tasks of one order."""
-HARDER = tuple(f"harden/{name}" for name in harden.DRAFTS)
+ARMS = tuple(f"harder/{name}" for name in harden.HARDER if name != "H11") + tuple(
+    f"easier/{n}" for n in harden.EASIER
+)
+"""H11 needs a failed attempt and is for `woodshed tasks harden --run`."""
 
 
 class Growth:
@@ -31,11 +35,12 @@ class Growth:
 
     def __init__(self, run: RunDir, *, seed: int) -> None:
         self._run, self._seed = run, seed
-        self._arms = Arms(HARDER, seed=seed)
+        self._arms = Arms(ARMS, seed=seed)
         self._orders = 0
         self._arm = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._arrived: list[str] = []
+        atexit.register(self.close)
 
     @property
     def folder(self) -> Path:
@@ -52,15 +57,19 @@ class Growth:
         return {"arms": self._arms.state(), "orders": self._orders, "arrived": list(self._arrived)}
 
     def tend(self, curriculum: Curriculum, verdicts: Sequence[Verdict]) -> list[Task]:
-        """Take what is ready, learn what it is worth, order more where the pool is too easy. Returns at once."""
+        """Take what is ready, learn what it is worth, order more where the pool is too easy or too hard. At once."""
         self._learn(curriculum, verdicts)
         arrived: list[Task] = []
         if self._process is not None and self._process.poll() is not None:
             arrived = self._take()
             curriculum.admit(arrived)
             self._process = None
-        if self._process is None and curriculum.need() == "harder" and (parents := curriculum.solved()):
-            self._order(parents)
+        need = curriculum.need()
+        parents = (
+            curriculum.solved() if need == "harder" else curriculum.unsolved() if need == "easier" else []
+        )
+        if self._process is None and parents:
+            self._order(need, parents)
         return arrived
 
     def close(self) -> None:
@@ -70,8 +79,8 @@ class Growth:
             self._process.wait()
         self._process = None
 
-    def _order(self, parents: Sequence[Task]) -> None:
-        self._arm = self._arms.choose()
+    def _order(self, kind: str, parents: Sequence[Task]) -> None:
+        self._arm = self._arms.choose(kind)
         self._orders += 1
         command = [
             sys.executable,
@@ -116,5 +125,6 @@ class Growth:
             if verdict.status == "graded":
                 ends.setdefault(verdict.task_id, set()).add(verdict.solved)
         for task_id, seen in ends.items():
-            if arm := curriculum.task(task_id).provenance.get("hardened_by"):
-                self._arms.observe(f"harden/{arm}", len(seen) == 2)
+            if operator := curriculum.task(task_id).provenance.get("hardened_by"):
+                kind = "easier" if operator in harden.EASIER else "harder"
+                self._arms.observe(f"{kind}/{operator}", len(seen) == 2)
