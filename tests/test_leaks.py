@@ -233,13 +233,21 @@ def test_packs_are_read_like_git_reads_them(tmp_path: Path):
 
 
 def test_runs_are_found_as_a_slow_search_finds_them():
-    body = prints.Body("t", "f", "gold", tuple("abcdefghijklmnopqrstuvwxyz" * 2))
-    text = list("zzz" + "abcdefghijklmnopqrstuvwxyz" * 2 + "yyy")
-    assert prints.Runs([body]).find(text) == {0: 3}
-    for length in (10, 20, 30, 31, 32, 40):
-        part = list("!!!") + list(body.tokens[:length]) + list("!!!")
-        longest = max(n for n in range(53) if "".join(body.tokens[:n]) in "".join(part))
-        assert bool(prints.Runs([body]).find(part)) == (longest >= round(0.6 * len(body.tokens)))
+    tokens = tuple(f"w{number}" for number in range(50))
+    body = prints.Body("t", "f", "gold", tokens)
+    assert prints.Runs([body]).find(["x", "y", "z", *tokens, "x"]) == {0: 3}
+    for begin, end in ((0, 10), (0, 29), (0, 30), (7, 36), (7, 37), (20, 50), (21, 50)):
+        part = ["!", *tokens[begin:end], "!"]
+        longest = max(n for n in range(51) for at in range(51) if _holds(part, tokens[at : at + n], n))
+        assert bool(prints.Runs([body]).find(part)) == (longest >= 30), (begin, end)
+    torn = [
+        token for number, token in enumerate(tokens) for token in ((token, "#") if number == 25 else (token,))
+    ]
+    assert prints.Runs([body]).find(torn), "one foreign token inside"
+
+
+def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
+    return len(part) == length and any(tuple(text[at : at + length]) == part for at in range(len(text)))
 
 
 # -- the thief -----------------------------------------------------------------------------------------------------

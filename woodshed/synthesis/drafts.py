@@ -387,7 +387,8 @@ def narrow(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> It
                 return
             visible = pruning.prune(deletion, parent.tests, parent.task.fail_to_pass)
             shown: Files = {**deletion.changed, **{p: t for p, t in visible.items() if t != parent.before[p]}}
-            text = f"Implement `{symbol.name}` in {symbol.path}:\n\n```python\n{symbol.header}\n```\n\n{symbol.docstring}\n"
+            text = f"Implement `{symbol.name}` in {symbol.path}:\n\n```python\n{symbol.header}\n```\n"
+            text += f"\n{symbol.docstring}\n"
             gold: Files = {path: parent.before[path] for path in deletion.changed}
             yield Draft("E1", f"{text}\nHidden tests decide.\n", shown, gold)
 
