@@ -23,7 +23,7 @@ def made(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def test_most_operators_have_a_child_even_in_so_small_a_package(made: dict[str, Task]):
-    assert set(made) >= {"H2", "H3", "H5", "H6", "H7", "H8", "H9", "H10", "H11", "H12"}
+    assert set(made) >= {"H2", "H3", "H5", "H6", "H7", "H8", "H9", "H10", "H11"}
 
 
 def test_every_child_is_proven_from_its_folder_alone(made: dict[str, Task], tiny_task: Task):
@@ -62,8 +62,7 @@ def test_a_table_of_the_known_answers_fails_the_strengthened_child(made: dict[st
     assert len(more) >= 2 and any(verdict.outcomes[test] != "passed" for test in more)
 
 
-def test_a_hidden_child_says_less_and_a_failed_start_is_shown(made: dict[str, Task], tiny_task: Task):
-    assert "tests" not in made["H12"].instruction or tiny_task.test_command not in made["H12"].instruction
+def test_a_failed_start_is_shown(made: dict[str, Task]):
     start = made["H11"].folder / "environment/workspace/tally/words.py"
     assert start.read_text() == FAILED
 
@@ -71,9 +70,9 @@ def test_a_hidden_child_says_less_and_a_failed_start_is_shown(made: dict[str, Ta
 def test_what_is_there_is_kept_and_a_second_run_gives_the_same(
     made: dict[str, Task], tiny_task: Task, tmp_path: Path
 ):
-    again = harden.harden([tiny_task], tmp_path, operators=["H9", "H12"])
-    assert [t.id for t in again.accepted] == [made["H9"].id, made["H12"].id]
-    third = harden.harden([tiny_task], tmp_path, operators=["H9", "H12"])
+    again = harden.harden([tiny_task], tmp_path, operators=["H6", "H9"])
+    assert [t.id for t in again.accepted] == [made["H6"].id, made["H9"].id]
+    third = harden.harden([tiny_task], tmp_path, operators=["H6", "H9"])
     assert [t.id for t in third.accepted] == [t.id for t in again.accepted] and not third.tried
 
 

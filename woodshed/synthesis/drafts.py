@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from itertools import pairwise
 
 from woodshed.records import Task
 from woodshed.synthesis import operators, pruning
@@ -237,7 +236,7 @@ def _mentions(text: str, dotted: str, name: str) -> bool:
 def _functions(text: str | None) -> list[tuple[str, prints.Function]]:
     try:
         return list(prints.functions(ast.parse(text or "")))
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return []
 
 
@@ -430,10 +429,14 @@ def merge(base: str, ours: str, theirs: str) -> str | None:
         for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             if kind != "equal":
                 edits.add((i1, i2, "".join(new[j1:j2])))
-    ordered = sorted(edits)
-    for (_, end, first), (begin, _, second) in pairwise(ordered):
-        if begin < end and (first or second):
-            return None
+    ordered: list[tuple[int, int, str]] = []
+    for begin, end, text in sorted(edits):
+        if ordered and begin < ordered[-1][1]:
+            before, until, first = ordered.pop()
+            if first or text:
+                return None
+            begin, end = before, max(until, end)  # both delete it
+        ordered.append((begin, end, text))
     for begin, end, text in reversed(ordered):
         old[begin:end] = [text]
     return "".join(old)

@@ -234,7 +234,7 @@ def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> f
 
 def _visible_tests_pass(task: Task, workspace: Path, draft: Draft) -> None:
     """Visible test files that fail without the code are taken away; what is left must pass."""
-    tests = sorted(path for path in folder.protected_files(task) if drafts.is_test(path))
+    tests = sorted({test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass)})
     shown = [path for path in tests if (workspace / path).is_file()]
     spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace,))
     with open_sandbox(spec) as sandbox:

@@ -92,7 +92,7 @@ def scan(
         _search(group, known, shared, ("/workspace",), rules, spec(group[0]), found)
     for done, task in enumerate(tasks):
         progress(done, len(tasks), f"searching tasks, {task.name}")
-        files[task.name] = _search([task], known, ("/",), SHARED, rules, spec(task), found)
+        files[task.name] = _search([task], known, ("/", "/dev/shm"), SHARED, rules, spec(task), found)
     progress(len(tasks), len(tasks), "searching tasks")
     return [Report(task.name, tuple(found[task.name]), files[task.name]) for task in tasks]
 

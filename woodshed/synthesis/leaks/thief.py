@@ -18,6 +18,7 @@ import marshal
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -94,12 +95,13 @@ def git_everything(wanted: dict[str, Any]) -> Iterator[Text]:
 
 
 def git_objects_by_hand(wanted: dict[str, Any]) -> Iterator[Text]:
-    yield from open_all("/workspace/**/objects/**", "/**/*.pack", "/workspace/**/*.bundle")
+    yield from open_all("/workspace/**/objects/**", "/workspace/**/*.pack", "/workspace/**/*.bundle")
+    yield from anywhere("*.pack", "*.bundle")(wanted)
 
 
 def other_copies(wanted: dict[str, Any]) -> Iterator[Text]:
     """The package imported from anywhere but the workspace."""
-    sites = [*glob.glob("/usr/lib/python3*/*-packages"), *glob.glob("/opt/**/site-packages", recursive=True)]
+    sites = [*glob.glob("/usr/lib/python3*/*-packages"), *glob.glob("/opt/*/lib/python*/site-packages")]
     for root in {*sys.path, *sites}:
         if root and not root.startswith(("/workspace", "/run/woodshed")):
             for name in wanted["packages"]:
@@ -314,19 +316,32 @@ def _is_ellipsis(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
+class OutOfTimeError(Exception):
+    """A trick took too long."""
+
+
+def _out_of_time(number: int, frame: object) -> None:
+    raise OutOfTimeError
+
+
 def main() -> None:
     wanted = json.load(sys.stdin)
     out = os.fdopen(3, "w", encoding="utf-8", errors="backslashreplace")
+    signal.signal(signal.SIGALRM, _out_of_time)
     for trick, play in TRICKS.items():
         began, loot, seen = time.monotonic(), [], set()
-        for where, data in play(wanted):
-            for found in loot_in(where, data, wanted):
-                key = json.dumps({**found, "where": ""})
-                if key not in seen and len(loot) < 20:
-                    seen.add(key)
-                    loot.append(found)
-            if time.monotonic() - began > LIMIT_S:
-                break
+        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+        try:
+            for where, data in play(wanted):
+                for found in loot_in(where, data, wanted):
+                    key = json.dumps({**found, "where": ""})
+                    if key not in seen and len(loot) < 20:
+                        seen.add(key)
+                        loot.append(found)
+        except OutOfTimeError:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         seconds = round(time.monotonic() - began, 2)
         out.write(json.dumps({"trick": trick, "seconds": seconds, "loot": loot}) + "\n")
         out.flush()
