@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from learner import informative_share, practise
+from learner import informative_share, practise  # pyright: ignore[reportMissingImports]
 
 from woodshed import machine
 from woodshed.curriculum import CurriculumSettings

@@ -12,6 +12,7 @@ import json
 import lzma
 import marshal
 import pickle
+import re
 import sqlite3
 import subprocess
 import tarfile
@@ -55,12 +56,17 @@ def interleave(streams, width, padding=None):
             yield tuple(row)
 '''
 CORE = f"{HEAD}\n\n{FUNCTION}"
-RENAMED = FUNCTION
-for old, new in {"interleave": "weft", "streams": "sources", "iterators": "threads", "exhausted": "empty",
-                 "row": "line", "taken": "got", "position": "n", "iterator": "thread", "item": "x"}.items():  # fmt: skip
-    import re
-
-    RENAMED = re.sub(rf"\b{old}\b", new, RENAMED)
+NAMES = {
+    **{
+        "interleave": "weft",
+        "streams": "sources",
+        "iterators": "threads",
+        "exhausted": "empty",
+        "row": "line",
+    },
+    **{"taken": "got", "position": "n", "iterator": "thread", "item": "x"},
+}
+RENAMED = re.sub(r"\w+", lambda word: NAMES.get(word[0], word[0]), FUNCTION)
 VISIBLE = "from weave.core import chunks\n\n\ndef test_chunks():\n    assert list(chunks('abc', 2)) == [['a', 'b'], ['c']]\n"
 HIDDEN = (
     VISIBLE.replace("import chunks", "import chunks, interleave")
