@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def main() -> None:
     options.out.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def compare(steps: int, seeds: int) -> dict[str, object]:
+def compare(steps: int, seeds: int) -> dict[str, Any]:
     shares, skills, seconds = [], [], 0.0
     for seed in range(seeds):
         began = time.process_time()

@@ -173,7 +173,8 @@ def git_files(root: Path) -> dict[str, bytes]:
 
     git("init", "-q")
     (place / "core.py").write_text(CORE)
-    git("add", "."), git("commit", "-qm", "one")
+    git("add", ".")
+    git("commit", "-qm", "one")
     loose = max((p for p in (place / ".git/objects").glob("??/*")), key=lambda p: p.stat().st_size)
     found = {"/workspace/.git/objects/aa/" + "b" * 38: loose.read_bytes()}
     git("bundle", "create", "all.bundle", "--all")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from conftest import WORDS
 
 from woodshed import grading, synthesis, tasks
 from woodshed.records import Patch, Task, TaskError
 from woodshed.synthesis import harden
 from woodshed.synthesis.drafts import Parent, merge
 
-FAILED = "def split(text):\n    return text.split()\n\n\ndef count(text):\n    return {}\n"
+FAILED = WORDS[: WORDS.index("    found = {}")] + "    return {}\n"
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 
 from woodshed.records import Task
 from woodshed.synthesis import operators, pruning
+from woodshed.synthesis.edits import apply, parse, remove_statement
 from woodshed.synthesis.leaks import prints
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import Deletion
@@ -400,6 +401,28 @@ def explain(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> I
     said = next((s.docstring for s in operators.symbols(parent.code) if (s.path, s.name) == target), "")
     text = f"{parent.task.instruction.strip()}\n\n{said}\n\nHidden tests look at:{told}\n"
     yield Draft("E2", text, parent.shown, parent.gold)
+
+
+# ---- tests ------------------------------------------------------------------------------------------------
+
+
+def without_tests(text: str, ids: set[str]) -> str | None:
+    """A test file without some of its tests; None where it would not be Python any more."""
+    names = {test.partition("::")[2].partition("[")[0].replace("::", ".") for test in ids}
+    source = parse(text)
+    if source is None or not names:
+        return text if source is not None else None
+    found = []
+    for scope, body in [("", source.tree.body), *_class_bodies(source.tree)]:
+        for node in body:
+            if f"{scope}{getattr(node, 'name', '')}" in names:
+                found.append(remove_statement(source, node, body))
+    left = apply(text, found)
+    return left if parse(left) is not None else None
+
+
+def _class_bodies(tree: ast.Module) -> list[tuple[str, list[ast.stmt]]]:
+    return [(f"{node.name}.", node.body) for node in tree.body if isinstance(node, ast.ClassDef)]
 
 
 # ---- merging ----------------------------------------------------------------------------------------------

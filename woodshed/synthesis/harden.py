@@ -16,7 +16,6 @@ Where a pool is too hard, two inverses make easier ones: E1 leaves only the targ
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -173,7 +172,7 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
             _put(hidden, path, text)
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
         failing = _failing(task, workspace, hidden, ids)
-        _visible_tests_pass(task, workspace, draft)
+        command = _visible_tests(task, workspace, ids, draft.command or task.test_command)
         passing = tuple(test for test in ids if test not in failing)
         gold = {path: text for path, text in draft.gold.items() if text != _shown(workspace, path)}
         child = dataclasses.replace(
@@ -184,7 +183,7 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
             target_symbol=draft.symbol or task.target_symbol,
-            test_command=draft.command if draft.command is not None else task.test_command,
+            test_command=command,
             provenance={
                 **task.provenance,
                 "generator": GENERATOR,
@@ -232,20 +231,32 @@ def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> f
     return frozenset(found[0])
 
 
-def _visible_tests_pass(task: Task, workspace: Path, draft: Draft) -> None:
-    """Visible test files that fail without the code are taken away; what is left must pass."""
-    tests = sorted({test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass)})
-    shown = [path for path in tests if (workspace / path).is_file()]
-    spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace,))
+def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str) -> str:
+    """Takes tests that fail out of the visible files, and tells the command that runs what is left.
+
+    Raises:
+        Unproven: no visible test passes.
+    """
+    spec = with_runner(dataclasses.replace(sandbox_spec(task), lowers=(workspace,)))
+    passing: list[str] = []
+    for path in sorted({test.partition("::")[0] for test in ids}):
+        if not (workspace / path).is_file():
+            continue
+        with open_sandbox(spec) as sandbox:
+            mine = [test for test in ids if test.startswith(f"{path}::")]
+            run = run_tests(sandbox, ids=mine, packages=(), timeout_s=task.verify_timeout_s)
+        bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
+        text = drafts.without_tests((workspace / path).read_text(encoding="utf-8"), bad)
+        if text is None or path in run.collection_errors:
+            (workspace / path).unlink()
+            continue
+        (workspace / path).write_text(text, encoding="utf-8")
+        passing += [path] if any(run.outcomes[test] == "passed" for test in mine) else []
     with open_sandbox(spec) as sandbox:
-        for path in shown:
-            done = sandbox.exec(f"python -m pytest -q -x -o addopts= {path}", timeout_s=task.verify_timeout_s)
-            if done.exit_code not in (0, 5):
-                (workspace / path).unlink()
-                with contextlib.suppress(OSError):
-                    sandbox.exec(["rm", "-f", "--", path])
-    if not any((workspace / path).is_file() for path in tests):
-        raise Unproven("no visible test is left")
+        for tried in (command, *(f"python -m pytest -q {path}" for path in passing)):
+            if sandbox.exec(tried, timeout_s=task.verify_timeout_s).outcome == "ok":
+                return tried
+    raise Unproven("no visible test passes")
 
 
 def _shown(workspace: Path, path: str) -> str | None:

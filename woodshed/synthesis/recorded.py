@@ -34,7 +34,7 @@ def wrapper(*args, **kwargs):
     if len(calls) < 300 and literal((args, kwargs)): calls[repr((args, kwargs))] = copy.deepcopy((args, kwargs))
     return original(*args, **kwargs)
 
-for loaded in list(sys.modules.values()):
+for loaded in [m for name, m in sys.modules.items() if name != "__main__"]:
     for key, value in list(getattr(loaded, "__dict__", {}).items()):
         if value is original: setattr(loaded, key, wrapper)
 sys.stdout, kept = sys.stderr, sys.stdout
