@@ -105,7 +105,9 @@ def _pasted(text: str, dotted: str, loot: dict[str, str]) -> str:
         return text
     stub = dict(prints.functions(tree)).get(dotted)
     lines = text.split("\n")
-    source = loot["source"] if "source" in loot else _wrapped(loot, stub)
+    if "code" in loot:  # the whole stolen module, run over this one
+        return f"{text}\nimport base64, marshal\n\nexec(marshal.loads(base64.b64decode({loot['code']!r})), globals())\n"
+    source = loot["source"]
     if stub is not None:
         begin, end, indent = stub.lineno - 1, stub.end_lineno or stub.lineno, stub.col_offset
     else:
@@ -115,24 +117,6 @@ def _pasted(text: str, dotted: str, loot: dict[str, str]) -> str:
         indent = home.body[0].col_offset if home else 0
     block = [" " * indent + line if line else line for line in source.rstrip().split("\n")]
     return "\n".join([*lines[:begin], *block, *lines[end:]]) + "\n" * (stub is None)
-
-
-def _wrapped(loot: dict[str, str], stub: prints.Function | None) -> str:
-    """A function that runs stolen bytecode under the signature of the stub."""
-    signature, call = "*args, **kwargs", "*args, **kwargs"
-    if stub is not None:
-        signature, given = ast.unparse(stub.args), stub.args
-        parts = [a.arg for a in (*given.posonlyargs, *given.args)]
-        parts += [f"*{given.vararg.arg}"] if given.vararg else []
-        parts += [f"{a.arg}={a.arg}" for a in given.kwonlyargs]
-        parts += [f"**{given.kwarg.arg}"] if given.kwarg else []
-        call = ", ".join(parts)
-    return (
-        f"def {loot['name']}({signature}):\n"
-        "    import base64, marshal, types\n"
-        f"    code = marshal.loads(base64.b64decode({loot['code']!r}))\n"
-        f"    return types.FunctionType(code, globals())({call})\n"
-    )
 
 
 def _shown(task: Task, path: str) -> str:

@@ -272,7 +272,7 @@ def loot_in(where: str, data: bytes, wanted: dict[str, Any]) -> Iterator[dict[st
         if piece.code is not None:
             for code in prints.code_objects(piece.code):
                 if code.co_name in wanted["names"] and "NotImplementedError" not in code.co_names:
-                    packed = base64.b64encode(marshal.dumps(code)).decode()
+                    packed = base64.b64encode(marshal.dumps(piece.code)).decode()
                     yield {"name": code.co_name, "where": piece.where, "code": packed}
         elif "def " in piece.text:
             for path in (p for p in wanted["paths"] if _is_copy(where, piece.where, p)):
