@@ -259,7 +259,12 @@ def test_the_thief_knows_enough_tricks_and_gets_nothing(task: Task):
     assert theft.reward == 0.0  # loot there may be: other packages have functions of that name
 
 
-@pytest.mark.parametrize("kind", ["bytecode", "wheel", "packed git object", "swap file"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytecode", pytest.param("wheel", marks=SLOW), pytest.param("packed git object", marks=SLOW)]
+)
 def test_the_thief_is_good_at_it(task: Task, tmp_path: Path, kind: str):
     files = planted_leaks.planted(tmp_path)[kind]
     theft = steal(task, spec=with_files(tmp_path, files))
