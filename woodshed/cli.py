@@ -221,6 +221,93 @@ def check_tasks(
     say_next(f"woodshed eval {' '.join(map(str, folders))} --model smollm2-135m --attempts 4")
 
 
+@tasks_app.command("leaks")
+def find_leaks(
+    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="More places that hold residue, as JSON; by default those that runs taught."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole/--own", help="Search the machine and the dependencies as well.")
+    ] = True,
+    thief: Annotated[
+        bool, typer.Option("--thief", help="Also let a scripted thief try; it must earn 0.")
+    ] = False,
+) -> None:
+    """Search what an attempt will see for what a task took away.
+
+    One line per task, with the evidence of every leak. Exits with 1 where there is one.
+    """
+    from woodshed.synthesis import leaks
+    from woodshed.synthesis.leaks.scan import SHARED
+    from woodshed.tasks import folder
+
+    found = folder.load_set(*folders)
+    places = leaks.read_rules(rules or leaks.rules_path())
+    bad = 0
+    with _kept("searching writes nothing"), progress_bars() as progress:
+        for report in leaks.scan(found, rules=places, shared=SHARED if whole else (), progress=progress):
+            bad += bool(report.leaks)
+            say(f"{'LEAK ' if report.leaks else 'clean'} {report.task}: {report.files} files of its own")
+            for leak in report.leaks:
+                say(f"      {leak.kind}: {leak.what} in {leak.where}: {leak.quote[:120]}")
+        for done, task in enumerate(found if thief else ()):
+            progress(done, len(found), f"a thief tries, {task.name}")
+            theft = leaks.steal(task)
+            bad += theft.reward > 0
+            verdict = "STOLEN" if theft.reward else "safe"
+            say(
+                f"{verdict:6} {task.name}: {len(theft.tricks)} tricks, {theft.trick or 'none'} earned something"
+            )
+    say(f"{bad} of {len(found)} tasks leak" if bad else f"{len(found)} tasks, no leak")
+    if bad:
+        raise typer.Exit(1)
+
+
+@tasks_app.command("harden")
+def harden_tasks(
+    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder that receives one folder per child.")],
+    operators: Annotated[
+        str, typer.Option(help="Which of H1 to H12, with commas; E1 and E2 make easier ones.")
+    ] = "",
+    run: Annotated[
+        Path | None, typer.Option(help="A run whose attempts tell what is solved, and how it was failed.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Most children; 0 makes all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds which drafts come first.")] = 0,
+) -> None:
+    """Make harder children of solved tasks, each proven.
+
+    With --run, only tasks that its attempts solved at least every other time have children. Without, all have.
+    """
+    from woodshed.synthesis import harden
+    from woodshed.tasks import folder
+
+    rates, failures = harden.outcomes_of(run) if run else ({}, {})
+    parents = [
+        task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
+    ]
+    chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
+    with _kept(f"children that were finished are in {out}"), progress_bars() as progress:
+        made = harden.harden(
+            parents,
+            out,
+            operators=chosen,
+            rates=rates,
+            failures=failures,
+            limit=limit,
+            seed=seed,
+            progress=progress,
+        )
+    harden.write_report(made, out / "harden.json")
+    say(f"{len(made.accepted)} children of {len(parents)} tasks in {out}")
+    for reason, count in made.rejected.most_common():
+        say(f"{count:6} drafts rejected: {reason}")
+    say_next(f"woodshed tasks check {out}")
+
+
 @eval_app.command("run")
 def evaluate(
     tasks: Annotated[

@@ -19,7 +19,7 @@ from woodshed.grading.verifier import TestRun, run_tests, verify
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.settings import Settings
-from woodshed.synthesis import instructions, operators, pruning
+from woodshed.synthesis import instructions, leaks, operators, pruning
 from woodshed.synthesis.baseline import Baseline, failed_imports
 from woodshed.synthesis.edits import parse
 from woodshed.synthesis.names import Codebase
@@ -136,6 +136,11 @@ def prove(work: Bench, candidate: Candidate) -> Task:
         shutil.rmtree(task.folder)
         failing = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
         raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failing]))
+    (report,) = leaks.scan([task], rules=leaks.read_rules(leaks.rules_path()), shared=())
+    if report.leaks:
+        shutil.rmtree(task.folder)
+        first = report.leaks[0]
+        raise Rejected("leak", f"{first.kind} of {first.what} in {first.where}")
     return task
 
 

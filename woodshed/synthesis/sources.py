@@ -32,19 +32,8 @@ from pypi_simple import (
 )
 
 from woodshed.records import TaskError
+from woodshed.synthesis.leaks.residue import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.tasks.environment import cache_dir
-
-LEFTOVERS = re.compile(
-    r"""(\.git|\.hg|\.svn|\.jj|\.bzr|CVS|__pycache__|__pypackages__|\.mypy_cache|\.ruff_cache|\.pytest_cache|\.pytype
-    |\.pyre|\.hypothesis|\.benchmarks|\.cache|\.jedi|\.tox|\.nox|\.venv|venv|\.eggs|\.idea|\.vscode|\.ipynb_checkpoints
-    |\.doctrees|htmlcov|node_modules|\.gitmodules|\.dmypy\.json|\.mutmut-cache|\.coverage(\..+)?|coverage\.xml
-    |objects\.inv|.+\.egg-info|.+\.dist-info|.+\.py[co]|.+\.(orig|rej|bak|swp|swo|whl|egg)|.*~|\.\#.*|\.DS_Store)""",
-    re.VERBOSE,
-)
-"""Names that hold copies or traces of code: version control, compiled files, tool caches, editor leftovers."""
-
-BUILD_FOLDERS = ("build", "dist")
-"""Removed at the top of the tree only: deeper down they are packages of people's own."""
 
 
 @dataclass(frozen=True)
@@ -79,26 +68,9 @@ def fetch(source: str, into: Path) -> Repository:
         name, version, resolved = _fetch_git(source, into)
     else:
         name, version, resolved = _fetch_folder(source, into)
-    scrub(into)
+    scrub(into, read_rules(rules_path()))
     digest = digest or tree_sha256(into)
     return Repository(canonicalize_name(name), version, into, digest, _licence(into), resolved)
-
-
-def scrub(tree: Path) -> None:
-    """Deletes leftovers and symbolic links that lead out of the tree."""
-    for folder in BUILD_FOLDERS:
-        if not (tree / folder / "__init__.py").exists():
-            shutil.rmtree(tree / folder, ignore_errors=True)
-    root = tree.resolve()
-    for directory, folders, files in os.walk(tree):
-        for name in [*folders, *files]:
-            path = Path(directory, name)
-            escapes = path.is_symlink() and not path.resolve().is_relative_to(root)
-            if LEFTOVERS.fullmatch(name) and path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif LEFTOVERS.fullmatch(name) or escapes:
-                path.unlink()
-        folders[:] = [name for name in folders if Path(directory, name).is_dir()]
 
 
 def tree_sha256(tree: Path) -> str:
@@ -262,7 +234,7 @@ def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
     return lambda directory, names: {
         name
         for name in names
-        if LEFTOVERS.fullmatch(name)
+        if is_leftover(Path(directory, name))
         or (Path(directory) == folder and name in BUILD_FOLDERS)
         or into.is_relative_to(Path(directory, name))
     }

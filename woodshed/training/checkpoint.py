@@ -37,6 +37,7 @@ class Position:
     step: int = 0
     scale: GradientScale = field(default_factory=GradientScale)
     curriculum: dict[str, Any] = field(default_factory=dict)
+    growth: dict[str, Any] = field(default_factory=dict)
 
 
 def save(run: RunDir, policy: Policy, optimizer: torch.optim.Optimizer, position: Position) -> Path:
@@ -71,7 +72,9 @@ def read_position(folder: Path) -> Position:
     """
     try:
         data = json.loads((folder / "position.json").read_text())
-        return Position(data["phase"], data["step"], GradientScale(**data["scale"]), data["curriculum"])
+        return Position(
+            data["phase"], data["step"], GradientScale(**data["scale"]), data["curriculum"], data["growth"]
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"checkpoint {folder} cannot be read ({error}); delete that folder to resume before it"

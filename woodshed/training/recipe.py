@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
+from woodshed.curriculum import CurriculumSettings
 from woodshed.evals.tracking import Tracker
 from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
@@ -68,6 +69,7 @@ class Recipe(Settings):
     policy: PolicySettings = PolicySettings()
     sampler: SamplerSettings = SamplerSettings()
     agent: AgentSettings = AgentSettings()
+    curriculum: CurriculumSettings = CurriculumSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from woodshed import feedback
+from woodshed import feedback, synthesis
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
 from woodshed.grading.monitors import honeypots, response
@@ -24,6 +24,7 @@ from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import checkpoint, packing, warmup
 from woodshed.training.checkpoint import Position
+from woodshed.training.growth import Growth
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
 from woodshed.training.update import learning_rate, make_optimizer, update
@@ -103,8 +104,17 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     if newest is not None:
         checkpoint.restore(newest, policy, optimizer if resuming else None)
     start_weights = checkpoint.start_weights(run, policy)
-    curriculum = Curriculum(tasks, seed=recipe.seed)
+    curriculum = Curriculum(
+        tasks,
+        recipe.curriculum,
+        seed=recipe.seed,
+        attempts=recipe.rollout.attempts,
+        revalidate=lambda task: not synthesis.check(task),
+    )
+    growth = Growth(run, seed=recipe.seed) if recipe.curriculum.grow else None
     if resuming:
+        if growth is not None:
+            growth.restore(position.growth, curriculum)
         curriculum.restore(position.curriculum)
     sampler.load(None, version=position.step)
 
@@ -165,15 +175,20 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         clock.lap("update")
         run.append("lessons", metrics.pop("lessons"), "train", step)
         sampler.load(None, version=step + 1)
-        curriculum.observe(verdicts.values())
         rollouts = [made for group in groups for made in group.rollouts]
+        curriculum.observe(verdicts.values(), rollouts)
         if recipe.monitors.quarantine:
             for proof in response.quarantined(flags, rollouts, tasks):
                 curriculum.quarantine(proof.tasks(tasks), proof.reason)
         metrics |= summarize(rollouts, verdicts.values(), flags=flags) | {"seconds": clock.laps}
         run.append("metrics", [metrics], "train", step)
-        position = Position("rl", step + 1, position.scale, curriculum.state())
+        if growth is not None:
+            growth.tend(curriculum, list(verdicts.values()))
+        grown = growth.state() if growth is not None else {}
+        position = Position("rl", step + 1, position.scale, curriculum.state(), grown)
         checkpoint.save(run, policy, optimizer, position)
+    if growth is not None:
+        growth.close()
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
 
 

@@ -1,0 +1,276 @@
+"""Nothing of what a task took away may be found by an attempt; what is planted must be, in every kind of place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import planted_leaks
+import pytest
+from planted_leaks import CORE, FUNCTION, HEAD, removal_task
+
+from woodshed.records import Task, TaskError
+from woodshed.sandbox import SandboxSpec
+from woodshed.synthesis.leaks import Rule, add_rules, prints, read_rules, readers, scan, scrub, steal
+from woodshed.tasks import prepare, sandbox_spec
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return removal_task(tmp_path_factory.mktemp("weave"))
+
+
+def with_files(root: Path, files: dict[str, bytes]):
+    """A sandbox of a task, with more files in it."""
+    layer, outside = root / "layer", root / "outside"
+    layer.mkdir()
+    binds: dict[str, Path] = {}
+    for path, data in files.items():
+        inner = path.removeprefix("/workspace/")
+        place = layer / inner if inner != path else outside / path.strip("/").replace("/", "%")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        if inner == path:
+            binds[path] = place
+
+    def spec(task: Task) -> SandboxSpec:
+        opened = sandbox_spec(task, extra_lowers=(layer,))
+        return dataclasses.replace(opened, binds={**opened.binds, **binds})
+
+    return spec
+
+
+def test_a_clean_task_has_no_leak_and_a_visible_mention_is_none(task: Task):
+    (report,) = scan([task], shared=("/env",))
+    assert report.leaks == () and report.files > 4
+
+
+@pytest.fixture(scope="module")
+def found(
+    task: Task, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, dict[str, bytes]], list[str]]:
+    """Everything planted at once, each in its own place; where the scan saw leaks."""
+    root = tmp_path_factory.mktemp("planted")
+    kinds = planted_leaks.planted(root)
+    (report,) = scan(
+        [task], shared=(), spec=with_files(root, {p: d for files in kinds.values() for p, d in files.items()})
+    )
+    return kinds, [finding.where for finding in report.leaks]
+
+
+def test_every_planted_leak_is_found(found):
+    kinds, places = found
+    missed = [
+        kind for kind, files in kinds.items() if not all(any(w.startswith(p) for w in places) for p in files)
+    ]
+    assert missed == []
+    assert len(kinds) >= 55
+
+
+def test_nothing_else_is_called_a_leak(found):
+    kinds, places = found
+    paths = [path for files in kinds.values() for path in files]
+    assert [where for where in places if not where.startswith(tuple(paths))] == []
+
+
+def test_a_copy_among_the_dependencies_is_found(task: Task, tmp_path: Path):
+    environment = tmp_path / "env"
+    shutil.copytree(prepare(task.environment), environment, symlinks=True)
+    (site,) = environment.glob("lib/python*/site-packages")
+    (site / "weave").mkdir()
+    (site / "weave" / "core.py").write_text(CORE)
+    (site / "stubs.zip").write_bytes(planted_leaks.zipped())
+    spec = lambda task: dataclasses.replace(sandbox_spec(task), environment=environment)  # noqa: E731
+    (report,) = scan([task], shared=("/env",), spec=spec)
+    assert {re.sub(r".*site-packages/", "", leak.where) for leak in report.leaks} == {
+        "weave/core.py",
+        "stubs.zip > weave/core.py",
+    }
+
+
+def test_the_environment_variables_of_an_attempt_are_searched(task: Task):
+    def spec(task: Task) -> SandboxSpec:
+        opened = sandbox_spec(task)
+        return dataclasses.replace(opened, env={**opened.env, "HINT": FUNCTION})
+
+    (report,) = scan([task], shared=(), spec=spec)
+    assert {leak.where for leak in report.leaks} == {"environment"}
+
+
+def test_a_stub_keeps_its_signature_and_a_sibling_is_no_copy(tmp_path: Path):
+    stubbed = f"{HEAD}\n\n{FUNCTION[: FUNCTION.index('    iterators')]}    raise NotImplementedError('interleave')\n"
+    sibling = FUNCTION.replace("interleave", "alternate").replace(
+        "exhausted.add(position)", "exhausted |= {position}"
+    )
+    sibling = sibling.replace("row.extend(taken + [padding] * (width - len(taken)))", "row.append(taken)")
+    task = removal_task(tmp_path, visible_code=stubbed, level=1)
+    layer = with_files(
+        tmp_path, {"/workspace/weave/words.py": b"def first(streams):\n    return next(iter(streams))\n"}
+    )
+    (report,) = scan([task], shared=(), spec=layer)
+    assert report.leaks == () and [f.kind for f in report.findings] == ["signature"]
+    assert sibling != FUNCTION
+
+
+def test_learned_rules_make_places_residue(task: Task, tmp_path: Path):
+    spec = with_files(tmp_path, {"/workspace/.oracle/notes": b"see interleave\n"})
+    rules = add_rules(
+        tmp_path / "rules.json", [Rule(r"^\.oracle/", "an attempt read it", "run a, rollout b")]
+    )
+    assert add_rules(tmp_path / "rules.json", rules) == rules == read_rules(tmp_path / "rules.json")
+    (before,), (after,) = scan([task], shared=(), spec=spec), scan([task], shared=(), spec=spec, rules=rules)
+    assert before.leaks == () and [leak.kind for leak in after.leaks] == ["name"]
+    (tmp_path / "tree" / ".oracle").mkdir(parents=True)
+    scrub(tmp_path / "tree", rules)
+    assert not (tmp_path / "tree" / ".oracle").exists()
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '[{"pattern": "(", "why": ""}]', '[{"shape": 1}]', "no json"])
+def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path):
+    (tmp_path / "rules.json").write_text(text)
+    with pytest.raises(TaskError, match="holds no leak rules"):
+        read_rules(tmp_path / "rules.json")
+
+
+def test_scrub_takes_every_leftover_and_no_source(tmp_path: Path):
+    gone = [".git/HEAD", "a/__pycache__/x.pyc", ".mypy_cache/x", "x.py.orig", ".coverage.host.1", "dist/x"]
+    gone += [
+        "tags",
+        "a.egg-info/PKG-INFO",
+        ".history/x",
+        "a/.#x.py",
+        "node_modules/x",
+        "wheelhouse/x.whl",
+        "core.77",
+    ]
+    kept = [
+        "tags/__init__.py",
+        "a/core.py",
+        "a/tags/en.txt",
+        "build/__init__.py",
+        "a/build/x.py",
+        "mutants/x.py",
+    ]
+    for path in [p for p in gone if p != "tags"] + kept:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("x")
+    scrub(tmp_path)
+    left = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+    assert left == sorted(kept)
+
+
+# -- hostile files -------------------------------------------------------------------------------------------------
+
+
+def test_a_pickle_is_never_loaded(tmp_path: Path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "exploded",))
+
+    import pickle
+
+    list(readers.read("x.pkl", pickle.dumps(Bomb())))
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("name", ["zip", "tar", "gzip", "xz", "pack", "sqlite", "pickle", "pyc", "zstd"])
+def test_damaged_files_are_told_and_end_nothing(name: str, tmp_path: Path):
+    whole = {
+        "zip": planted_leaks.zipped(),
+        "tar": planted_leaks.tarred("w:"),
+        "gzip": planted_leaks.gzip.compress(CORE.encode()),
+        "xz": planted_leaks.lzma.compress(CORE.encode()),
+        "pack": next(d for p, d in planted_leaks.git_files(tmp_path).items() if p.endswith(".pack")),
+        "sqlite": planted_leaks.sqlite(tmp_path, "a", (CORE,)),
+        "pickle": planted_leaks.pickle.dumps([CORE]),
+        "pyc": planted_leaks.pyc(),
+        "zstd": b"\x28\xb5\x2f\xfd" + b"x" * 40,
+    }[name]
+    for cut in (len(whole) // 2, 20):
+        assert isinstance(list(readers.read("x", whole[:cut])), list)
+
+
+def test_archives_inside_of_archives_end_somewhere():
+    data = planted_leaks.zipped()
+    for _ in range(20):
+        out = planted_leaks.io.BytesIO()
+        with planted_leaks.zipfile.ZipFile(out, "w") as archive:
+            archive.writestr("x.zip", data)
+        data = out.getvalue()
+    assert any("inside of each other" in piece.problem for piece in readers.read("x", data))
+
+
+def test_packs_are_read_like_git_reads_them(tmp_path: Path):
+    """Every blob, deltas included, against `git cat-file`."""
+    place = tmp_path / "r"
+    subprocess.run(["git", "init", "-q", str(place)], check=True)
+    for version in range(12):
+        (place / "f.txt").write_text("".join(f"line {n * (version + 1) % 97} of {n}\n" for n in range(400)))
+        commit = ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", str(version)]
+        subprocess.run(["git", "-C", str(place), "add", "."], check=True)
+        subprocess.run(["git", "-C", str(place), *commit], check=True)
+    subprocess.run(["git", "-C", str(place), "repack", "-adfq"], check=True)
+    listing = subprocess.run(
+        ["git", "-C", str(place), "rev-list", "--objects", "--all"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    blobs = {
+        subprocess.run(
+            ["git", "-C", str(place), "cat-file", "blob", line.split()[0]], capture_output=True
+        ).stdout.decode()
+        for line in listing.splitlines()
+        if line.endswith("f.txt")
+    }
+    (pack,) = (place / ".git/objects/pack").glob("*.pack")
+    read = {piece.text for piece in readers.read("pack", pack.read_bytes()) if "blob" in piece.where}
+    assert len(blobs) == 12 and blobs <= read
+
+
+def test_runs_are_found_as_a_slow_search_finds_them():
+    tokens = tuple(f"w{number}" for number in range(50))
+    body = prints.Body("t", "f", "gold", tokens)
+    assert prints.Runs([body]).find(["x", "y", "z", *tokens, "x"]) == {0: 3}
+    for begin, end in ((0, 10), (0, 29), (0, 30), (7, 36), (7, 37), (20, 50), (21, 50)):
+        part = ["!", *tokens[begin:end], "!"]
+        longest = max(n for n in range(51) for at in range(51) if _holds(part, tokens[at : at + n], n))
+        assert bool(prints.Runs([body]).find(part)) == (longest >= 30), (begin, end)
+    torn = [
+        token for number, token in enumerate(tokens) for token in ((token, "#") if number == 25 else (token,))
+    ]
+    assert prints.Runs([body]).find(torn), "one foreign token inside"
+
+
+def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
+    return len(part) == length and any(tuple(text[at : at + length]) == part for at in range(len(text)))
+
+
+# -- the thief -----------------------------------------------------------------------------------------------------
+
+
+def test_the_thief_knows_enough_tricks_and_gets_nothing(task: Task):
+    theft = steal(task)
+    assert len(theft.tricks) >= 45 and theft.tried >= 1
+    assert theft.reward == 0.0  # loot there may be: other packages have functions of that name
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "kind", ["bytecode", pytest.param("wheel", marks=SLOW), pytest.param("packed git object", marks=SLOW)]
+)
+def test_the_thief_is_good_at_it(task: Task, tmp_path: Path, kind: str):
+    files = planted_leaks.planted(tmp_path)[kind]
+    theft = steal(task, spec=with_files(tmp_path, files))
+    assert theft.reward == 1.0, theft
+
+
+def test_findings_are_json(task: Task):
+    (report,) = scan([task], shared=())
+    json.dumps(dataclasses.asdict(report))

@@ -1,0 +1,10 @@
+"""Which tasks come next, and which ought to be made.
+
+`posterior` holds what is believed about a solve rate, `pool` draws tasks by it, `levels` moves between levels, and
+`arms` chooses what to generate.
+"""
+
+from woodshed.curriculum.arms import Arms
+from woodshed.curriculum.pool import Curriculum, CurriculumSettings
+
+__all__ = ["Arms", "Curriculum", "CurriculumSettings"]

@@ -1,0 +1,66 @@
+"""What to generate next: generators are arms of a bandit, drawn by Thompson sampling.
+
+An arm is worth what its tasks are worth: the share of its candidates that are valid, times how often attempts at its
+tasks end differently, per second of making one.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Arm:
+    """What is known about a generator; starts as one success and one failure of each kind."""
+
+    valid: float = 1.0
+    invalid: float = 1.0
+    informative: float = 1.0
+    """Sum over its tasks' groups: 1 where attempts ended differently."""
+    uniform: float = 1.0
+    seconds: float = 0.0
+
+    def value(self, draw: random.Random) -> float:
+        """One sample of what a second of this generator is worth."""
+        tried = self.valid + self.invalid - 2
+        cost = self.seconds / tried if tried else 1.0
+        worth = draw.betavariate(self.valid, self.invalid) * draw.betavariate(self.informative, self.uniform)
+        return worth / max(cost, 1e-3)
+
+
+class Arms:
+    """Generators by name, such as "harden/H3" or "stub/1/toolz"."""
+
+    def __init__(self, names: Sequence[str], *, seed: int) -> None:
+        self.arms = {name: Arm() for name in names}
+        self._seed, self._draws = seed, 0
+
+    def choose(self, kind: str = "") -> str:
+        """The arm to pull now, among those whose names start with `kind`; the same for the same seed and past."""
+        draw = random.Random(f"{self._seed}/{self._draws}")
+        self._draws += 1
+        values = {name: arm.value(draw) for name, arm in sorted(self.arms.items()) if name.startswith(kind)}
+        return max(values, key=lambda name: values[name])
+
+    def made(self, name: str, *, valid: int, tried: int, seconds: float) -> None:
+        """What came of pulling an arm."""
+        arm = self.arms.setdefault(name, Arm())
+        arm.valid += valid
+        arm.invalid += tried - valid
+        arm.seconds += seconds
+
+    def observe(self, name: str, is_informative: bool) -> None:
+        """How a group of attempts at one of its tasks ended."""
+        arm = self.arms.setdefault(name, Arm())
+        arm.informative += is_informative
+        arm.uniform += not is_informative
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self._draws, "arms": {name: asdict(arm) for name, arm in self.arms.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._draws = state["draws"]
+        self.arms = {name: Arm(**values) for name, values in state["arms"].items()}

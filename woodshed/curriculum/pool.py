@@ -1,0 +1,343 @@
+"""Draws tasks whose attempts are likely to end differently, for groups that all end alike teach nothing.
+
+Of every task it keeps a Beta posterior of the solve rate under the current policy: a prior from what is known without
+trying (level, hidden tests, instruction), refitted to what was seen, and counts of attempts that fade as the policy
+changes. A task weighs
+
+    (P(attempts end differently) + BONUS sd(p) + STALE log(1 + steps unseen)) / sqrt(tokens per attempt)
+
+times its level's share, less after recent use and beside a neighbour in the same step. A share of every step is drawn
+evenly (every task once before any again), and a small share goes to tasks that are retired because they are solved.
+No task comes twice in a step: the policy gradient is single-epoch (Composer 2 report, section 4.1).
+
+Costs are counted in tokens, never in seconds, and every draw has its own seed: a run that was killed goes on drawing
+as if it had not been.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from woodshed.curriculum.levels import Levels
+from woodshed.curriculum.posterior import below, deviation, informative, level_offset, prior_strength, sigmoid
+from woodshed.records import RecipeError, Rollout, Task, Verdict
+from woodshed.settings import Settings
+
+BONUS = 0.5
+STALE = 0.02
+FADING_USE = 0.9
+"""Per step: how long a use counts as recent."""
+DOUBT = 0.25
+"""The prior of retiring and parking: both ends alike, so that only attempts decide."""
+SOLVED, UNSOLVED, SURE = 0.9, 0.02, 0.9
+MIN_ATTEMPTS = 24
+"""Before a task can be parked."""
+RETRY_STEPS = 20
+BAND = (0.35, 0.65)
+"""Mean solve rate that a pool should have: balanced groups maximise p(1-p) (arXiv 2504.03380)."""
+
+
+class CurriculumSettings(Settings):
+    """Which tasks are drawn."""
+
+    uniform_share: float = Field(default=0.1, ge=0.0, le=1.0)
+    """Share of the draws that ignores what was observed; 1 draws evenly, retires nothing and parks nothing."""
+    probe_share: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Share of the draws that looks again at retired tasks, to notice what was forgotten."""
+    forget: float = Field(default=0.98, gt=0.0, le=1.0)
+    """How much of an observation is left after one step, because the policy has changed."""
+    grow: bool = False
+    """Make harder or easier tasks in the background while the run goes on, when the pool is too easy or too hard."""
+
+
+Status = Literal["active", "retired", "parked", "broken"]
+
+
+@dataclass
+class Belief:
+    """What is known about one task."""
+
+    solved: float = 0.0
+    """Faded counts of attempts."""
+    failed: float = 0.0
+    attempts: int = 0
+    seen: int = 0
+    """Step of the last observation."""
+    uses: float = 0.0
+    """Recent draws, fading."""
+    drawn: int = 0
+    """Step of the last draw."""
+    tokens: float = 0.0
+    """Moving average per attempt; 0 before the first."""
+    streak: int = 0
+    """How often in a row it looked solved."""
+    status: Status = "active"
+    since: int = 0
+    """Step at which the status was given."""
+
+
+class Curriculum:
+    """Draws tasks and learns from how attempts at them ended; its state goes into every checkpoint."""
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        settings: CurriculumSettings | None = None,
+        *,
+        seed: int,
+        attempts: int = 8,
+        revalidate: Callable[[Task], bool] = lambda task: True,
+    ) -> None:
+        """
+        Args:
+            attempts: per task and step, the size of a group.
+            revalidate: whether a task that was never solved is still sound; asked before it is tried again.
+        """
+        self._settings = settings or CurriculumSettings()
+        self._seed, self._attempts, self._revalidate = seed, attempts, revalidate
+        self._tasks: dict[str, Task] = {}
+        self._beliefs: dict[str, Belief] = {}
+        self._difficulty: dict[str, float] = {}
+        self._levels = Levels(())
+        self._step, self._epoch = 0, 0
+        self._offset, self._strength = 0.0, 4.0  # of the prior
+        self._queue: list[str] = []
+        self._quarantined: dict[str, str] = {}
+        self.admit(tasks)
+
+    # -- drawing -------------------------------------------------------------------------------------------------
+
+    def draw(self, count: int) -> list[Task]:
+        """The next `count` different tasks.
+
+        Raises:
+            RecipeError: fewer tasks than one step needs.
+        """
+        if count > len(self._tasks):
+            raise RecipeError(
+                f"training.tasks_per_step = {count}, but there are only {len(self._tasks)} training tasks; "
+                "make more tasks or lower it"
+            )
+        if count > (left := len(self._tasks) - len(self._quarantined)):
+            reasons = "; ".join(dict.fromkeys(self._quarantined.values()))
+            raise RecipeError(
+                f"training.tasks_per_step = {count}, but {left} of {len(self._tasks)} tasks are not in quarantine "
+                f"({reasons}). Close that hole, make the tasks again and start another run"
+            )
+        self._unpark()
+        random_ = random.Random(f"{self._seed}/draw/{self._step}")
+        weights = self._weights()
+        drawn: list[str] = []
+        while len(drawn) < count:
+            drawn.append(self._draw_one(random_, weights, drawn))
+        for name in drawn:
+            belief = self._beliefs[name]
+            belief.uses = belief.uses * FADING_USE ** (self._step - belief.drawn) + 1
+            belief.drawn = self._step
+        self._step += 1
+        return [self._tasks[name] for name in drawn]
+
+    def _draw_one(self, random_: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
+        settings = self._settings
+        if settings.uniform_share < 1:
+            chance = random_.random()
+            rest = {*drawn, *self._quarantined}
+            retired = [t for t, b in self._beliefs.items() if b.status == "retired" and t not in rest]
+            if chance < settings.probe_share and retired:
+                return random_.choice(sorted(retired))
+            if chance < 1 - settings.uniform_share:
+                near = [self._tasks[name].target_path for name in drawn]
+                left = {
+                    name: weight / (1 + near.count(self._tasks[name].target_path))
+                    for name, weight in weights.items()
+                    if name not in drawn
+                }
+                if sum(left.values()) > 0:
+                    return random_.choices(list(left), list(left.values()))[0]
+        for position, name in enumerate(self._queue):
+            if name not in drawn:
+                return self._queue.pop(position)
+        self._queue = self._next_epoch(last=drawn)
+        return self._queue.pop(0)
+
+    def _next_epoch(self, *, last: Sequence[str]) -> list[str]:
+        """All tasks in a new order; those that the current step holds already, and those at rest, come last."""
+        order = sorted(name for name in self._tasks if name not in self._quarantined)
+        random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
+        self._epoch += 1
+        resting = {name for name, belief in self._beliefs.items() if belief.status in ("parked", "broken")}
+        awake = [name for name in order if name not in resting]
+        kept = awake if len(awake) > len(last) else order
+        return sorted(kept, key=lambda name: name in last)
+
+    def _weights(self) -> dict[str, float]:
+        """Of every active task."""
+        if self._settings.uniform_share == 1:
+            return {}
+        drawable = sorted(name for name in self._tasks if name not in self._quarantined)
+        active = [name for name in drawable if self._beliefs[name].status == "active"]
+        tokens = [b.tokens for b in self._beliefs.values() if b.tokens]
+        usual = sum(tokens) / len(tokens) if tokens else 1.0
+        found: dict[str, float] = {}
+        for name in active:
+            belief, (a, b) = self._beliefs[name], self.posterior(name)
+            worth = informative(a, b, self._attempts) + BONUS * deviation(a, b)
+            worth += STALE * math.log1p(self._step - max(belief.seen, 0))
+            uses = belief.uses * FADING_USE ** (self._step - belief.drawn)
+            cost = math.sqrt((belief.tokens or usual) / usual)
+            found[name] = worth / cost / math.sqrt(1 + uses) * self._levels.share(self._cell(name))
+        mass: dict[int, float] = {}
+        for name, weight in found.items():
+            mass[self._tasks[name].level] = mass.get(self._tasks[name].level, 0.0) + weight
+        factors = self._levels.capped(mass)
+        return {name: weight * factors[self._tasks[name].level] for name, weight in found.items()}
+
+    # -- learning ------------------------------------------------------------------------------------------------
+
+    def posterior(self, task_id: str) -> tuple[float, float]:
+        """a and b of the task's solve rate, faded to now."""
+        belief = self._beliefs[task_id]
+        left = self._settings.forget ** (self._step - belief.seen)
+        before = sigmoid(self._offset - self._difficulty[task_id])
+        a, b = self._strength * before, self._strength * (1 - before)
+        return a + left * belief.solved, b + left * belief.failed
+
+    def observe(self, verdicts: Iterable[Verdict], rollouts: Iterable[Rollout] = ()) -> None:
+        """Learn from how attempts ended. Invalid verdicts, and those whose run could not be believed, say nothing."""
+        tokens = {r.id: r.counters["sampled_tokens"] + r.counters["context_tokens"] for r in rollouts}
+        groups: dict[str, list[Verdict]] = {}
+        for verdict in verdicts:
+            if verdict.status == "graded" and not verdict.integrity and verdict.task_id in self._tasks:
+                groups.setdefault(verdict.task_id, []).append(verdict)
+        for name, group in groups.items():
+            belief, solved = self._beliefs[name], sum(verdict.solved for verdict in group)
+            left = self._settings.forget ** (self._step - belief.seen)
+            belief.solved = left * belief.solved + solved
+            belief.failed = left * belief.failed + len(group) - solved
+            belief.attempts += len(group)
+            belief.seen = self._step
+            spent = [tokens[v.rollout_id] for v in group if v.rollout_id in tokens]
+            if spent:
+                mean = sum(spent) / len(spent)
+                belief.tokens = mean if not belief.tokens else 0.7 * belief.tokens + 0.3 * mean
+            self._levels.observe(self._cell(name), len(group), solved)
+            self._settle(belief)
+        tried = [
+            (self._difficulty[t], b.solved + b.failed, b.solved)
+            for t, b in self._beliefs.items()
+            if b.attempts
+        ]
+        self._offset = level_offset(tried)
+        self._strength = prior_strength(tried, self._offset)
+
+    def _settle(self, belief: Belief) -> None:
+        """Retire what is solved, wake what is no longer, park what never is."""
+        if self._settings.uniform_share == 1:
+            return
+        a, b = DOUBT + belief.solved, DOUBT + belief.failed
+        belief.streak = belief.streak + 1 if 1 - below(SOLVED, a, b) > SURE else 0
+        status: Status = "active"
+        if belief.streak >= 2:
+            status = "retired"
+        elif belief.attempts >= MIN_ATTEMPTS and below(UNSOLVED, a, b) > SURE:
+            status = "parked"
+        if status != belief.status or status == "parked":
+            belief.status, belief.since = status, self._step
+
+    def _unpark(self) -> None:
+        """Parked tasks come back after a while, once they are known to be sound: never solved often means broken."""
+        for name, belief in sorted(self._beliefs.items()):
+            if belief.status == "parked" and self._step - belief.since >= RETRY_STEPS:
+                belief.status = "active" if self._revalidate(self._tasks[name]) else "broken"
+                belief.since = self._step
+
+    # -- the pool ------------------------------------------------------------------------------------------------
+
+    def admit(self, tasks: Iterable[Task]) -> None:
+        """More tasks to draw from."""
+        for task in tasks:
+            self._tasks.setdefault(task.id, task)
+            self._beliefs.setdefault(task.id, Belief(seen=self._step, drawn=self._step))
+        self._difficulty = difficulties(self._tasks.values())
+
+    def quarantine(self, tasks: Iterable[Task], reason: str) -> None:
+        """Draw these tasks no more: a way around them is proven."""
+        self._quarantined |= {task.id: reason for task in tasks if task.id in self._tasks}
+        self._queue = [name for name in self._queue if name not in self._quarantined]
+
+    def solved(self) -> list[Task]:
+        """Tasks that attempts mostly solve: parents of harder ones."""
+        means = {name: self.posterior(name) for name in sorted(self._tasks) if self._beliefs[name].attempts}
+        return [self._tasks[name] for name, (a, b) in means.items() if a > 0.6 * (a + b)]
+
+    def unsolved(self) -> list[Task]:
+        """Tasks that attempts hardly ever solve: parents of easier ones."""
+        means = {name: self.posterior(name) for name in sorted(self._tasks) if self._beliefs[name].attempts}
+        return [self._tasks[name] for name, (a, b) in means.items() if a < 0.2 * (a + b)]
+
+    def need(self) -> Literal["harder", "easier", ""]:
+        """What the pool lacks."""
+        tried = [name for name, belief in self._beliefs.items() if belief.attempts]
+        if len(tried) < min(8, len(self._tasks)):
+            return ""
+        rates = [a / (a + b) for a, b in map(self.posterior, tried)]
+        mean = sum(rates) / len(rates)
+        return "harder" if mean > BAND[1] else "easier" if mean < BAND[0] else ""
+
+    def task(self, task_id: str) -> Task:
+        return self._tasks[task_id]
+
+    def status(self, task_id: str) -> Status:
+        return self._beliefs[task_id].status
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "epoch": self._epoch,
+            "queue": list(self._queue),
+            "offset": self._offset,
+            "strength": self._strength,
+            "levels": self._levels.state(),
+            "beliefs": {name: asdict(belief) for name, belief in self._beliefs.items()},
+            "quarantined": dict(self._quarantined),
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._step, self._epoch = state["step"], state["epoch"]
+        self._offset, self._strength = state["offset"], state["strength"]
+        self._queue = list(state["queue"])
+        self._quarantined = dict(state["quarantined"])
+        self._levels.restore(state["levels"])
+        known = {name: Belief(**values) for name, values in state["beliefs"].items()}
+        self._beliefs = {name: known.get(name, belief) for name, belief in self._beliefs.items()}
+
+    def _cell(self, name: str) -> tuple[str, int]:
+        task = self._tasks[name]
+        return str(task.provenance.get("source", "")), task.level
+
+
+def difficulties(tasks: Iterable[Task]) -> dict[str, float]:
+    """What is known before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
+
+    More hidden tests ask for more; a longer instruction says more, so it counts the other way.
+    """
+    listed = list(tasks)
+    columns = [
+        [float(task.level) for task in listed],
+        [math.log1p(len(task.fail_to_pass)) for task in listed],
+        [-math.log1p(len(task.instruction)) for task in listed],
+    ]
+    scores = [_z(column) for column in columns]
+    return {task.id: sum(row) / len(row) for task, row in zip(listed, zip(*scores, strict=True), strict=True)}
+
+
+def _z(values: Sequence[float]) -> list[float]:
+    mean = sum(values) / max(len(values), 1)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values), 1))
+    return [(value - mean) / spread if spread > 1e-9 else 0.0 for value in values]

@@ -1,0 +1,297 @@
+"""Harder children of tasks that are solved, each proven as its parent was.
+
+A child is drafted from its parent's folder alone: the original repository is the workspace with the gold patch and
+the original tests laid over it. The draft is then proven: its hidden tests fail and the gold patch passes (the verifier
+that judges attempts says so), the visible tests pass, nothing leaks, and it is expected to be solved less often.
+
+    H1 combine     a second, disjoint deletion            H7 strengthen  more hidden cases, answered by the gold code
+    H2 widen       a neighbour in the same file goes too  H8 drift       the name changes everywhere
+    H3 deepen      the whole function goes, not its body  H9 context     look-alikes beside it
+    H4 hide        a sentence instead of a description    H10 sequence   what uses it goes too, asked for in steps
+    H5 spread      users in other files go too            H11 failure    starts from an attempt that failed
+    H6 constrain   nothing new may be imported            H12 tools      no test command
+
+Where a pool is too hard, two inverses make easier ones: E1 leaves only the target's body out, E2 tells what is tested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from woodshed.curriculum.posterior import sigmoid
+from woodshed.grading.verifier import run_tests, with_runner
+from woodshed.records import Rollout, Task, TaskError, Verdict
+from woodshed.rundir import RunDir
+from woodshed.sandbox import open_sandbox
+from woodshed.synthesis import drafts, leaks
+from woodshed.synthesis.drafts import Draft, Parent
+from woodshed.synthesis.proof import GENERATOR, check
+from woodshed.tasks import folder
+from woodshed.tasks.environment import sandbox_spec
+
+EFFECTS = {
+    **{"H1": 1.2, "H2": 1.0, "H3": 0.9, "H4": 0.9, "H5": 1.2, "H6": 0.8},
+    **{"H7": 0.8, "H8": 0.8, "H9": 0.8, "H10": 1.3, "H11": 0.9, "H12": 0.8},
+    **{"E1": -1.5, "E2": -1.0},
+}
+"""How much an operator is expected to lower the log-odds of a solve; guesses until attempts have said more."""
+MIN_DROP = 0.15
+"""Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
+easier."""
+DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[Draft]]] = {
+    "H1": drafts.combine,
+    "H2": drafts.widen,
+    "H3": drafts.deepen,
+    "H4": drafts.hide,
+    "H5": drafts.spread,
+    "H6": drafts.constrain,
+    "H7": drafts.strengthen,
+    "H8": drafts.drift,
+    "H9": drafts.distract,
+    "H10": drafts.sequence,
+    "H11": drafts.resume_failure,
+    "H12": drafts.withhold_command,
+    "E1": drafts.narrow,
+    "E2": drafts.explain,
+}
+HARDER = tuple(name for name in DRAFTS if name.startswith("H"))
+EASIER = tuple(name for name in DRAFTS if name.startswith("E"))
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class HardenReport:
+    """What came of it."""
+
+    accepted: list[Task] = field(default_factory=list)
+    rejected: Counter[str] = field(default_factory=Counter)
+    """"operator: reason" to how many drafts."""
+    tried: Counter[str] = field(default_factory=Counter)
+    """Operator to how many drafts."""
+
+
+class Unproven(Exception):
+    """A draft that is no task, with the reason."""
+
+
+def harden(
+    tasks: Sequence[Task],
+    out: Path,
+    *,
+    operators: Sequence[str] = HARDER,
+    rates: Mapping[str, float] | None = None,
+    failures: Mapping[str, Mapping[str, str | None]] | None = None,
+    limit: int = 0,
+    seed: int = 0,
+    progress: Progress = lambda done, total, text: None,
+) -> HardenReport:
+    """Children in `out`, a folder each; at most one per parent and operator. What is there already is kept.
+
+    Args:
+        rates: solve rate by task name, where known; else 0.8 is assumed of a parent.
+        failures: files of a failed attempt by task name; H11 needs them.
+        limit: most children; 0 makes all.
+
+    Raises:
+        TaskError: an unknown operator.
+    """
+    if unknown := sorted(set(operators) - set(DRAFTS)):
+        raise TaskError(f"no operator {unknown[0]!r}; known: {', '.join(DRAFTS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    report = HardenReport()
+    parents = [Parent.open(task, dict((failures or {}).get(task.name, {}))) for task in tasks]
+    turns = [(parent, operator) for operator in operators for parent in parents]
+    for done, (parent, operator) in enumerate(turns):
+        progress(done, len(turns), f"hardening, {len(report.accepted)} children")
+        if limit and len(report.accepted) >= limit:
+            break
+        home = out / f"{parent.task.name}-{operator}"
+        if home.exists():
+            report.accepted.append(folder.load(home))
+            continue
+        rate = (rates or {}).get(parent.task.name, 0.8)
+        _one_child(parent, parents, operator, rate, home, seed, report)
+    progress(len(turns), len(turns), "hardening")
+    return report
+
+
+def _one_child(
+    parent: Parent,
+    parents: Sequence[Parent],
+    operator: str,
+    rate: float,
+    home: Path,
+    seed: int,
+    report: HardenReport,
+) -> None:
+    """The first draft that can be proven becomes the child."""
+    draw = random.Random(f"{seed}/{operator}/{parent.task.name}")
+    expected = sigmoid(math.log(rate / (1 - rate)) - EFFECTS[operator]) if 0 < rate < 1 else rate - 0.3 * rate
+    if EFFECTS[operator] > 0 and rate - expected < MIN_DROP:
+        report.rejected[f"{operator}: expected to be hardly harder"] += 1
+        return
+    for tries, draft in enumerate(DRAFTS[operator](parent, parents, draw)):
+        report.tried[operator] += 1
+        try:
+            with tempfile.TemporaryDirectory(prefix=".harden-", dir=home.parent) as scratch:
+                child = prove(parent, draft, Path(scratch) / home.name, round(expected, 3))
+                child.folder.rename(home)
+            report.accepted.append(dataclasses.replace(child, folder=home))
+            return
+        except (Unproven, TaskError) as reason:
+            report.rejected[f"{operator}: {str(reason)[:60]}"] += 1
+        if tries == 3:
+            return
+
+
+def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Task:
+    """The draft as a proven task.
+
+    Raises:
+        Unproven: with the reason.
+    """
+    task = parent.task
+    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
+        workspace, hidden = Path(scratch, "workspace"), Path(scratch, "hidden")
+        shutil.copytree(task.folder / "environment" / "workspace", workspace, symlinks=True)
+        for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
+            _put(workspace, path, text)
+        for path, data in folder.protected_files(task).items():
+            _put(hidden, path, draft.hidden.get(path) or data.decode("utf-8", errors="surrogateescape"))
+        for path, text in draft.hidden.items():
+            _put(hidden, path, text)
+        ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
+        failing = _failing(task, workspace, hidden, ids)
+        command = _visible_tests(task, workspace, ids, draft.command or task.test_command)
+        passing = tuple(test for test in ids if test not in failing)
+        gold = {path: text for path, text in draft.gold.items() if text != _shown(workspace, path)}
+        child = dataclasses.replace(
+            task,
+            instruction=draft.instruction,
+            fail_to_pass=tuple(test for test in ids if test in failing),
+            pass_to_pass=passing,
+            operator=f"{task.operator}+{draft.operator}",
+            level=max(task.level, draft.level),
+            target_symbol=draft.symbol or task.target_symbol,
+            test_command=command,
+            provenance={
+                **task.provenance,
+                "generator": GENERATOR,
+                "parent": task.id,
+                "hardened_by": draft.operator,
+                "expected_solve_rate": expected,
+            },
+        )
+        if not child.fail_to_pass:
+            raise Unproven("no hidden test fails")
+        tests = {str(p.relative_to(hidden)): p.read_bytes() for p in hidden.rglob("*") if p.is_file()}
+        written = folder.write(
+            child,
+            home,
+            workspace=workspace,
+            tests=tests,
+            gold={path: None if text is None else text.encode() for path, text in gold.items()},
+        )
+    if reasons := check(written):
+        raise Unproven(f"not proven: {reasons[0].partition(': ')[2]}")
+    (report,) = leaks.scan([written], shared=())
+    if report.leaks:
+        raise Unproven(f"leaks: {report.leaks[0].kind} in {report.leaks[0].where}")
+    return written
+
+
+def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> frozenset[str]:
+    """Tests that do not pass before any edit, and again do not, under another hash seed."""
+    spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace, hidden))
+    found: list[set[str]] = []
+    for hash_seed in (0, 2):
+        with open_sandbox(with_runner(spec)) as sandbox:
+            run = run_tests(
+                sandbox,
+                ids=list(ids),
+                packages=task.environment.packages,
+                timeout_s=task.verify_timeout_s,
+                hash_seed=hash_seed,
+            )
+        if not run.started or run.timed_out or run.integrity:
+            raise Unproven(f"the tests could not be run: {'; '.join(run.integrity) or 'timeout'}")
+        found.append({test for test, outcome in run.outcomes.items() if outcome != "passed"})
+    if found[0] != found[1]:
+        raise Unproven("failures differ between two runs")
+    return frozenset(found[0])
+
+
+def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str) -> str:
+    """Takes tests that fail out of the visible files, and tells the command that runs what is left.
+
+    Raises:
+        Unproven: no visible test passes.
+    """
+    spec = with_runner(dataclasses.replace(sandbox_spec(task), lowers=(workspace,)))
+    passing: list[str] = []
+    for path in sorted({test.partition("::")[0] for test in ids}):
+        if not (workspace / path).is_file():
+            continue
+        with open_sandbox(spec) as sandbox:
+            mine = [test for test in ids if test.startswith(f"{path}::")]
+            run = run_tests(sandbox, ids=mine, packages=(), timeout_s=task.verify_timeout_s)
+        bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
+        text = drafts.without_tests((workspace / path).read_text(encoding="utf-8"), bad)
+        if text is None or path in run.collection_errors:
+            (workspace / path).unlink()
+            continue
+        (workspace / path).write_text(text, encoding="utf-8")
+        passing += [path] if any(run.outcomes[test] == "passed" for test in mine) else []
+    with open_sandbox(spec) as sandbox:
+        for tried in (command, *(f"python -m pytest -q {path}" for path in passing)):
+            if sandbox.exec(tried, timeout_s=task.verify_timeout_s).outcome == "ok":
+                return tried
+    raise Unproven("no visible test passes")
+
+
+def _shown(workspace: Path, path: str) -> str | None:
+    file = workspace / path
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+def _put(root: Path, path: str, text: str | None) -> None:
+    target = root / path
+    if text is None:
+        target.unlink(missing_ok=True)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(text.encode("utf-8", errors="surrogateescape"))
+
+
+def outcomes_of(run: Path) -> tuple[dict[str, float], dict[str, dict[str, str | None]]]:
+    """Solve rates by task name and, per task, the files of one failed attempt, out of a run folder."""
+    kept = RunDir.open(run)
+    verdicts = {v.rollout_id: v for _, _, v in kept.read("verdicts", Verdict) if v.status == "graded"}
+    counts: dict[str, list[int]] = {}
+    failures: dict[str, dict[str, str | None]] = {}
+    for _, _, rollout in kept.read("rollouts", Rollout):
+        if (verdict := verdicts.get(rollout.id)) is None:
+            continue
+        tally = counts.setdefault(rollout.task_name, [0, 0])
+        tally[0] += 1
+        tally[1] += verdict.solved
+        if not verdict.solved and rollout.patch.files:
+            failures.setdefault(rollout.task_name, dict(rollout.patch.files))
+    return {name: solved / tried for name, (tried, solved) in counts.items()}, failures
+
+
+def write_report(report: HardenReport, path: Path) -> None:
+    """What a background maker tells the run that started it."""
+    made = Counter(task.provenance["hardened_by"] for task in report.accepted)
+    known = {name: [made[name], report.tried[name]] for name in report.tried}
+    path.write_text(json.dumps(known) + "\n", encoding="utf-8")

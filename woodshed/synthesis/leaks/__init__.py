@@ -1,0 +1,22 @@
+"""Whether a task gives its answer away: what the missing code looks like, and everywhere it could still be found.
+
+`residue` lists the places where code hides, `evidence` says what must not be found, `scan` searches the root file
+system of an attempt for it (`scanner`, `readers` and `prints` run inside), and `theft` lets a scripted thief try.
+"""
+
+from woodshed.synthesis.leaks.residue import Rule, add_rules, read_rules, rules_path, scrub
+from woodshed.synthesis.leaks.scan import Finding, Report, scan
+from woodshed.synthesis.leaks.theft import Theft, steal
+
+__all__ = [
+    "Finding",
+    "Report",
+    "Rule",
+    "Theft",
+    "add_rules",
+    "read_rules",
+    "rules_path",
+    "scan",
+    "scrub",
+    "steal",
+]

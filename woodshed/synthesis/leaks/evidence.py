@@ -1,0 +1,179 @@
+"""What must not be found: the code that a task took away and the tests that it hides, read from its folder alone.
+
+Whatever operator made the task, the evidence is what the gold patch has and the workspace has not: whole functions,
+or the runs of tokens that are missing from one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from woodshed.records import Task
+from woodshed.synthesis.leaks import prints
+from woodshed.synthesis.leaks.prints import Body, Function
+from woodshed.tasks import folder
+
+MIN_FRAGMENT = 16
+"""Tokens of a missing part that is no whole body; shorter ones are idioms of everybody."""
+MIN_TEST = 30
+MIN_SHAPE = 30
+"""Nodes of a syntax tree whose shape says something."""
+
+
+def bodies(task: Task) -> list[Body]:
+    """Everything that the task's folder must not show to an attempt."""
+    workspace = task.folder / "environment" / "workspace"
+    found: list[Body] = []
+    for path, text in folder.gold_patch(task).files.items():
+        shown = _text(workspace / path)
+        if text is not None and path.endswith((".py", ".pyi")):
+            found += _missing_code(task, path, text, shown)
+        elif text is not None:
+            found += _missing_lines(task, text, shown)
+    for _, function, text in _hidden_tests(task):
+        tokens = tuple(prints.code_words(_source(text, function.body)))
+        if len(tokens) >= MIN_TEST:
+            found.append(Body(task.name, function.name, "test", tokens, words=_anchors(tokens)))
+    return found
+
+
+def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:
+    """Names of tests that are not visible, and of functions that are not there: no residue may mention them."""
+    tests = {name.rpartition(".")[2] for name, _, _ in _hidden_tests(task)}
+    gone = {body.name for body in known if body.kind == "gold" and body.source and task.level >= 2}
+    return sorted(name for name in tests | gone if len(name) > 3)
+
+
+def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body]:
+    tree, left = _parsed(text), _parsed(shown) or ast.Module([], [])
+    if tree is None:
+        yield from _missing_lines(task, text, shown)
+        return
+    shown_functions = list(prints.functions(left))
+    intact = {ast.dump(function) for _, function in shown_functions}
+    visible = dict(shown_functions)
+    whole: list[str] = []
+    for name, function in prints.functions(tree):
+        if ast.dump(function) in intact:
+            continue  # a name may be defined twice, under `if`
+        if any(name.startswith(f"{outer}.") for outer in whole):
+            continue  # inside of a function that is missing as a whole
+        tokens = prints.code_words(_source(text, prints.code_body(function)))
+        other = visible.get(name)
+        before = prints.code_words(_source(shown, prints.code_body(other))) if other else []
+        if tokens == before:
+            continue
+        runs = list(_missing_runs(before, tokens))
+        if sum(map(len, runs)) >= 0.8 * len(tokens):
+            whole.append(name)
+            yield _whole(task, (path, name), text, function, tuple(tokens))
+        else:
+            short = name.rpartition(".")[2]
+            for run in runs:
+                if len(run) >= MIN_FRAGMENT:
+                    yield Body(task.name, short, "gold", tuple(run), words=_anchors(run))
+    yield from _missing_statements(task, text, tree, left)
+
+
+def _whole(
+    task: Task, place: tuple[str, str], text: str, function: Function, tokens: tuple[str, ...]
+) -> Body:
+    body = prints.code_body(function)
+    shape, nodes = prints.shape(body)
+    given = prints.parameters(function)
+    said = set(re.findall(r"\w+", task.instruction))
+    return Body(
+        task=task.name,
+        name=function.name,
+        kind="gold",
+        tokens=tokens,
+        parameters=given,
+        shape=shape if nodes >= MIN_SHAPE else "",
+        marks=prints.marks(body),
+        names=prints.names(body),
+        source=_source(text, [function]),
+        place=place,
+        stated={function.name, *given} <= said,
+        words=_anchors(tokens),
+    )
+
+
+def _missing_statements(task: Task, text: str, tree: ast.Module, left: ast.Module) -> Iterator[Body]:
+    """Tables, constants and the like at the top of a module or class."""
+    present = {ast.dump(node) for node in _plain(left)}
+    for node in _plain(tree):
+        tokens = prints.code_words(_source(text, [node]))
+        if len(tokens) >= 2 * MIN_FRAGMENT and ast.dump(node) not in present:
+            yield Body(task.name, "", "gold", tuple(tokens), words=_anchors(tokens))
+
+
+def _plain(tree: ast.AST) -> Iterator[ast.stmt]:
+    for node in getattr(tree, "body", ()):
+        if isinstance(node, ast.ClassDef):
+            yield from _plain(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            yield node
+
+
+def _missing_lines(task: Task, text: str, shown: str) -> Iterator[Body]:
+    for run in _missing_runs(prints.words(shown), prints.words(text)):
+        if len(run) >= MIN_FRAGMENT:
+            yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
+
+
+def _missing_runs(before: list[str], after: list[str]) -> Iterator[list[str]]:
+    matcher = SequenceMatcher(None, before, after, autojunk=False)
+    for kind, _, _, begin, end in matcher.get_opcodes():
+        if kind in ("insert", "replace"):
+            yield after[begin:end]
+
+
+def _hidden_tests(task: Task) -> Iterator[tuple[str, Function, str]]:
+    """Dotted name, node and file text of every test function that the workspace does not show."""
+    workspace = task.folder / "environment" / "workspace"
+    for path, data in folder.protected_files(task).items():
+        text = data.decode("utf-8", errors="replace")
+        tree = _parsed(text) if path.endswith(".py") else None
+        if tree is None:
+            continue
+        visible = {
+            name for name, _ in prints.functions(_parsed(_text(workspace / path)) or ast.Module([], []))
+        }
+        for name, function in prints.functions(tree):
+            if name not in visible and function.name.startswith("test"):
+                yield name, function, text
+
+
+def _source(text: str, statements: list[ast.stmt] | list[Function]) -> str:
+    """The lines of statements, without their common indentation."""
+    if not statements:
+        return ""
+    first = min([statements[0].lineno, *(d.lineno for d in getattr(statements[0], "decorator_list", ()))])
+    last = statements[-1].end_lineno or first
+    lines = text.split("\n")[first - 1 : last]
+    lines[0] = " " * statements[0].col_offset + lines[0].encode()[statements[0].col_offset :].decode(
+        errors="ignore"
+    )
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    return "\n".join(line[margin:] for line in lines) + "\n"
+
+
+def _anchors(tokens: Iterable[str]) -> tuple[str, ...]:
+    """The longest words of a body, up to six."""
+    words = {token for token in tokens if len(token) > 3 and token not in prints.COMMON}
+    return tuple(sorted(words, key=lambda word: (-len(word), word))[:6])
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else ""
