@@ -29,8 +29,9 @@ MAX_PATCH_CHARS = 4_000_000
 MAX_PATCH_FILES = 1000
 LOG_BYTES = 1 << 16
 
-START = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B ' + RUNNER
-"""The runner starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
+PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B '
+"""A script starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
+START = PYTHON + RUNNER
 CHANGED = """
 import os, sys
 since, *paths = sys.stdin.read().split("\\0")

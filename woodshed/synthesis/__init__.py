@@ -4,7 +4,8 @@
 something away, `pruning` and `instructions` make what is left into a task, `proof` proves it, `make` writes them all.
 """
 
-from woodshed.synthesis.make import MakeReport, SynthesisSettings, make
+from woodshed.synthesis.bench import SynthesisSettings
+from woodshed.synthesis.make import MakeReport, make
 from woodshed.synthesis.proof import check
 
 __all__ = ["MakeReport", "SynthesisSettings", "check", "make"]

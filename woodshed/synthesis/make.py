@@ -1,7 +1,7 @@
 """Tasks from repositories: candidates in a seeded order, each proven, the first `limit` of every source kept.
 
 The order in which candidates are decided is fixed, however many workers there are; so the same seed and input give the
-same folders, and a run that was stopped goes on where it was.
+same folders, and a run that was stopped goes on where it was. Combinations come last: they are made of what was proven.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.records import Task, TaskError, from_json, to_json
-from woodshed.synthesis import operators, sources
+from woodshed.synthesis import maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
+from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.discovery import FINDERS, Feature, discover
+from woodshed.synthesis.maps import Map
+from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.proof import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench, prove
+from woodshed.synthesis.proof import prove
 from woodshed.tasks import folder
+
+COMBINED_SHARE = 8
+"""One task in so many is a combination of others, where combinations are asked for."""
+COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 
 @dataclass
@@ -63,17 +71,17 @@ def make(
         with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
             progress(0, 0, f"fetching {source}")
             repository = sources.fetch(source, Path(scratch, "tree"))
-            baseline = _measured_once(repository, out, settings, progress)
+            measured = _measured_once(repository, out, settings, progress)
             staging = Path(scratch, "staging")
             staging.mkdir()
-            _make_from(bench(baseline, staging, settings), out, report, progress)
+            _make_from(bench(*measured, staging, settings), out, report, progress)
     return report
 
 
 def _measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
-) -> Baseline:
-    """The baseline, kept beside the tasks: all tasks of a set share one environment, whenever they were made."""
+) -> tuple[Baseline, Map]:
+    """Baseline and map, kept beside the tasks: all tasks of a set share one environment, whenever they were made."""
     asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     kept = out / ".baselines" / f"{repository.name}-{key}.json"
@@ -82,52 +90,132 @@ def _measured_once(
         for path, content in known.pop("contents").items():
             (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
             (repository.tree / path).write_bytes(base64.b64decode(content))
-        return from_json(Baseline, {**known, "repository": to_json(repository)})
+        found = known.pop("map")
+        calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
+        baseline = from_json(Baseline, {**known, "repository": to_json(repository)})
+        return baseline, Map(baseline.stable, found["lines"], calls)
     extra = settings.extra_requirements
     measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
     measured = replace(measured, durations={})  # the only part that differs from run to run
+    progress(0, 0, f"measuring {repository.name}, mapping its tests to its lines")
+    found = maps.measure(measured)
     contents = {p: base64.b64encode((repository.tree / p).read_bytes()).decode() for p in measured.generated}
-    known = {**to_json(measured), "contents": contents}
+    known = {**to_json(measured), "contents": contents, "map": {"lines": found.lines, "calls": found.calls}}
     del known["repository"]
     kept.parent.mkdir(exist_ok=True)
     partial = kept.with_suffix(".part")
     partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
     partial.replace(kept)
-    return measured
+    return measured, found
+
+
+# ---- candidates -------------------------------------------------------------------------------------------
 
 
 def candidates(work: Bench) -> list[Candidate]:
-    """Public functions that tests name, in seeded order: modules take turns, and so do the operators."""
+    """Features of every operator, the better ones earlier, in seeded order: operators take turns, and so do modules."""
     settings = work.settings
-    words = {word for text in work.tests.values() for word in re.findall(r"\w+", text)}
-    known = list(operators.symbols(work.code))
-    times = Counter(symbol.name.lower() for symbol in known)
-    by_path: dict[str, list[operators.Symbol]] = {}
-    for symbol in known:
-        if symbol.short in words and symbol.body_lines <= settings.max_body_lines:
-            by_path.setdefault(symbol.path, []).append(symbol)
     repository = work.baseline.repository.name
-    draw = random.Random(f"{settings.seed} {repository}")
-    queues = [by_path[path] for path in sorted(by_path)]
-    for queue in queues:
-        draw.shuffle(queue)
-    draw.shuffle(queues)
-    longest = max(map(len, queues), default=0)
-    order = [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+    wanted = [o for o in settings.operators if o in FINDERS and LEVELS[o] in settings.levels]
+    times = Counter(s.name.lower() for s in work.survey.symbols)
+    queues = []
+    for operator in wanted:
+        draw = random.Random(f"{settings.seed} {repository} {operator}")
+        found = discover(work.survey, operator)
+        weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in found}
+        queues.append(_by_turns(sorted(found, key=lambda feature: -weight[id(feature)])))
+    named: dict[str, Candidate] = {}
+    for turn in range(max(map(len, queues), default=0)):
+        for queue in queues:
+            if turn < len(queue):
+                candidate = _candidate(repository, queue[turn], times)
+                named.setdefault(candidate.name.lower(), candidate)
+    return list(named.values())
+
+
+def _by_turns(found: list[Feature]) -> list[Feature]:
+    """The same features so that files take turns."""
+    nth: Counter[str] = Counter()
+    turns = []
+    for feature in found:
+        turns.append((nth[feature.symbol.path], len(turns), feature))
+        nth[feature.symbol.path] += 1
+    return [feature for _, _, feature in sorted(turns, key=lambda turn: turn[:2])]
+
+
+def _candidate(repository: str, feature: Feature, times: Counter[str]) -> Candidate:
+    symbol = feature.symbol
+    place = f"{symbol.module}." if times[symbol.name.lower()] > 1 else ""
+    name = f"{repository}-{feature.operator}-{place}{symbol.name}{_suffix(symbol)}"
+    return Candidate(name, feature.operator, symbol, feature.tests)
+
+
+def _suffix(symbol: Symbol) -> str:
+    """The detail of a symbol as the end of a folder's name."""
+    if not symbol.detail:
+        return ""
+    text = re.sub(r"[^A-Za-z0-9_]+", "-", symbol.detail).strip("-")[:40]
+    if text != symbol.detail:
+        digest = hashlib.sha256(symbol.detail.encode()).hexdigest()[:6]
+        text = f"{text}-{digest}" if text else digest
+    return f"-{text}"
+
+
+def combinations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+    """Pairs of proven candidates in different files that different tests cover, each candidate at most once."""
+    settings = work.settings
+    if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
+        return []
+    waiting = [c for c in proven if c.operator in COMBINABLE]
+    random.Random(f"{settings.seed} {work.baseline.repository.name} combine").shuffle(waiting)
     found = []
-    for turn in range(len(settings.operators)):
-        for position, symbol in enumerate(order):
-            operator = settings.operators[(position + turn) % len(settings.operators)]
-            place = f"{symbol.module}." if times[symbol.name.lower()] > 1 else ""
-            found.append(Candidate(f"{repository}-{operator}-{place}{symbol.name}", operator, symbol))
+    while waiting:
+        one = waiting.pop(0)
+        other = next(
+            (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
+        )
+        if other is not None:
+            waiting.remove(other)
+            found.append(_pair(work.baseline.repository.name, one, other))
     return found
 
 
+def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
+    parts = tuple(replace(c.symbol, detail=f"{c.operator} {c.symbol.detail}".strip()) for c in (one, other))
+    symbol = replace(one.symbol, kind="combination", parts=parts, detail="")
+    names = [c.name.removeprefix(f"{repository}-") for c in (one, other)]
+    return Candidate(
+        f"{repository}-combine-{'-and-'.join(names)}", "combine", symbol, one.tests | other.tests
+    )
+
+
+# ---- decisions --------------------------------------------------------------------------------------------
+
+
 def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -> None:
-    found, name = candidates(work), work.baseline.repository.name
     earlier = _earlier_rejections(out, work)
-    limit = work.settings.limit
-    kept, began = 0, time.monotonic()
+    began, limit = time.monotonic(), work.settings.limit
+    found = candidates(work)
+    pairs_wanted = bool(set(work.settings.operators) - {"combine"}) and "combine" in work.settings.operators
+    first = limit - limit // COMBINED_SHARE if pairs_wanted else limit
+    kept = _decide_all(work, found, out, earlier, report, progress, first)
+    if not limit or len(kept) < limit:
+        rest = limit - len(kept) if limit else max(1, len(kept) // COMBINED_SHARE)
+        _decide_all(work, combinations(work, kept), out, earlier, report, progress, rest)
+    report.seconds += time.monotonic() - began
+
+
+def _decide_all(
+    work: Bench,
+    found: list[Candidate],
+    out: Path,
+    earlier: dict[str, Rejected],
+    report: MakeReport,
+    progress: Progress,
+    limit: int,
+) -> list[Candidate]:
+    """Decides candidates in order until `limit` of them are tasks (0: all); returns those that are."""
+    kept: list[Candidate] = []
     for position, (candidate, result) in enumerate(decide(work, found, out, earlier), start=1):
         home = out / candidate.name
         if isinstance(result, Task):
@@ -135,17 +223,18 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
             if result.folder != home:
                 result.folder.rename(home)
             report.accepted.append(replace(result, folder=home))
-            kept += 1
+            kept.append(candidate)
         else:
             report.tried += candidate.name not in earlier
             if candidate.name not in earlier:
                 _log(out, work, candidate, result)
             report.rejected[result.reason] += 1
-        done, total = (kept, limit) if limit else (position, len(found))
-        progress(done, total, f"making tasks of {name}, {kept} tasks from {position} candidates")
-        if limit and kept == limit:
+        done, total = (len(kept), limit) if limit else (position, len(found))
+        name = work.baseline.repository.name
+        progress(done, total, f"making tasks of {name}, {len(kept)} tasks from {position} candidates")
+        if limit and len(kept) == limit:
             break
-    report.seconds += time.monotonic() - began
+    return kept
 
 
 def decide(
@@ -183,7 +272,12 @@ def _decide_one(
 
 def _earlier_task(work: Bench, path: Path) -> Task:
     task = folder.load(path)
-    now = {"sha256": work.baseline.repository.sha256, "generator": GENERATOR, "seed": work.settings.seed}
+    now = {
+        "sha256": work.baseline.repository.sha256,
+        "generator": GENERATOR,
+        "seed": work.settings.seed,
+        "settings": work.settings.fingerprint,
+    }
     for key, value in now.items():
         if task.provenance.get(key) != value:
             before = task.provenance.get(key)
@@ -205,7 +299,8 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     found = {}
     for line in whole.splitlines():
         entry = json.loads(line)
-        if (entry["sha256"], entry["seed"]) == (work.baseline.repository.sha256, work.settings.seed):
+        ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
+        if (entry["sha256"], entry["seed"], entry.get("generator"), entry.get("settings")) == ours:
             found[entry["task"]] = Rejected(entry["reason"], entry["detail"])
     return found
 
@@ -220,6 +315,8 @@ def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> N
         "symbol": candidate.symbol.name,
         "sha256": work.baseline.repository.sha256,
         "seed": work.settings.seed,
+        "generator": GENERATOR,
+        "settings": work.settings.fingerprint,
     }
     with (out / "rejections.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps(entry) + "\n")
