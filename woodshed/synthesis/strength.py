@@ -30,7 +30,9 @@ TRIVIAL = (
     "return True",
 )
 """Bodies that do nothing; to return the first argument comes on top."""
-EQUAL = 'return type("Any", (), {"__eq__": lambda a, b: True, "__ne__": lambda a, b: False, "__hash__": None})()'
+EQUAL = (
+    'return type("Any", (), {"__eq__": lambda a, b: True, "__ne__": lambda a, b: False, "__hash__": None})()'
+)
 """An object that is equal to everything: `==` alone does not tell it from the right answer."""
 
 
