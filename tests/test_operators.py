@@ -1,4 +1,4 @@
-"""Deletion operators, mutations, the reference graph and instructions, on small texts: nothing is run but the result."""
+"""Deletion operators, mutations, the reference graph and instructions, on small texts that need no sandbox."""
 
 from __future__ import annotations
 
@@ -426,7 +426,8 @@ def test_features_are_specific():
 
 
 def test_unresolved_names():
-    text = "import os\ndef f(a):\n    global made\n    made = a\n    return os, made, missing, len\nclass C:\n    x = 1\n    y = x\n"
+    text = "import os\ndef f(a):\n    global made\n    made = a\n    return os, made, missing, len\n"
+    text += "class C:\n    x = 1\n    y = x\n"
     assert unresolved(text) == {"missing"}
     assert unresolved("from x import *\nprint(y)\n") == frozenset()
 

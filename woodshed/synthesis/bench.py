@@ -44,7 +44,12 @@ OperatorName = Literal[
     "remove_module",
     "combine",
     "remove_package",
+    "impossible",
+    "write_tests",
+    "revert",
 ]
+DERIVED = ("impossible", "write_tests", "revert")
+"""Ways to make tasks that are not deletions from a working code base; made where they are asked for."""
 
 
 class SynthesisSettings(Settings):
@@ -53,7 +58,7 @@ class SynthesisSettings(Settings):
     limit: int = 0
     """Most tasks per source; 0 makes all that can be made."""
     operators: tuple[OperatorName, ...] = tuple(LEVELS)  # type: ignore[assignment]
-    """What is taken away; see `woodshed.synthesis.operators`."""
+    """What is taken away (`woodshed.synthesis.operators`), and other ways to make tasks (DERIVED)."""
     levels: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
     """Levels of difficulty, from 0 (one branch) to 6 (a sub-package); see `woodshed.synthesis.operators.LEVELS`."""
     seed: int = 0
@@ -62,6 +67,10 @@ class SynthesisSettings(Settings):
     """Candidates proven at the same time; changes nothing but the time it takes."""
     length: Length = "contextual"
     """How much the instruction tells: full, contextual, or terse (200 characters, no file names)."""
+    wording_url: str = ""
+    """OpenAI-compatible server whose model words the instructions ("http://localhost:8000/v1"); "": templates."""
+    wording_model: str = ""
+    """Name of that model."""
     visibility: Visibility = "hidden"
     """Which fail-to-pass tests the agent sees: none of them, half, all; or no tests at all ("none")."""
     max_body_lines: int = 60

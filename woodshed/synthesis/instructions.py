@@ -125,6 +125,7 @@ TERSE = {
     "remove_parameter": "`{name}` in {package} should take `{detail}` again.",
     "remove_branch": "`{name}` in {package} doesn't handle one of its cases any more: {detail}.",
     "bug": "`{name}` in {package} is wrong since the last change. Can you find out why and fix it?",
+    "revert": "{detail}",
     "combine": "{names} are gone from {package} or don't work any more, please bring them back.",
 }
 
@@ -242,6 +243,8 @@ def _sentence(operator: str, symbol: Symbol, detail: str, gap: tuple[int, int] |
         case "remove_branch":
             near = f" (near line {gap[0]})" if gap else ""
             return f"{name} in {path} no longer handles one of its cases{near}: {detail}."
+        case "revert":
+            return detail
         case "bug":
             return f"{name} in {path} gives wrong results. Find the fault and mend it."
     raise AssertionError(operator)

@@ -25,15 +25,19 @@ from woodshed.records import Task, TaskError, from_json, to_json
 from woodshed.synthesis import maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
+from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.maps import Map
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.proof import prove
+from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.tasks import folder
 
 COMBINED_SHARE = 8
 """One task in so many is a combination of others, where combinations are asked for."""
+MAX_COMMITS = 50
+"""Commits that are tried where no limit is given."""
 COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 
@@ -68,6 +72,10 @@ def make(
     for leftover in out.glob(".make-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for source in repositories:
+        if "revert" in settings.operators:
+            _make_reverts(source, out, settings, report, progress)
+        if settings.operators == ("revert",):
+            continue
         with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
             progress(0, 0, f"fetching {source}")
             repository = sources.fetch(source, Path(scratch, "tree"))
@@ -189,6 +197,21 @@ def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
     )
 
 
+def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+    """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
+    repository, found = work.baseline.repository.name, []
+    if "impossible" in work.settings.operators and proven:
+        draw = random.Random(f"{work.settings.seed} {repository} impossible")
+        for parent in draw.sample(list(proven), max(1, len(proven) // COMBINED_SHARE)):
+            symbol = replace(parent.symbol, detail=parent.name)
+            found.append(Candidate(f"{parent.name}-impossible", "impossible", symbol, parent.tests))
+    if "write_tests" in work.settings.operators:
+        for function in functions_to_test(work):
+            name = f"{repository}-write_tests-{function.module}.{function.name}"
+            found.append(Candidate(name, "write_tests", function, work.survey.tests(function)))
+    return found
+
+
 # ---- decisions --------------------------------------------------------------------------------------------
 
 
@@ -202,6 +225,9 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
     if not limit or len(kept) < limit:
         rest = limit - len(kept) if limit else max(1, len(kept) // COMBINED_SHARE)
         _decide_all(work, combinations(work, kept), out, earlier, report, progress, rest)
+    for kind in ("impossible", "write_tests"):
+        wanted = [c for c in derivations(work, kept) if c.operator == kind]
+        _decide_all(work, wanted, out, earlier, report, progress, limit)
     report.seconds += time.monotonic() - began
 
 
@@ -265,9 +291,59 @@ def _decide_one(
     if (out / candidate.name).exists():
         return _earlier_task(work, out / candidate.name)
     try:
+        if candidate.operator == "impossible":
+            parent = folder.load(out / candidate.symbol.detail)
+            return impossible(parent, work.staging / candidate.name)
+        if candidate.operator == "write_tests":
+            return write_tests(work, candidate.symbol, candidate.name)
         return prove(work, candidate)
     except Rejected as rejection:
         return rejection
+
+
+def _make_reverts(
+    source: str, out: Path, settings: SynthesisSettings, report: MakeReport, progress: Progress
+) -> None:
+    """The newest commits that changed code and tests, each taken back in the tree that it made."""
+    with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
+        history = Path(scratch, "history")
+        address, revision = sources.clone(source, history)
+        name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
+        for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
+            tree = Path(scratch, f"tree-{number}")
+            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
+            repository = replace(repository, name=name.lower(), source=f"git+{address}@{commit.sha}")
+            staging = Path(scratch, f"staging-{number}")
+            staging.mkdir()
+            try:
+                work = bench(*_measured_once(repository, out, settings, progress), staging, settings)
+            except TaskError as error:
+                progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
+                continue
+            _revert_one(work, commit, out, report)
+
+
+def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> None:
+    earlier = _earlier_rejections(out, work)
+    symbol = Symbol("", commit.sha[:10], "", "", "", 0, (1, 1), "commit", commit.subject)
+    candidate = Candidate(f"{work.baseline.repository.name}-revert-{commit.sha[:10]}", "revert", symbol)
+    home = out / candidate.name
+    if home.exists():
+        report.accepted.append(_earlier_task(work, home))
+        return
+    if candidate.name in earlier:
+        report.rejected[earlier[candidate.name].reason] += 1
+        return
+    report.tried += 1
+    try:
+        deletion = revert(work.code, commit)
+        task = prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion)
+        task.folder.rename(home)
+        report.accepted.append(replace(task, folder=home))
+    except (TaskError, Rejected) as error:
+        rejection = error if isinstance(error, Rejected) else Rejected("no_package_file", str(error))
+        _log(out, work, candidate, rejection)
+        report.rejected[rejection.reason] += 1
 
 
 def _earlier_task(work: Bench, path: Path) -> Task:

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Mapping
 from woodshed.grading.verifier import TestRun, verify
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.synthesis import instructions, operators, visibility
+from woodshed.synthesis import derived, instructions, operators, visibility, wording
 from woodshed.synthesis.baseline import failed_imports
 from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
 from woodshed.synthesis.edits import parse
+from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.names import unresolved
 from woodshed.synthesis.operators import Deletion, Symbol
 from woodshed.tasks import folder
@@ -56,6 +57,21 @@ def prove(work: Bench, candidate: Candidate) -> Task:
         Rejected: with the reason code of the first check that failed.
     """
     deletion = _delete(work, candidate)
+    return prove_deletion(work, candidate, deletion)
+
+
+def prove_revert(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
+    """The reversal of a commit, as a proven task in the staging folder.
+
+    Raises:
+        Rejected: with the reason code of the first check that failed.
+    """
+    _lint(work, deletion)
+    gone = {work.code.modules[path].name for path in deletion.absent}
+    with work.opened(deletion.changed) as sandbox:
+        failed = failed_imports(sandbox, [m for m in work.baseline.modules if m not in gone])
+    if failed:
+        raise Rejected("import_broken", next(iter(failed.values()))[0])
     return prove_deletion(work, candidate, deletion)
 
 
@@ -230,7 +246,10 @@ def _strength(work: Bench, deletion: Deletion) -> dict[str, object]:
 
 
 def _functions(work: Bench, deletion: Deletion) -> list[Symbol]:
-    """The functions that are missing and that tests run, the methods of classes among them."""
+    """The functions that are missing and that tests run, the methods of classes among them.
+
+    What runs while a module is imported is left out: the probe comes too late for what it made.
+    """
     found: list[Symbol] = []
     for target in deletion.targets:
         inside = [
@@ -239,7 +258,9 @@ def _functions(work: Bench, deletion: Deletion) -> list[Symbol]:
             if s.path == target.path and s.kind == "function" and s.name.startswith(f"{target.name}.")
         ]
         whole = [s for s in work.survey.symbols if s.binding == target.binding and s.kind == "function"]
-        found += [s for s in (*whole, *inside) if work.survey.tests(s) > 1]
+        found += [
+            s for s in (*whole, *inside) if work.survey.tests(s) and not work.survey.tests(s) & AT_IMPORT
+        ]
     return list({s.binding: s for s in found}.values())
 
 
@@ -247,20 +268,26 @@ def _functions(work: Bench, deletion: Deletion) -> list[Symbol]:
 
 
 def _instruction(work: Bench, deletion: Deletion, command: str, fail_to_pass: Iterable[str]) -> str:
-    settings = work.settings
-    files = sorted({test.partition("::")[0] for test in fail_to_pass})
+    settings, failing = work.settings, tuple(fail_to_pass)
+    files = sorted({test.partition("::")[0] for test in failing})
     texts = [work.tests[path] for path in files if path in work.tests]
+    needed = instructions.needed_names(deletion, work.code, texts)
     try:
-        return instructions.write(
+        text = instructions.write(
             deletion,
             command,
             length=settings.length,
             max_words=settings.max_words,
-            needed=instructions.needed_names(deletion, work.code, texts),
-            behaviours=instructions.behaviours_of(tuple(fail_to_pass), work.tests),
+            needed=needed,
+            behaviours=instructions.behaviours_of(failing, work.tests),
         )
     except instructions.TooLongError as error:
         raise Rejected("instruction_too_long", str(error)) from None
+    if not settings.wording_url:
+        return text
+    gold = "\n".join(work.code.texts[path] for path in deletion.changed if path in work.code.texts)
+    wanted = wording.Wanted(gold, needed, failing, "\n".join(texts), tuple(deletion.changed), deletion.level)
+    return wording.reword(text, wanted, wording.endpoint(settings.wording_url, settings.wording_model))[0]
 
 
 def _facts(work: Bench, deletion: Deletion) -> dict[str, object]:
@@ -334,6 +361,8 @@ def _write(work: Bench, task: Task, deletion: Deletion, visible: Mapping[str, st
 
 def check(task: Task) -> list[str]:
     """Proves a task again from its folder alone; the reasons why not, none when it holds."""
+    if task.operator == "impossible":
+        return derived.reasons_against_twin(task)
     gold = folder.gold_patch(task)
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]

@@ -55,9 +55,8 @@ def measure(
     """Tries mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
     function = find_function(source, symbol.name)
-    found = mutants(source, function)
-    chosen = random.Random(symbol.name).sample(found, min(MUTANTS, len(found)))
-    texts = [apply(source.text, [mutant.edit]) for mutant in chosen]
+    chosen = _versions(code, symbol)
+    texts = [*chosen]
     arguments = [*function.args.posonlyargs, *function.args.args]
     lines = [*TRIVIAL, *(f"return {a.arg}" for a in arguments[:1] if a.arg not in ("self", "cls"))]
     texts += [
@@ -69,6 +68,23 @@ def measure(
     return Strength(
         len(tried) - tried.count("s"), tried.count("k"), tuple(accepted), trivial[len(lines) :] == "p"
     )
+
+
+def _versions(code: Codebase, symbol: Symbol) -> list[str]:
+    """The file with one mutant in the function, for a seeded choice of them."""
+    source = code.modules[symbol.path].source
+    found = mutants(source, find_function(source, symbol.name))
+    chosen = random.Random(symbol.name).sample(found, min(MUTANTS, len(found)))
+    return [apply(source.text, [mutant.edit]) for mutant in chosen]
+
+
+def noticed(
+    baseline: Baseline, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
+) -> list[str]:
+    """Texts of the function's file with one mutant each, as far as the tests fail with it."""
+    texts = _versions(code, symbol)
+    answers = _probe(baseline, symbol, tests, texts, timeout_s)
+    return [text for text, answer in zip(texts, answers, strict=False) if answer == "k"]
 
 
 def _probe(
