@@ -63,9 +63,8 @@ def git(repository: Path, *arguments: str) -> str:
 
 
 def test_equalities_are_contradicted_on_the_next_line():
-    source = parse(
-        "class T:\n    def test_a(self):\n        self.assertEqual(f(1), 2)\n        assert g(\n            1) == 3\n"
-    )
+    body = "        self.assertEqual(f(1), 2)\n        assert g(\n            1) == 3\n"
+    source = parse("class T:\n    def test_a(self):\n" + body)
     assert source is not None
     first, second = derived._contradictions(source, ["T", "test_a"])
     text = apply(source.text, [first, second])
@@ -111,7 +110,7 @@ def test_commits_that_change_code_and_tests(words: Path):
     assert [commit.subject for commit in found] == ["Keep the first of equals", "start"]
     assert found[0].body == "Not the last one." and found[1].before == {"words.py": None}
     assert ">= len(best)" in (found[0].before["words.py"] or "")
-    with pytest.raises(TaskError, match="git log in .* failed"):
+    with pytest.raises(TaskError, match=r"git log in .* failed"):
         list(history.commits(words, "nowhere", 10))
 
 
