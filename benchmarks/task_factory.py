@@ -3,7 +3,7 @@
     python benchmarks/task_factory.py [--target 500] [--out tasks/factory] [--minutes 60] [--jobs 2]
 
 Bars, on 2 cores: 500 accepted tasks in 60 minutes, at least 60% of the tried candidates accepted, 8 operators and the
-levels 0 to 5 among them, no repository above 30%. The build goes in rounds over all packages, so that a slice of it is a
+levels 0 to 5 among them, no repository above 30%. The build goes in rounds over all packages, so that a slice is a
 fair sample; it stops at the target or when the time is up, and a second run goes on from the folder, its time added.
 CPU seconds stand beside the wall clock: on a machine that others use, they are what can be compared.
 """

@@ -10,9 +10,11 @@ import io
 import json
 import shutil
 import subprocess
+import sys
 import tarfile
 import textwrap
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -832,6 +834,21 @@ def test_making_goes_on_where_it_stopped(made: Path, zoo: Path, tmp_path: Path):
     assert hashes(out) == hashes(made)
     with pytest.raises(TaskError, match="was made with seed 0, not 7; use another folder"):
         synthesis.make([str(zoo)], out, SETTINGS.model_copy(update={"seed": 7}))
+
+
+@pytest.mark.slow
+def test_a_build_that_was_killed_ends_like_one_that_was_not(made: Path, zoo: Path, tmp_path: Path):
+    out = tmp_path / "zoo"
+    command = [sys.executable, "-m", "woodshed.cli", "tasks", "make", str(zoo), "--out", str(out)]
+    command += ["--operators", "stub,remove", "--jobs", "1", "--set", "timeout_s=60"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
+        while not list(out.glob("zoo-*")):
+            assert build.poll() is None
+            time.sleep(0.05)
+        build.kill()
+    assert len(list(out.glob("zoo-*"))) < len(list(made.glob("zoo-*")))
+    synthesis.make([str(zoo)], out, SETTINGS)
+    assert hashes(out) == hashes(made)
 
 
 def rewritten(task: Task, where: Path, code: str | None, gold: str | None) -> Task:
