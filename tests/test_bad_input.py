@@ -40,7 +40,7 @@ def lay(root: Path, files: Mapping[str, str | bytes]) -> Path:
 
 def measured(tmp_path: Path, files: Mapping[str, str | bytes]) -> baseline.Baseline:
     root = lay(tmp_path / "odd", files)
-    return baseline.measure(sources.fetch(str(root), tmp_path / "tree"), runs=2, timeout_s=60)
+    return baseline.measure(sources.fetch(str(root), tmp_path / "tree"), runs=2, timeout_s=300)
 
 
 KINDS: dict[str, tuple[dict[str, str | bytes], tuple[str, ...], set[str]]] = {
@@ -206,7 +206,7 @@ def test_kinds_that_are_refused(kind: str, tmp_path: Path):
     files, message = REFUSED[kind]
     out = tmp_path / "out"
     with pytest.raises(TaskError, match=f"(?s){message}"):
-        synthesis.make([str(lay(tmp_path / "odd", files))], out, synthesis.SynthesisSettings(timeout_s=60))
+        synthesis.make([str(lay(tmp_path / "odd", files))], out, synthesis.SynthesisSettings(timeout_s=300))
     assert [path.name for path in out.iterdir()] == []  # nothing half-written
 
 
@@ -214,7 +214,7 @@ def test_an_odd_repository_becomes_proven_tasks(tmp_path: Path):
     files = KINDS["symlinks, files that are not UTF-8, syntax that this Python does not know"][0]
     root = lay(tmp_path / "odd", {**files, "odd/data.txt": "x"})
     (root / "odd/inside.txt").symlink_to("data.txt")
-    settings = synthesis.SynthesisSettings(limit=1, timeout_s=60, operators=("remove",))
+    settings = synthesis.SynthesisSettings(limit=1, timeout_s=300, operators=("remove",))
     (task,) = synthesis.make([str(root)], tmp_path / "out", settings).accepted
     assert synthesis.check(folder.load(task.folder)) == []
     workspace = task.folder / "environment/workspace"

@@ -116,7 +116,7 @@ def test_commits_that_change_code_and_tests(words: Path):
 
 def test_a_commit_is_reversed_and_tests_are_asked_for(words: Path, tmp_path: Path):
     settings = synthesis.SynthesisSettings(
-        limit=1, operators=("revert", "write_tests"), timeout_s=60, max_lost=0.9
+        limit=1, operators=("revert", "write_tests"), timeout_s=300, max_lost=0.9
     )
     made = synthesis.make([f"git+file://{words}"], tmp_path / "out", settings)
     tasks = {task.operator: task for task in made.accepted}

@@ -752,7 +752,7 @@ ZOO = {
             assert time.time_ns() < 0
         """,
 }
-SETTINGS = synthesis.SynthesisSettings(jobs=2, timeout_s=60, operators=("stub", "remove"))
+SETTINGS = synthesis.SynthesisSettings(jobs=2, timeout_s=300, operators=("stub", "remove"))
 
 
 @pytest.fixture(scope="module")
@@ -840,7 +840,7 @@ def test_making_goes_on_where_it_stopped(made: Path, zoo: Path, tmp_path: Path):
 def test_a_build_that_was_killed_ends_like_one_that_was_not(made: Path, zoo: Path, tmp_path: Path):
     out = tmp_path / "zoo"
     command = [sys.executable, "-m", "woodshed.cli", "tasks", "make", str(zoo), "--out", str(out)]
-    command += ["--operators", "stub,remove", "--jobs", "1", "--set", "timeout_s=60"]
+    command += ["--operators", "stub,remove", "--jobs", "1", "--set", "timeout_s=300"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
         while not list(out.glob("zoo-*")):
             assert build.poll() is None
