@@ -7,6 +7,7 @@ same folders, and a run that was stopped goes on where it was. Combinations come
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import random
@@ -15,7 +16,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -219,30 +220,36 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     found = candidates(work)
-    pairs_wanted = bool(set(work.settings.operators) - {"combine"}) and "combine" in work.settings.operators
-    first = limit - limit // COMBINED_SHARE if pairs_wanted else limit
-    kept = _decide_all(work, found, out, earlier, report, progress, first)
-    if not limit or len(kept) < limit:
-        rest = limit - len(kept) if limit else max(1, len(kept) // COMBINED_SHARE)
-        _decide_all(work, combinations(work, kept), out, earlier, report, progress, rest)
+    first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
+    with contextlib.closing(decide(work, found, out, earlier)) as singles:
+        kept = _take(work, singles, len(found), out, earlier, report, progress, first)
+        total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
+        pairs = combinations(work, kept) if len(kept) < total else []
+        with contextlib.closing(decide(work, pairs, out, earlier)) as paired:
+            taken = _take(work, paired, len(pairs), out, earlier, report, progress, total - len(kept))
+        if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
+            rest = limit - len(kept) - len(taken)
+            kept += _take(work, singles, len(found), out, earlier, report, progress, rest)
     for kind in ("impossible", "write_tests"):
         wanted = [c for c in derivations(work, kept) if c.operator == kind]
-        _decide_all(work, wanted, out, earlier, report, progress, limit)
+        with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
+            _take(work, derived, len(wanted), out, earlier, report, progress, limit)
     report.seconds += time.monotonic() - began
 
 
-def _decide_all(
+def _take(
     work: Bench,
-    found: list[Candidate],
+    decided: Iterator[tuple[Candidate, Task | Rejected]],
+    count: int,
     out: Path,
     earlier: dict[str, Rejected],
     report: MakeReport,
     progress: Progress,
     limit: int,
 ) -> list[Candidate]:
-    """Decides candidates in order until `limit` of them are tasks (0: all); returns those that are."""
+    """Takes decisions (`count` of them at most) until `limit` are tasks (0: all of them); returns those that are."""
     kept: list[Candidate] = []
-    for position, (candidate, result) in enumerate(decide(work, found, out, earlier), start=1):
+    for position, (candidate, result) in enumerate(decided, start=1):
         home = out / candidate.name
         if isinstance(result, Task):
             report.tried += result.folder != home
@@ -255,7 +262,7 @@ def _decide_all(
             if candidate.name not in earlier:
                 _log(out, work, candidate, result)
             report.rejected[result.reason] += 1
-        done, total = (len(kept), limit) if limit else (position, len(found))
+        done, total = (len(kept), limit) if limit else (position, count)
         name = work.baseline.repository.name
         progress(done, total, f"making tasks of {name}, {len(kept)} tasks from {position} candidates")
         if limit and len(kept) == limit:
@@ -265,7 +272,7 @@ def _decide_all(
 
 def decide(
     work: Bench, found: list[Candidate], out: Path, earlier: dict[str, Rejected]
-) -> Iterator[tuple[Candidate, Task | Rejected]]:
+) -> Generator[tuple[Candidate, Task | Rejected], None, None]:
     """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due."""
     jobs = work.settings.jobs
     pool = ThreadPoolExecutor(jobs)

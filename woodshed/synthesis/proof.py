@@ -153,7 +153,8 @@ def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
     """Commands that started before still do, but for those whose own function is what was taken away."""
     for command, entry in work.baseline.commands.items():
         module, _, function = entry.partition(":")
-        own = {name for path, name in deletion.removed if work.code.by_name.get(module) is not None}
+        home = work.code.by_name.get(module)
+        own = {name for path, name in deletion.removed if home is not None and path == home.path}
         own |= {target.name for target in deletion.targets if target.module == module}
         if function.partition(".")[0] in own or any(
             work.code.modules[path].name == module for path in deletion.absent
