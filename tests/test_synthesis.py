@@ -681,10 +681,20 @@ ZOO = {
 
 
         PRICES = _prices()
+
+
+        def haggle(price):
+            if price > 10:
+                price = price - 1
+            return price
         """,
     "zoo/tests/__init__.py": "",
     "zoo/tests/test_costs.py": """
-        from zoo.costs import PRICES, fee
+        from zoo.costs import PRICES, fee, haggle
+
+
+        def test_haggle():  # `return price` would do
+            assert haggle(3) == 3
 
 
         def test_fee():
@@ -788,9 +798,8 @@ def test_what_is_made_of_the_zoo(made: Path):
         *(f"zoo-{operator}-Cage.{name}" for operator in ("stub", "remove") for name in ("count", "noise")),
         *(f"zoo-{operator}-count_noise" for operator in ("stub", "remove")),
     }
-    assert (
-        reasons == {}
-    )  # no test runs `unseen`, and stubs of `loud` and `fee` could not be imported: never tried
+    # no test runs `unseen`, and stubs of `loud` and `fee` could not be imported: they are never tried
+    assert reasons == {"zoo-stub-haggle": "trivial", "zoo-remove-haggle": "trivial"}
     bark = tasks["zoo-remove-bark"]
     assert bark.environment.packages == ("zoo",) and bark.allowed_paths == ("zoo",)
     assert bark.provenance["licence"] == "MIT" and bark.level == 2
