@@ -13,7 +13,7 @@ from woodshed import synthesis
 from woodshed.grading.verifier import verify
 from woodshed.records import Patch, Task, TaskError
 from woodshed.synthesis import derived, history, stats
-from woodshed.synthesis.bench import Rejected
+from woodshed.synthesis.bench import Rejected, Visibility
 from woodshed.synthesis.edits import apply, parse
 from woodshed.tasks import export, folder
 
@@ -135,6 +135,24 @@ def test_a_commit_is_reversed_and_tests_are_asked_for(words: Path, tmp_path: Pat
     assert (
         accepted == {test for test in written.fail_to_pass if "test_accepts" in test} and not verdict.solved
     )
+
+
+@pytest.mark.parametrize("mode", ["shown", "half", "none"])
+def test_what_the_agent_sees(mode: Visibility, tmp_path: Path):
+    root = lay(tmp_path / "words", {"words.py": WORDS, "test_words.py": TESTS})
+    settings = synthesis.SynthesisSettings(
+        limit=1, operators=("stub",), timeout_s=300, max_lost=1.0, visibility=mode, length="terse"
+    )
+    (task,) = synthesis.make([str(root)], tmp_path / "out", settings).accepted
+    assert len(task.fail_to_pass) == 3 and synthesis.check(task) == []
+    assert (
+        task.instruction
+        == "`longest(words, default)` in words isn't implemented, it just raises. Can you write it?\n"
+    )
+    shown = task.folder / "environment/workspace/test_words.py"
+    tests = shown.read_text().count("def test_") if shown.exists() else 0
+    assert tests == {"shown": 3, "half": 2, "none": 0}[mode]
+    assert (task.folder / "tests/files/test_words.py").read_text() == TESTS.lstrip("\n")
 
 
 # ---- sets -------------------------------------------------------------------------------------------------

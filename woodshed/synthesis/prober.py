@@ -23,7 +23,11 @@ from types import CodeType, FunctionType
 sys.path[:0] = ["/run/woodshed"]
 
 import pytest  # noqa: E402
-import woodshed_runner as runner  # noqa: E402  # pyright: ignore[reportMissingImports]
+
+try:
+    import woodshed_runner as runner  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError:  # read on the host, not run in a sandbox
+    from woodshed.grading import runner
 
 MEMORY = 2 << 30  # bytes of address space
 

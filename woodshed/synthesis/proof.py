@@ -220,6 +220,8 @@ def _wrong_reason(work: Bench, candidate: Candidate, deletion: Deletion, run: Te
     message = run.messages.get(test, "")
     if any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message) for word in deletion.words):
         return ""
+    if "CalledProcessError" in message:  # a process of its own ran the code, where nobody could look
+        return ""
     strange = ["fixture '.*' not found", r"Timeout \(", "SyntaxError"]
     if not deletion.removed:
         strange.append("NotImplementedError")  # of somebody else's stub
