@@ -196,6 +196,10 @@ COMMANDS = """
         one = parsers.add_parser("compare", help="x")
         one.set_defaults(func=compare)
         one.add_argument("a")
+        inner = one.add_subparsers()
+        deep = inner.add_parser("deep")
+        for each in (one, deep):
+            each.add_argument("b")
         two = parsers.add_parser("check")
         two.set_defaults(func=check)
         two.add_argument("a")
@@ -207,7 +211,7 @@ def test_a_sub_command_goes_with_its_handler_and_helpers():
     code = codebase(cli=COMMANDS)
     command = symbol(code, "compare", kind="command", detail="compare", parts=(symbol(code, "_order"),))
     text = operators.OPERATORS["remove_command"](code, command, 0).changed["pkg/cli.py"] or ""
-    assert "_order" not in text and "one" not in text and '"compare"' not in text
+    assert "_order" not in text and "one" not in text and "deep" not in text and '"compare"' not in text
     names = run(text)
     assert names["build"]().parse_args(["check", "x"]).func is names["check"]
     with pytest.raises(SystemExit):

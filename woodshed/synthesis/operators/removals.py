@@ -136,7 +136,11 @@ def _parser_edits(source: Source, command: str) -> Iterator[Edit]:
         variables = {a[1] for s in node.body if (a := _added(s)) and a[0] == command}
         for statement in node.body if variables else ():
             used = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
-            if used & variables and isinstance(statement, ast.Assign | ast.Expr):
+            if used & variables and isinstance(statement, ast.Assign | ast.Expr | ast.For):
+                made = statement.targets if isinstance(statement, ast.Assign) else []
+                variables |= {
+                    target.id for target in made if isinstance(target, ast.Name)
+                }  # its own sub-parsers
                 yield remove_statement(source, statement, node.body)
 
 
