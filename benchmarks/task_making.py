@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from woodshed import machine
-from woodshed.synthesis import SynthesisSettings, baseline, sources
+from woodshed.synthesis import SynthesisSettings, baseline, maps, sources
+from woodshed.synthesis.bench import bench
 from woodshed.synthesis.make import candidates, decide
-from woodshed.synthesis.proof import bench
 
 BAR_PER_HOUR = 300
 SOURCES = ("pypi:toolz==1.2.0",)
@@ -58,13 +58,14 @@ def measure(source: str, count: int, jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
         measured = baseline.measure(sources.fetch(source, Path(scratch, "tree")))
+        found = maps.measure(measured)
         baseline_s = time.perf_counter() - began
         staging = Path(scratch, "staging")
         staging.mkdir()
-        work = bench(measured, staging, SynthesisSettings(jobs=jobs))
-        found = candidates(work)[:count]
+        work = bench(measured, found, staging, SynthesisSettings(jobs=jobs))
+        chosen = candidates(work)[:count]
         began = time.perf_counter()
-        results = [result for _, result in decide(work, found, staging / "none", {})]
+        results = [result for _, result in decide(work, chosen, staging / "none", {})]
         seconds = time.perf_counter() - began
     rejected: dict[str, int] = {}
     for result in results:

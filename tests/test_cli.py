@@ -70,6 +70,20 @@ def run(tmp_path: Path) -> RunDir:
         (["train"], "name a recipe, or a run with --resume RUN"),
         (["train", "a.toml", "--resume", "runs/none"], "name a recipe, or a run with --resume RUN"),
         (["tain"], "No such command 'tain'"),
+        (
+            ["tasks", "make", ".", "--out", "made", "--levels", "4-9"],
+            "TaskError: levels '4-9' are outside 0 to 6",
+        ),
+        (
+            ["tasks", "make", ".", "--out", "made", "--levels", "all"],
+            "TaskError: levels 'all' cannot be read",
+        ),
+        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "RecipeError: settings: operators"),
+        (
+            ["tasks", "export", "x", "--out", "y", "--format", "z"],
+            "TaskError: no format 'z'; tasks are exported as",
+        ),
+        (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_message(
@@ -108,6 +122,17 @@ def test_tasks_are_proven_again(tiny_task: Task, tmp_path: Path):
     assert result.exit_code == 1
     assert result.stdout.startswith(f"bad  {tiny_task.name}: the visible tests do not pass")
     assert result.stdout.endswith("1 of 2 tasks are proven\n")
+
+
+def test_a_set_is_shown_and_exported(tiny_task: Task, tmp_path: Path):
+    shutil.copytree(tiny_task.folder, tmp_path / "set" / tiny_task.name)
+    result = woodshed("tasks", "stats", str(tmp_path / "set"))
+    assert result.exit_code == 0 and "1 tasks, 100% of the candidates that were tried" in result.stdout
+    assert (tmp_path / "set" / "stats.svg").read_text().startswith("<svg")
+    out = tmp_path / "out.jsonl"
+    result = woodshed("tasks", "export", str(tmp_path / "set"), "--format", "swesmith", "--out", str(out))
+    assert result.exit_code == 0 and result.stdout == f"1 tasks in {out}\n"
+    assert len(out.read_text().splitlines()) == 1
 
 
 def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -160,7 +160,14 @@ def make_tasks(
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per task.")],
     limit: Annotated[int, typer.Option(help="Most tasks per source; 0 makes all.")] = 0,
+    levels: Annotated[
+        str, typer.Option(help="Levels of difficulty, such as 0-6 or 1,3: branch, stub, ..., sub-package.")
+    ] = "0-6",
+    operators: Annotated[
+        str, typer.Option(help="What is taken away, such as stub,remove_class; by default everything.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seeds which candidates come first.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Candidates proven at the same time.")] = 2,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting of task making.")
     ] = None,
@@ -172,9 +179,10 @@ def make_tasks(
     """
     from woodshed import settings, synthesis
 
-    chosen = settings.read(
-        synthesis.SynthesisSettings, None, [f"limit={limit}", f"seed={seed}", *(set_ or [])]
-    )
+    given = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
+    if operators:
+        given.append(f"operators={json.dumps(operators.split(','))}")
+    chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
     with _kept(f"tasks that were finished are in {out}"), progress_bars() as progress:
         made = synthesis.make(sources, out, chosen, progress)
     say(f"{len(made.accepted)} tasks in {out}")
@@ -306,6 +314,46 @@ def harden_tasks(
     for reason, count in made.rejected.most_common():
         say(f"{count:6} drafts rejected: {reason}")
     say_next(f"woodshed tasks check {out}")
+
+
+@tasks_app.command("stats")
+def show_stats(
+    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="A folder of tasks.")],
+) -> None:
+    """Show what a set of tasks holds.
+
+    Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
+    in stats.svg.
+    """
+    from woodshed.synthesis import stats
+    from woodshed.tasks import folder
+
+    loaded = folder.load_set(tasks)
+    found = stats.summarise(loaded, tasks / "rejections.jsonl")
+    say_columns(stats.table(found))
+    say(f"{found.num_tasks} tasks, {found.acceptance:.0%} of the candidates that were tried")
+    for reason, count in found.rejected.items():
+        say(f"{count:6} candidates rejected: {reason}")
+    (tasks / "stats.svg").write_text(stats.picture(loaded), encoding="utf-8")
+    say(f"picture: {tasks / 'stats.svg'}")
+
+
+@tasks_app.command("export")
+def export_tasks(
+    tasks: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="File that receives one line per task.")],
+    format_: Annotated[str, typer.Option("--format", help="swebench or swesmith.")] = "swebench",
+) -> None:
+    """Write tasks as JSON lines for other harnesses.
+
+    SWE-bench: `patch` solves the task. SWE-smith: `patch` breaks the repository, `gold_patch` mends it.
+    """
+    from woodshed.tasks import export, folder
+
+    if format_ not in ("swebench", "swesmith"):
+        raise TaskError(f"no format {format_!r}; tasks are exported as swebench or swesmith")
+    count = export.export(folder.load_set(*tasks), format_, out)
+    say(f"{count} tasks in {out}")
 
 
 @eval_app.command("run")
@@ -753,6 +801,25 @@ def _show_summary(summary: Summary) -> None:
         table.append([label, figure, counts, measures.write_detectable(measure, estimate.detectable)])
     say_columns(table)
     say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
+
+
+def _levels(text: str) -> list[int]:
+    """[0, 1, 2, 4] for "0-2,4".
+
+    Raises:
+        TaskError: anything else, or a level that does not exist.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+            raise TaskError(
+                f"levels {text!r} cannot be read; write a range such as 0-6, or a list such as 1,3"
+            )
+        found += range(int(first), int(last or first) + 1)
+    if not found or max(found) > 6:
+        raise TaskError(f"levels {text!r} are outside 0 to 6")
+    return sorted(set(found))
 
 
 def _free_name(name: str) -> str:

@@ -83,7 +83,7 @@ class Task:
     pass_to_pass: tuple[str, ...]
     """pytest node ids that pass before and after."""
     operator: str
-    """How the work was made: "stub" or "remove"."""
+    """How the work was made: "stub", "remove", ...; see `synthesis.operators`."""
     level: int
     """0 (one branch) to 6 (a sub-package); a stubbed function is 1, a removed one 2."""
     target_path: str

@@ -36,8 +36,9 @@ MAX_PATCH_FILES = 1000
 MOST_NOTES = 50
 LOG_BYTES = 1 << 16
 
-START = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B ' + INSIDE["runner.py"]
-"""The runner starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
+PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B '
+"""A script starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
+START = PYTHON + INSIDE["runner.py"]
 CHANGED = """
 import os, sys
 since, *paths = sys.stdin.read().split("\\0")

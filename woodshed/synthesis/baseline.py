@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -73,6 +75,8 @@ class Baseline:
     """Test files that cannot be collected here."""
     durations: dict[str, float] = field(default_factory=dict)
     """Seconds per stable test, in the first run."""
+    commands: dict[str, str] = field(default_factory=dict)
+    """Commands that show their help and end well, to their entry point "module:function"."""
 
     @property
     def spec(self) -> SandboxSpec:
@@ -134,6 +138,7 @@ def measure(
     return replace(
         draft,
         modules=_importable(draft),
+        commands=_commands(draft),
         stable=tuple(stable),
         broken=tuple(sorted(broken)),
         uncollected=tuple(sorted({path for run in measured for path in run.collection_errors})),
@@ -176,6 +181,23 @@ def _importable(baseline: Baseline) -> tuple[str, ...]:
     with open_sandbox(baseline.spec) as sandbox:
         failed = failed_imports(sandbox, names)
     return tuple(name for name in names if name not in failed)
+
+
+def _commands(baseline: Baseline) -> dict[str, str]:
+    """`--help` of the scripts that the distribution installs, and of the packages that can be run."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    with contextlib.suppress(configparser.Error):
+        parser.read_string(baseline.environment.entry_points)
+    scripts = dict(parser["console_scripts"]) if parser.has_section("console_scripts") else {}
+    wanted = {f"{name} --help": entry.partition("[")[0].strip() for name, entry in scripts.items()}
+    for path in baseline.package_files:
+        package, _, name = path.rpartition("/")
+        if name == "__main__.py" and package.rpartition("/")[2] in baseline.environment.packages:
+            package = package.rpartition("/")[2]
+            wanted[f"python -m {package} --help"] = f"{package}.__main__:"
+    with open_sandbox(baseline.spec) as sandbox:
+        return {c: entry for c, entry in wanted.items() if sandbox.exec(c, timeout_s=30).outcome == "ok"}
 
 
 def _environment(described: project.Project, extra: Sequence[str]) -> Environment:

@@ -13,7 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from woodshed.synthesis.edits import Edit, Source, apply, remove_items, remove_statement
-from woodshed.synthesis.names import Binding, Codebase, Module, dotted_parts, imported_module
+from woodshed.synthesis.names import (
+    WHOLE_MODULE,
+    Binding,
+    Codebase,
+    Module,
+    dotted_parts,
+    imported_module,
+    is_removed,
+)
 
 CONTAINERS = {
     "dict",
@@ -65,8 +73,13 @@ def close(code: Codebase, removed: Iterable[Binding]) -> Closed:
         changed: dict[str, str] = {}
         before = len(gone)
         words = {part for _, name in gone for part in name.split(".")}
+        words |= {
+            code.modules[path].name.rpartition(".")[2]
+            for path, name in gone
+            if name == WHOLE_MODULE and path in code.modules
+        }
         for path, module in code.modules.items():
-            if words.isdisjoint(module.source.words) and not module.stars:
+            if (path, WHOLE_MODULE) in gone or (words.isdisjoint(module.source.words) and not module.stars):
                 continue
             sweep = Sweep(code, module, gone)
             sweep.run()
@@ -123,7 +136,7 @@ class Sweep:
             places = {(self.module.path, name) for name in names}
             self.found |= places
             asked_for = isinstance(statement, Definition) and not places.isdisjoint(self.removed)
-            if not asked_for and not isinstance(statement, ast.ImportFrom):
+            if not asked_for and not isinstance(statement, ast.ImportFrom | ast.Import):
                 self.cascade += sorted(names)
                 self.traces.append(Trace(self.module.path, self.source.segment(statement), "statement"))
             if nested and len(gone) == len(body):
@@ -146,7 +159,7 @@ class Sweep:
             case ast.ImportFrom():
                 return self._import_goes(statement)
             case ast.Import():
-                return False
+                return self._modules_go(statement)
             case ast.Assign() | ast.AnnAssign() | ast.AugAssign():
                 return self._assignment_goes(statement, scope)
             case ast.Expr(value=value):
@@ -179,12 +192,36 @@ class Sweep:
 
     def _import_goes(self, node: ast.ImportFrom) -> bool:
         gone = set()
+        home = self._home(node)
         for index, alias in enumerate(node.names):
             here = (self.module.path, alias.asname or alias.name)
+            if alias.name == "*" and is_removed(home, self.removed):
+                assert home is not None
+                names = {name for path, name in self.removed if path == home.path and "." not in name}
+                self.found |= {(self.module.path, n) for n in names - {WHOLE_MODULE} if n[0] != "_"}
+                self.traces.append(Trace(self.module.path, f"everything of {home.name}", "import"))
+                return True
             if here in self.removed or self._imports_removed(node, alias):
                 gone.add(index)
                 self.found.add(here)
                 self.traces.append(Trace(self.module.path, alias.name, "import"))
+        if gone and len(gone) == len(node.names):
+            return True
+        self.edits += remove_items(self.source, node, gone) if gone else []
+        return False
+
+    def _modules_go(self, node: ast.Import) -> bool:
+        """Takes removed modules out of an `import a.b, c`."""
+        gone = {
+            index
+            for index, alias in enumerate(node.names)
+            if is_removed(self.code.by_name.get(alias.name), self.removed)
+        }
+        for index in gone:
+            alias = node.names[index]
+            if alias.asname:
+                self.found.add((self.module.path, alias.asname))
+            self.traces.append(Trace(self.module.path, alias.name, "import"))
         if gone and len(gone) == len(node.names):
             return True
         self.edits += remove_items(self.source, node, gone) if gone else []
@@ -256,14 +293,27 @@ class Sweep:
         return (self.module.path, _join(scope, name)) in self.removed
 
     def _exports(self, node: ast.AST) -> bool:
-        return any(
-            isinstance(n, ast.Constant) and (self.module.path, n.value) in self.removed
-            for n in ast.walk(node)
-        )
+        """Whether `__all__`'s value holds the text of a removed name, or is computed from one."""
+        for inner in ast.walk(node):
+            match inner:
+                case ast.Constant(value=str(name)) if name.isidentifier():
+                    if self.code.leads_into(self.module, [name], self.removed):
+                        return True
+                case ast.Name() | ast.Attribute() if parts := dotted_parts(inner):
+                    if self.code.leads_into(self.module, parts, self.removed):
+                        return True
+        return False
+
+    def _home(self, node: ast.ImportFrom) -> Module | None:
+        return self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
 
     def _imports_removed(self, node: ast.ImportFrom, alias: ast.alias) -> bool:
-        home = self.code.by_name.get(imported_module(node, self.module.path, self.module.name))
-        return home is not None and self.code.lookup(home, alias.name, self.removed) in self.removed
+        home = self._home(node)
+        if home is None:
+            return False
+        return is_removed(home, self.removed) or is_removed(
+            self.code.lookup(home, alias.name, self.removed), self.removed
+        )
 
     def _any(self, nodes: Iterable[ast.AST], scope: str) -> bool:
         return any(self._refers(node, scope) for node in nodes)
@@ -317,7 +367,8 @@ def _bound(node: ast.stmt, scope: str) -> Iterable[str]:
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             yield _join(scope, node.name)
         case ast.Import() | ast.ImportFrom():
-            yield from (_join(scope, a.asname or a.name.partition(".")[0]) for a in node.names)
+            names = [a.asname or a.name.partition(".")[0] for a in node.names]
+            yield from (_join(scope, name) for name in names if name != "*")
         case ast.Assign() | ast.AnnAssign():
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:

@@ -169,7 +169,7 @@ def _skip_blank(source: Source, offset: int) -> int:
 # ---- items ------------------------------------------------------------------------------------------------
 
 
-def items(source: Source, node: ast.expr | ast.ImportFrom) -> tuple[list[Item], bool]:
+def items(source: Source, node: ast.expr | ast.ImportFrom | ast.Import) -> tuple[list[Item], bool]:
     """The comma-separated items of a literal, call or from-import, in order, and whether brackets hold them."""
     start, end = source.span(node)
     if isinstance(node, ast.Call):
@@ -177,7 +177,7 @@ def items(source: Source, node: ast.expr | ast.ImportFrom) -> tuple[list[Item], 
     tokens = list(tokenize.generate_tokens(io.StringIO(source.text[start:end]).readline))
     if isinstance(node, ast.Call):
         tokens = tokens[next(i for i, t in enumerate(tokens) if t.string == "(") :]
-    elif isinstance(node, ast.ImportFrom):
+    elif isinstance(node, ast.ImportFrom | ast.Import):
         tokens = tokens[next(i for i, t in enumerate(tokens) if t.string == "import") + 1 :]
     starts = [start, *(start + m.end() for m in re.finditer("\n", source.text[start:end]))]
     real = [
@@ -188,7 +188,7 @@ def items(source: Source, node: ast.expr | ast.ImportFrom) -> tuple[list[Item], 
         and t.type != tokenize.DEDENT
     ]
     bracketed = not (isinstance(node, ast.Tuple) and not _encloses(real))
-    if isinstance(node, ast.ImportFrom):
+    if isinstance(node, ast.ImportFrom | ast.Import):
         bracketed = real[0][0] == "("
     return _split(real[1:-1] if bracketed else real), bracketed
 
@@ -217,7 +217,7 @@ def _split(tokens: Sequence[tuple[str, int, int]]) -> list[Item]:
     return [*found, Item(first, last, None)] if first >= 0 else found
 
 
-def remove_items(source: Source, node: ast.expr | ast.ImportFrom, gone: set[int]) -> list[Edit]:
+def remove_items(source: Source, node: ast.expr | ast.ImportFrom | ast.Import, gone: set[int]) -> list[Edit]:
     """Deletes some items of a literal, call or from-import; a tuple stays a tuple."""
     listed, bracketed = items(source, node)
     kept = [item for index, item in enumerate(listed) if index not in gone]

@@ -1,12 +1,13 @@
 """Tasks from repositories: candidates in a seeded order, each proven, the first `limit` of every source kept.
 
 The order in which candidates are decided is fixed, however many workers there are; so the same seed and input give the
-same folders, and a run that was stopped goes on where it was.
+same folders, and a run that was stopped goes on where it was. Combinations come last: they are made of what was proven.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import random
@@ -15,18 +16,30 @@ import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from woodshed.records import Task, TaskError, from_json, to_json
-from woodshed.synthesis import operators, sources
+from woodshed.synthesis import maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
+from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
+from woodshed.synthesis.discovery import FINDERS, Feature, discover
+from woodshed.synthesis.history import Commit, commits, revert
+from woodshed.synthesis.maps import Map
+from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.proof import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench, prove
+from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.tasks import folder
+
+COMBINED_SHARE = 8
+"""One task in so many is a combination of others, where combinations are asked for."""
+MAX_COMMITS = 50
+"""Commits that are tried where no limit is given."""
+COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 
 @dataclass
@@ -60,20 +73,24 @@ def make(
     for leftover in out.glob(".make-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     for source in repositories:
+        if "revert" in settings.operators:
+            _make_reverts(source, out, settings, report, progress)
+        if settings.operators == ("revert",):
+            continue
         with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
             progress(0, 0, f"fetching {source}")
             repository = sources.fetch(source, Path(scratch, "tree"))
-            baseline = _measured_once(repository, out, settings, progress)
+            measured = _measured_once(repository, out, settings, progress)
             staging = Path(scratch, "staging")
             staging.mkdir()
-            _make_from(bench(baseline, staging, settings), out, report, progress)
+            _make_from(bench(*measured, staging, settings), out, report, progress)
     return report
 
 
 def _measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
-) -> Baseline:
-    """The baseline, kept beside the tasks: all tasks of a set share one environment, whenever they were made."""
+) -> tuple[Baseline, Map]:
+    """Baseline and map, kept beside the tasks: all tasks of a set share one environment, whenever they were made."""
     asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     kept = out / ".baselines" / f"{repository.name}-{key}.json"
@@ -82,75 +99,180 @@ def _measured_once(
         for path, content in known.pop("contents").items():
             (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
             (repository.tree / path).write_bytes(base64.b64decode(content))
-        return from_json(Baseline, {**known, "repository": to_json(repository)})
+        found = known.pop("map")
+        calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
+        baseline = from_json(Baseline, {**known, "repository": to_json(repository)})
+        return baseline, Map(baseline.stable, found["lines"], calls)
     extra = settings.extra_requirements
     measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
     measured = replace(measured, durations={})  # the only part that differs from run to run
+    progress(0, 0, f"measuring {repository.name}, mapping its tests to its lines")
+    found = maps.measure(measured)
     contents = {p: base64.b64encode((repository.tree / p).read_bytes()).decode() for p in measured.generated}
-    known = {**to_json(measured), "contents": contents}
+    known = {**to_json(measured), "contents": contents, "map": {"lines": found.lines, "calls": found.calls}}
     del known["repository"]
     kept.parent.mkdir(exist_ok=True)
     partial = kept.with_suffix(".part")
     partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
     partial.replace(kept)
-    return measured
+    return measured, found
+
+
+# ---- candidates -------------------------------------------------------------------------------------------
 
 
 def candidates(work: Bench) -> list[Candidate]:
-    """Public functions that tests name, in seeded order: modules take turns, and so do the operators."""
+    """Features of every operator, the better ones earlier, in seeded order: operators take turns, and so do modules."""
     settings = work.settings
-    words = {word for text in work.tests.values() for word in re.findall(r"\w+", text)}
-    known = list(operators.symbols(work.code))
-    times = Counter(symbol.name.lower() for symbol in known)
-    by_path: dict[str, list[operators.Symbol]] = {}
-    for symbol in known:
-        if symbol.short in words and symbol.body_lines <= settings.max_body_lines:
-            by_path.setdefault(symbol.path, []).append(symbol)
     repository = work.baseline.repository.name
-    draw = random.Random(f"{settings.seed} {repository}")
-    queues = [by_path[path] for path in sorted(by_path)]
-    for queue in queues:
-        draw.shuffle(queue)
-    draw.shuffle(queues)
-    longest = max(map(len, queues), default=0)
-    order = [queue[turn] for turn in range(longest) for queue in queues if turn < len(queue)]
+    wanted = [o for o in settings.operators if o in FINDERS and LEVELS[o] in settings.levels]
+    times = Counter(s.name.lower() for s in work.survey.symbols)
+    queues = []
+    for operator in wanted:
+        draw = random.Random(f"{settings.seed} {repository} {operator}")
+        found = discover(work.survey, operator)
+        weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in found}
+        queues.append(_by_turns(sorted(found, key=lambda feature: -weight[id(feature)])))
+    named: dict[str, Candidate] = {}
+    for turn in range(max(map(len, queues), default=0)):
+        for queue in queues:
+            if turn < len(queue):
+                candidate = _candidate(repository, queue[turn], times)
+                named.setdefault(candidate.name.lower(), candidate)
+    return list(named.values())
+
+
+def _by_turns(found: list[Feature]) -> list[Feature]:
+    """The same features so that files take turns."""
+    nth: Counter[str] = Counter()
+    turns = []
+    for feature in found:
+        turns.append((nth[feature.symbol.path], len(turns), feature))
+        nth[feature.symbol.path] += 1
+    return [feature for _, _, feature in sorted(turns, key=lambda turn: turn[:2])]
+
+
+def _candidate(repository: str, feature: Feature, times: Counter[str]) -> Candidate:
+    symbol = feature.symbol
+    place = f"{symbol.module}." if times[symbol.name.lower()] > 1 else ""
+    name = f"{repository}-{feature.operator}-{place}{symbol.name}{_suffix(symbol)}"
+    return Candidate(name, feature.operator, symbol, feature.tests)
+
+
+def _suffix(symbol: Symbol) -> str:
+    """The detail of a symbol as the end of a folder's name."""
+    if not symbol.detail:
+        return ""
+    text = re.sub(r"[^A-Za-z0-9_]+", "-", symbol.detail).strip("-")[:40]
+    if text != symbol.detail:
+        digest = hashlib.sha256(symbol.detail.encode()).hexdigest()[:6]
+        text = f"{text}-{digest}" if text else digest
+    return f"-{text}"
+
+
+def combinations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+    """Pairs of proven candidates in different files that different tests cover, each candidate at most once."""
+    settings = work.settings
+    if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
+        return []
+    waiting = [c for c in proven if c.operator in COMBINABLE]
+    random.Random(f"{settings.seed} {work.baseline.repository.name} combine").shuffle(waiting)
     found = []
-    for turn in range(len(settings.operators)):
-        for position, symbol in enumerate(order):
-            operator = settings.operators[(position + turn) % len(settings.operators)]
-            place = f"{symbol.module}." if times[symbol.name.lower()] > 1 else ""
-            found.append(Candidate(f"{repository}-{operator}-{place}{symbol.name}", operator, symbol))
+    while waiting:
+        one = waiting.pop(0)
+        other = next(
+            (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
+        )
+        if other is not None:
+            waiting.remove(other)
+            found.append(_pair(work.baseline.repository.name, one, other))
     return found
 
 
+def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
+    parts = tuple(replace(c.symbol, detail=f"{c.operator} {c.symbol.detail}".strip()) for c in (one, other))
+    symbol = replace(one.symbol, kind="combination", parts=parts, detail="")
+    names = [c.name.removeprefix(f"{repository}-") for c in (one, other)]
+    return Candidate(
+        f"{repository}-combine-{'-and-'.join(names)}", "combine", symbol, one.tests | other.tests
+    )
+
+
+def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+    """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
+    repository, found = work.baseline.repository.name, []
+    if "impossible" in work.settings.operators and proven:
+        draw = random.Random(f"{work.settings.seed} {repository} impossible")
+        for parent in draw.sample(list(proven), max(1, len(proven) // COMBINED_SHARE)):
+            symbol = replace(parent.symbol, detail=parent.name)
+            found.append(Candidate(f"{parent.name}-impossible", "impossible", symbol, parent.tests))
+    if "write_tests" in work.settings.operators:
+        for function in functions_to_test(work):
+            name = f"{repository}-write_tests-{function.module}.{function.name}"
+            found.append(Candidate(name, "write_tests", function, work.survey.tests(function)))
+    return found
+
+
+# ---- decisions --------------------------------------------------------------------------------------------
+
+
 def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -> None:
-    found, name = candidates(work), work.baseline.repository.name
     earlier = _earlier_rejections(out, work)
-    limit = work.settings.limit
-    kept, began = 0, time.monotonic()
-    for position, (candidate, result) in enumerate(decide(work, found, out, earlier), start=1):
+    began, limit = time.monotonic(), work.settings.limit
+    found = candidates(work)
+    first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
+    with contextlib.closing(decide(work, found, out, earlier)) as singles:
+        kept = _take(work, singles, len(found), out, earlier, report, progress, first)
+        total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
+        pairs = combinations(work, kept) if len(kept) < total else []
+        with contextlib.closing(decide(work, pairs, out, earlier)) as paired:
+            taken = _take(work, paired, len(pairs), out, earlier, report, progress, total - len(kept))
+        if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
+            rest = limit - len(kept) - len(taken)
+            kept += _take(work, singles, len(found), out, earlier, report, progress, rest)
+    for kind in ("impossible", "write_tests"):
+        wanted = [c for c in derivations(work, kept) if c.operator == kind]
+        with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
+            _take(work, derived, len(wanted), out, earlier, report, progress, limit)
+    report.seconds += time.monotonic() - began
+
+
+def _take(
+    work: Bench,
+    decided: Iterator[tuple[Candidate, Task | Rejected]],
+    count: int,
+    out: Path,
+    earlier: dict[str, Rejected],
+    report: MakeReport,
+    progress: Progress,
+    limit: int,
+) -> list[Candidate]:
+    """Takes decisions (`count` of them at most) until `limit` are tasks (0: all of them); returns those that are."""
+    kept: list[Candidate] = []
+    for position, (candidate, result) in enumerate(decided, start=1):
         home = out / candidate.name
         if isinstance(result, Task):
             report.tried += result.folder != home
             if result.folder != home:
                 result.folder.rename(home)
             report.accepted.append(replace(result, folder=home))
-            kept += 1
+            kept.append(candidate)
         else:
             report.tried += candidate.name not in earlier
             if candidate.name not in earlier:
                 _log(out, work, candidate, result)
             report.rejected[result.reason] += 1
-        done, total = (kept, limit) if limit else (position, len(found))
-        progress(done, total, f"making tasks of {name}, {kept} tasks from {position} candidates")
-        if limit and kept == limit:
+        done, total = (len(kept), limit) if limit else (position, count)
+        name = work.baseline.repository.name
+        progress(done, total, f"making tasks of {name}, {len(kept)} tasks from {position} candidates")
+        if limit and len(kept) == limit:
             break
-    report.seconds += time.monotonic() - began
+    return kept
 
 
 def decide(
     work: Bench, found: list[Candidate], out: Path, earlier: dict[str, Rejected]
-) -> Iterator[tuple[Candidate, Task | Rejected]]:
+) -> Generator[tuple[Candidate, Task | Rejected], None, None]:
     """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due."""
     jobs = work.settings.jobs
     pool = ThreadPoolExecutor(jobs)
@@ -176,14 +298,69 @@ def _decide_one(
     if (out / candidate.name).exists():
         return _earlier_task(work, out / candidate.name)
     try:
+        if candidate.operator == "impossible":
+            parent = folder.load(out / candidate.symbol.detail)
+            return impossible(parent, work.staging / candidate.name)
+        if candidate.operator == "write_tests":
+            return write_tests(work, candidate.symbol, candidate.name)
         return prove(work, candidate)
     except Rejected as rejection:
         return rejection
 
 
+def _make_reverts(
+    source: str, out: Path, settings: SynthesisSettings, report: MakeReport, progress: Progress
+) -> None:
+    """The newest commits that changed code and tests, each taken back in the tree that it made."""
+    with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
+        history = Path(scratch, "history")
+        address, revision = sources.clone(source, history)
+        name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
+        for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
+            tree = Path(scratch, f"tree-{number}")
+            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
+            repository = replace(repository, name=name.lower(), source=f"git+{address}@{commit.sha}")
+            staging = Path(scratch, f"staging-{number}")
+            staging.mkdir()
+            try:
+                work = bench(*_measured_once(repository, out, settings, progress), staging, settings)
+            except TaskError as error:
+                progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
+                continue
+            _revert_one(work, commit, out, report)
+
+
+def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> None:
+    earlier = _earlier_rejections(out, work)
+    symbol = Symbol("", commit.sha[:10], "", "", "", 0, (1, 1), "commit", commit.subject)
+    candidate = Candidate(f"{work.baseline.repository.name}-revert-{commit.sha[:10]}", "revert", symbol)
+    home = out / candidate.name
+    if home.exists():
+        report.accepted.append(_earlier_task(work, home))
+        return
+    if candidate.name in earlier:
+        report.rejected[earlier[candidate.name].reason] += 1
+        return
+    report.tried += 1
+    try:
+        deletion = revert(work.code, commit)
+        task = prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion)
+        task.folder.rename(home)
+        report.accepted.append(replace(task, folder=home))
+    except (TaskError, Rejected) as error:
+        rejection = error if isinstance(error, Rejected) else Rejected("no_package_file", str(error))
+        _log(out, work, candidate, rejection)
+        report.rejected[rejection.reason] += 1
+
+
 def _earlier_task(work: Bench, path: Path) -> Task:
     task = folder.load(path)
-    now = {"sha256": work.baseline.repository.sha256, "generator": GENERATOR, "seed": work.settings.seed}
+    now = {
+        "sha256": work.baseline.repository.sha256,
+        "generator": GENERATOR,
+        "seed": work.settings.seed,
+        "settings": work.settings.fingerprint,
+    }
     for key, value in now.items():
         if task.provenance.get(key) != value:
             before = task.provenance.get(key)
@@ -205,7 +382,8 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     found = {}
     for line in whole.splitlines():
         entry = json.loads(line)
-        if (entry["sha256"], entry["seed"]) == (work.baseline.repository.sha256, work.settings.seed):
+        ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
+        if (entry["sha256"], entry["seed"], entry.get("generator"), entry.get("settings")) == ours:
             found[entry["task"]] = Rejected(entry["reason"], entry["detail"])
     return found
 
@@ -220,6 +398,8 @@ def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> N
         "symbol": candidate.symbol.name,
         "sha256": work.baseline.repository.sha256,
         "seed": work.settings.seed,
+        "generator": GENERATOR,
+        "settings": work.settings.fingerprint,
     }
     with (out / "rejections.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps(entry) + "\n")

@@ -7,13 +7,21 @@ Only names that are settled when a module is imported are followed; calls inside
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence, Set
+import builtins
+import re
+import symtable
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import PurePosixPath
 
 from woodshed.synthesis.edits import Source, parse
 
 Binding = tuple[str, str]
+
+MODULE_NAMES = {"__file__", "__name__", "__path__", "__all__", "__package__", "__spec__", "__annotations__"}
+WHOLE_MODULE = "*"
+"""The name in a binding that stands for a module as such: ("toolz/recipes.py", "*") is removed where the file is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +55,13 @@ class Codebase:
         """The same code base with some texts changed; unchanged files are not parsed again."""
         return Codebase({**self.texts, **texts}, self.roots, self.tests)
 
+    def without(self, paths: Collection[str]) -> Codebase:
+        """The same code base without some files."""
+        if not paths:
+            return self
+        kept = {path: text for path, text in self.texts.items() if path not in paths}
+        return Codebase(kept, self.roots, self.tests)
+
     def _add(self, path: str, text: str) -> None:
         source = parse(text)
         if source is None:
@@ -79,13 +94,13 @@ class Codebase:
             return True
         place = self.lookup(module, dotted[0], removed)
         for attribute in dotted[1:]:
-            if place is None or (isinstance(place, tuple) and place in removed):
+            if place is None or is_removed(place, removed):
                 break
             if isinstance(place, Module):
                 place = self.lookup(place, attribute, removed)
             else:
                 place = (place[0], f"{place[1]}.{attribute}")
-        return isinstance(place, tuple) and place in removed
+        return is_removed(place, removed)
 
     def lookup(
         self, module: Module, name: str, removed: Set[Binding], depth: int = 0
@@ -108,6 +123,13 @@ class Codebase:
                 if isinstance(found, tuple) and found in removed:
                     return found
         return self.by_name.get(f"{module.name}.{name}") or (module.path, name)
+
+
+def is_removed(place: Module | Binding | None, removed: Set[Binding]) -> bool:
+    """Whether what a name leads to is gone: a binding, or a module whose file is."""
+    if isinstance(place, Module):
+        return (place.path, WHOLE_MODULE) in removed
+    return place in removed
 
 
 def _imports(
@@ -147,6 +169,25 @@ def walk(node: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
             yield from walk(child, inside_functions)
         elif not isinstance(child, ast.Lambda):
             yield child
+
+
+@lru_cache(maxsize=512)
+def unresolved(text: str) -> frozenset[str]:
+    """Names that a module reads and that neither it nor Python defines; none where it imports with '*'."""
+    table = symtable.symtable(text, "module", "exec")
+    own = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    found, waiting = set(), [table]
+    while waiting:
+        scope = waiting.pop()
+        waiting += scope.get_children()
+        for symbol in scope.get_symbols():
+            if symbol.is_declared_global() and symbol.is_assigned():
+                own.add(symbol.get_name())
+            if symbol.is_referenced() and (symbol.is_global() or scope is table):
+                found.add(symbol.get_name())
+    if re.search(r"^\s*from\s+\S+\s+import\s+\*", text, re.MULTILINE):
+        return frozenset()
+    return frozenset(found - own - set(dir(builtins)) - MODULE_NAMES)
 
 
 def dotted_parts(node: ast.expr) -> list[str] | None:

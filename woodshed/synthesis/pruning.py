@@ -21,7 +21,8 @@ def prune(deletion: Deletion, tests: Mapping[str, str], failing: Iterable[str]) 
         tests: path to original text of the test files.
         failing: ids of tests that must not be shown.
     """
-    code = Codebase({**deletion.code.texts, **tests}, deletion.code.roots, frozenset(tests))
+    texts = {**deletion.code.texts, **deletion.absent, **tests}
+    code = Codebase(texts, deletion.code.roots, frozenset(tests))
     return _visible(close(code, deletion.removed | _definitions(code, failing)).code, tests)
 
 

@@ -192,11 +192,7 @@ def _unpack(archive: Path, into: Path) -> Path:
 
 
 def _fetch_git(source: str, into: Path) -> tuple[str, str, str]:
-    parts = re.fullmatch(r"git\+((?:https|file)://[^/]*/.+?)(?:@([^@]+))?", source)
-    if parts is None:
-        raise TaskError(f"{source!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
-    address, revision = parts[1], parts[2] or "HEAD"
-    _git(["clone", "--quiet", "--no-checkout", address, str(into)], f"{address} cannot be cloned")
+    address, revision = clone(source, into)
     known = f"{source!r}: no revision {revision!r}; tags: {_tags(into)}"
     commit = _git(
         ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"], known, into
@@ -206,6 +202,20 @@ def _fetch_git(source: str, into: Path) -> tuple[str, str, str]:
     shutil.rmtree(into / ".git")
     name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
     return name, version, f"git+{address}@{commit}"
+
+
+def clone(source: str, into: Path) -> tuple[str, str]:
+    """A clone with its history and no work tree; its address and the revision asked for.
+
+    Raises:
+        TaskError: not a git source, or it cannot be cloned.
+    """
+    parts = re.fullmatch(r"git\+((?:https|file)://[^/]*/.+?)(?:@([^@]+))?", source)
+    if parts is None:
+        raise TaskError(f"{source!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
+    address, revision = parts[1], parts[2] or "HEAD"
+    _git(["clone", "--quiet", "--no-checkout", address, str(into)], f"{address} cannot be cloned")
+    return address, revision
 
 
 def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:

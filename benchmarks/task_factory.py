@@ -1,0 +1,163 @@
+"""How many proven tasks an hour gives, over eight real packages; and what screening with the covering tests saves.
+
+    python benchmarks/task_factory.py [--target 500] [--out tasks/factory] [--minutes 60] [--jobs 2]
+
+Bars, on 2 cores: 500 accepted tasks in 60 minutes, at least 60% of the tried candidates accepted, 8 operators and the
+levels 0 to 5 among them, no repository above 30%. The build goes in rounds over all packages, so that a slice is a
+fair sample; it stops at the target or when the time is up, and a second run goes on from the folder, its time added.
+CPU seconds stand beside the wall clock: on a machine that others use, they are what can be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from woodshed import machine
+from woodshed.records import Task
+from woodshed.synthesis import SynthesisSettings, make, stats
+from woodshed.synthesis.bench import bench
+from woodshed.synthesis.make import _measured_once, candidates
+from woodshed.synthesis.sources import fetch
+from woodshed.tasks import folder
+
+SOURCES = (
+    "pypi:toolz==1.2.0",
+    "pypi:boltons==26.2.0",
+    "pypi:python-slugify==9.2.0",
+    "pypi:humanize==4.17.0",
+    "pypi:cachetools==8.0.2",
+    "pypi:semver==3.1.2",
+    "pypi:tabulate==0.10.0",
+    "pypi:markdown-it-py==4.3.0",
+)
+EXTRA = {"pypi:markdown-it-py==4.3.0": ("pytest-regressions",)}
+"""Requirements of tests that a package does not declare in a way that can be read."""
+ROUND = 8
+"""Tasks that every package adds in a round."""
+BEFORE_TESTS = {"cascade", "syntax", "undefined_name", "import_broken", "command_broken"}
+SCREENED = {"no_test_fails", "wrong_reason", "too_wide", "trivial", "weak_tests"}
+"""Reasons that are found before, and by, the covering tests; the full suite ran only for the others."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How many proven tasks an hour gives.")
+    parser.add_argument("sources", nargs="*", default=SOURCES, metavar="SOURCE")
+    parser.add_argument("--target", type=int, default=500, help="accepted tasks")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after this long")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--build", type=Path, default=Path("tasks/factory"), help="folder of the build")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "task_factory.json")
+    options = parser.parse_args()
+    spent = build(options)
+    report = {**figures(options, spent), "machine": machine.describe(), "load": os.getloadavg()[0]}
+    show(report)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def build(options: argparse.Namespace) -> dict[str, float]:
+    """Rounds until the target, the time, or the end of all candidates; seconds spent, earlier runs included."""
+    kept = options.build / ".factory.json"
+    spent = json.loads(kept.read_text()) if kept.exists() else {"wall_s": 0.0, "cpu_s": 0.0, "tried": 0.0}
+    began, limit, count = time.monotonic(), 0, -1
+    while count < options.target:
+        limit += ROUND
+        before = count
+        for source in options.sources:
+            start, cpu = time.monotonic(), _cpu_s()
+            settings = settings_of(source, limit, options.jobs)
+            report = make([source], options.build, settings)
+            spent["wall_s"] += time.monotonic() - start
+            spent["cpu_s"] += _cpu_s() - cpu
+            spent["tried"] += report.tried
+            kept.write_text(json.dumps(spent))
+            count = len(folder.load_set(options.build))
+            print(
+                f"{source}: {count} tasks, {spent['wall_s'] / 60:.1f} min, {spent['cpu_s']:.0f} CPU s",
+                flush=True,
+            )
+            if count >= options.target or time.monotonic() - began > 60 * options.minutes:
+                return spent
+        if count == before:
+            return spent
+    return spent
+
+
+def settings_of(source: str, limit: int, jobs: int) -> SynthesisSettings:
+    return SynthesisSettings(limit=limit, jobs=jobs, extra_requirements=EXTRA.get(source, ()))
+
+
+def _cpu_s() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def figures(options: argparse.Namespace, spent: dict[str, float]) -> dict[str, Any]:
+    tasks = folder.load_set(options.build)
+    found = stats.summarise(tasks, options.build / "rejections.jsonl")
+    shares = Counter(str(task.provenance["source"]) for task in tasks)
+    return {
+        "tasks": len(tasks),
+        "tasks_per_hour": round(3600 * len(tasks) / max(spent["wall_s"], 1)),
+        "cpu_s_per_task": round(spent["cpu_s"] / max(len(tasks), 1), 2),
+        "acceptance": round(found.acceptance, 3),
+        "operators": len({task.operator for task in tasks}),
+        "levels": sorted({task.level for task in tasks}),
+        "largest_share": round(max(shares.values()) / len(tasks), 3),
+        "table": stats.table(found),
+        "rejected": found.rejected,
+        "screening": screening(options, tasks),
+        **spent,
+    }
+
+
+def screening(options: argparse.Namespace, tasks: list[Task]) -> dict[str, float]:
+    """Tests that were run to decide all candidates, against running the whole suite for each of them."""
+    run = whole = 0
+    log = options.build / "rejections.jsonl"
+    lines = log.read_text().splitlines() if log.exists() else []
+    reasons = {entry["task"]: entry["reason"] for entry in map(json.loads, lines)}
+    for source in options.sources:
+        with tempfile.TemporaryDirectory() as scratch:
+            repository = fetch(source, Path(scratch, "tree"))
+            settings = settings_of(source, 0, options.jobs)
+            measured = _measured_once(repository, options.build, settings, lambda done, total, text: None)
+            work = bench(*measured, Path(scratch), settings)
+            total = len(work.baseline.stable)
+            for candidate in candidates(work):
+                covering = candidate.tests.bit_count() or total
+                reason = reasons.get(candidate.name, "")
+                if reason or any(task.name == candidate.name for task in tasks):
+                    whole += total
+                    run += 0 if reason in BEFORE_TESTS else covering if reason in SCREENED else total
+    return {"tests_run": run, "tests_without_screening": whole, "saved": round(1 - run / max(whole, 1), 3)}
+
+
+def show(report: dict[str, Any]) -> None:
+    widths = [max(len(row[i]) for row in report["table"]) for i in range(len(report["table"][0]))]
+    for row in report["table"]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for name, value, bar, ok in (
+        ("tasks per hour", report["tasks_per_hour"], "500", report["tasks_per_hour"] >= 500),
+        ("acceptance", report["acceptance"], "0.6", report["acceptance"] >= 0.6),
+        ("operators", report["operators"], "8", report["operators"] >= 8),
+        ("levels", report["levels"], "0 to 5", set(range(6)) <= set(report["levels"])),
+        ("largest repository", report["largest_share"], "at most 0.3", report["largest_share"] <= 0.3),
+    ):
+        print(f"{name:<20}{value!s:>22}   bar {bar}{'' if ok else '  MISSED'}")
+    print(f"CPU seconds per task {report['cpu_s_per_task']}, load {report['load']:.1f}")
+    saved = report["screening"]
+    print(f"screening saves {saved['saved']:.0%} of {saved['tests_without_screening']} test runs")
+    print(f"rejected: {report['rejected']}")
+
+
+if __name__ == "__main__":
+    main()

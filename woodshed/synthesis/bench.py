@@ -1,0 +1,198 @@
+"""What the candidates of one repository share: settings, texts, maps, and the sandboxes in which they are tried."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from woodshed.grading.verifier import TestRun, run_tests
+from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.settings import Settings
+from woodshed.synthesis import strength
+from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.discovery import Survey
+from woodshed.synthesis.instructions import Length
+from woodshed.synthesis.maps import Map
+from woodshed.synthesis.names import Codebase
+from woodshed.synthesis.operators import LEVELS, Symbol
+from woodshed.synthesis.strength import Strength
+
+GENERATOR = "woodshed-synthesis-2"
+"""Part of every task's provenance; raise when the same input gives other tasks."""
+Visibility = Literal["hidden", "half", "shown", "none"]
+OperatorName = Literal[
+    "remove_branch",
+    "bug",
+    "unregister",
+    "stub",
+    "stub_bare",
+    "remove",
+    "remove_parameter",
+    "remove_class",
+    "remove_cluster",
+    "remove_helpers",
+    "gut_class",
+    "remove_command",
+    "remove_module",
+    "combine",
+    "remove_package",
+    "impossible",
+    "write_tests",
+    "revert",
+]
+DERIVED = ("impossible", "write_tests", "revert")
+"""Ways to make tasks that are not deletions from a working code base; made where they are asked for."""
+
+
+class SynthesisSettings(Settings):
+    """How tasks are made."""
+
+    limit: int = 0
+    """Most tasks per source; 0 makes all that can be made."""
+    operators: tuple[OperatorName, ...] = tuple(LEVELS)  # type: ignore[assignment]
+    """What is taken away (`woodshed.synthesis.operators`), and other ways to make tasks (DERIVED)."""
+    levels: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
+    """Levels of difficulty, from 0 (one branch) to 6 (a sub-package); see `woodshed.synthesis.operators.LEVELS`."""
+    seed: int = 0
+    """Seeds the order in which candidates are tried."""
+    jobs: int = 2
+    """Candidates proven at the same time; changes nothing but the time it takes."""
+    length: Length = "contextual"
+    """How much the instruction tells: full, contextual, or terse (200 characters, no file names)."""
+    wording_url: str = ""
+    """OpenAI-compatible server whose model words the instructions ("http://localhost:8000/v1"); "": templates."""
+    wording_model: str = ""
+    """Name of that model."""
+    visibility: Visibility = "hidden"
+    """Which fail-to-pass tests the agent sees: none of them, half, all; or no tests at all ("none")."""
+    max_body_lines: int = 60
+    """Longest body of a function that is taken away, docstring and comments not counted."""
+    max_words: int = 90
+    """Longest contextual instruction, per missing definition; the docstring is cut to fit."""
+    max_cascade: int = 4
+    """Most other definitions that may have to go together with a removed one."""
+    max_lost: float = 0.5
+    """Largest share of the suite that may be lost; beyond it the function is too central for a task."""
+    min_strength: float = 0.6
+    """Least share of the original code's mutants that the hidden tests must notice."""
+    extra_requirements: tuple[str, ...] = ()
+    """Requirements of the tests that the repository does not declare, such as "mock"."""
+    timeout_s: float = 120.0
+    """Seconds for one run of a suite, here and when the task's attempts are graded."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything that changes a task; not of what only says how many and which come first."""
+        chosen = self.model_dump(mode="json", exclude={"limit", "jobs", "operators", "levels", "seed"})
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class Rejected(Exception):  # an answer, not an error
+    """A candidate that is not a task: one reason code, and what was seen."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail[:500]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One operator on one symbol."""
+
+    name: str
+    """Folder name of the task it may become."""
+    operator: str
+    symbol: Symbol
+    tests: int = 0
+    """Set of the stable tests that run its code; 0 where that is not known."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything that the candidates of one repository share."""
+
+    baseline: Baseline
+    map: Map
+    code: Codebase
+    """The .py files of the packages."""
+    interfaces: Codebase
+    """The .pyi files."""
+    tests: Mapping[str, str]
+    """Test files that are UTF-8, by path."""
+    staging: Path
+    """Where tasks lie until they are proven."""
+    settings: SynthesisSettings
+    _strengths: dict[tuple[str, str], Strength] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @cached_property
+    def survey(self) -> Survey:
+        settings = self.settings
+        words = frozenset(word for text in self.tests.values() for word in re.findall(r"\w+", text))
+        return Survey(self.code, self.map, settings.max_lost, settings.max_body_lines, words)
+
+    def strength(self, function: Symbol) -> Strength:
+        """How much the tests that cover a function notice; measured once."""
+        with self._lock:
+            known = self._strengths.get(function.binding)
+        if known is None:
+            tests = self.map.names(self.survey.tests(function))
+            known = strength.measure(self.baseline, self.code, function, tests, self.settings.timeout_s)
+            with self._lock:
+                self._strengths[function.binding] = known
+        return known
+
+    @contextlib.contextmanager
+    def opened(self, files: Mapping[str, str | None]) -> Iterator[Sandbox]:
+        """A fresh sandbox of the repository with some files changed (None: deleted)."""
+        with open_sandbox(self.baseline.spec) as sandbox:
+            for path, text in files.items():
+                if text is not None:
+                    sandbox.write(path, text.encode())
+            if gone := [path for path, text in files.items() if text is None]:
+                sandbox.exec(["rm", "-f", "--", *gone])
+            yield sandbox
+
+    def run(self, sandbox: Sandbox, ids: Iterable[str], hash_seed: int = 0) -> TestRun:
+        """Some tests, in a run that can be believed.
+
+        Raises:
+            Rejected: timeout, not_believable.
+        """
+        run = run_tests(
+            sandbox,
+            ids=list(ids),
+            packages=self.baseline.environment.packages,
+            timeout_s=self.settings.timeout_s,
+            hash_seed=hash_seed,
+        )
+        if run.timed_out:
+            raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
+        if run.integrity:
+            raise Rejected("not_believable", "; ".join(run.integrity))
+        return run
+
+
+def bench(baseline: Baseline, found: Map, staging: Path, settings: SynthesisSettings) -> Bench:
+    """Reads the repository's files; those that are not UTF-8 are left alone by every operator."""
+
+    def texts(paths: Iterable[str], suffix: str) -> dict[str, str]:
+        known = {}
+        for path in paths:
+            with contextlib.suppress(UnicodeDecodeError):
+                if path.endswith(suffix):
+                    known[path] = (baseline.repository.tree / path).read_bytes().decode()
+        return known
+
+    roots = baseline.environment.source_roots
+    code = Codebase(texts(baseline.package_files, ".py"), roots)
+    interfaces = Codebase(texts(baseline.package_files, ".pyi"), roots)
+    return Bench(baseline, found, code, interfaces, texts(baseline.test_files, ".py"), staging, settings)

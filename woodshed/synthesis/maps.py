@@ -1,0 +1,203 @@
+"""Which test touches which line, who calls whom, and who refers to whom: what a feature is made of.
+
+The test-to-line map comes from one run of the suite under coverage with a context per test (`tracer`), so lines that
+run while a module is imported count for no test. Sets of tests are integers, one bit per stable test of the baseline.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from woodshed.grading import verifier
+from woodshed.records import Environment, TaskError
+from woodshed.sandbox import open_sandbox
+from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.names import Binding, Codebase, Module, dotted_parts
+from woodshed.synthesis.project import PYTHON
+from woodshed.tasks.environment import prepare, resolve
+
+COVERAGE = "coverage==7.17.5"
+AT_IMPORT = 1
+"""The bit of a line that ran outside of any test."""
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True)
+class Map:
+    """What the tests of a baseline touch."""
+
+    tests: tuple[str, ...]
+    """The baseline's stable tests; bit i + 1 of every set is tests[i]."""
+    lines: dict[str, dict[str, str]]
+    """Path to line to a hexadecimal set of tests; bit 0: ran outside of any test, when a module was imported."""
+    calls: tuple[tuple[str, str, str, str], ...] = ()
+    """Path and qualified name of a function that called, and of the one that it called; "" is a module's own code."""
+    _sets: dict[str, dict[int, int]] = field(default_factory=dict, compare=False, repr=False)
+
+    def covering(self, path: str, first: int, last: int) -> int:
+        """The tests that ran a line of a span, with AT_IMPORT if one ran outside of them."""
+        if path not in self._sets:
+            self._sets[path] = {int(n): int(text, 16) for n, text in self.lines.get(path, {}).items()}
+        found, sets = 0, self._sets[path]
+        for line in range(first, last + 1):
+            found |= sets.get(line, 0)
+        return found
+
+    def names(self, tests: int) -> list[str]:
+        """Ids of a set, in the order of the suite."""
+        return [test for i, test in enumerate(self.tests) if tests >> (i + 1) & 1]
+
+    @cached_property
+    def bits(self) -> dict[str, int]:
+        """Test id to its bit."""
+        return {test: 2 << i for i, test in enumerate(self.tests)}
+
+
+def measure(baseline: Baseline, timeout_s: float = 600.0) -> Map:
+    """One run of the suite under coverage and the profiler, in a sandbox.
+
+    Raises:
+        TaskError: the run gave no answer.
+    """
+    tool = Environment(PYTHON, resolve([COVERAGE], python=PYTHON), packages=())
+    (site,) = (prepare(tool) / "lib").glob("python*/site-packages")
+    tracer = Path(__file__).with_name("tracer.py")
+    binds = {**baseline.spec.binds, "/run/coverage": site, "/run/woodshed/woodshed_tracer.py": tracer}
+    files = [path for path in baseline.package_files if path.endswith(".py")]
+    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
+        request = {
+            "nonce": "",
+            "ids": None,
+            "packages": [],
+            "workspace": sandbox.workspace,
+            "files": [f"{sandbox.workspace}/{path}" for path in files],
+            "out": "/tmp/map.json",
+        }
+        result = sandbox.exec(
+            verifier.PYTHON + "/run/woodshed/woodshed_tracer.py",
+            stdin=json.dumps(request).encode(),
+            timeout_s=timeout_s,
+            max_output=1 << 14,
+        )
+        if result.outcome != "ok":
+            end = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+            raise TaskError(
+                f"{baseline.repository.name}: the run that maps tests to lines ended as {result.outcome} after "
+                f"{result.seconds:.0f} s. It printed:\n    {end}"
+            )
+        answer = json.loads(sandbox.read("/tmp/map.json"))
+    return _restricted(answer, baseline.stable)
+
+
+def _restricted(answer: dict, stable: tuple[str, ...]) -> Map:
+    """The answer in terms of the stable tests: others have no bit."""
+    place = {test: i + 1 for i, test in enumerate(stable)}
+    moves = [(i + 1, place[test]) for i, test in enumerate(answer["tests"]) if test in place]
+    known: dict[str, str] = {}  # few distinct sets are behind many lines
+
+    def moved(text: str) -> str:
+        if text not in known:
+            bits = int(text, 16)
+            known[text] = f"{(bits & AT_IMPORT) | sum(1 << to for at, to in moves if bits >> at & 1):x}"
+        return known[text]
+
+    lines = {path: {n: moved(bits) for n, bits in found.items()} for path, found in answer["lines"].items()}
+    return Map(stable, lines, tuple((a, b, c, d) for a, b, c, d in answer["calls"]))
+
+
+# ---- the reference graph ----------------------------------------------------------------------------------
+
+
+def references(code: Codebase) -> dict[Binding, set[Binding]]:
+    """For every definition (and, as "", every module's own statements) the definitions that its text names.
+
+    A name inside a class stands for the class's own attribute where `self.` or `cls.` precedes it.
+    """
+    homes = {(path, name) for path in code.modules for name, _ in definitions(code.modules[path])}
+    found: dict[Binding, set[Binding]] = {}
+    for path, module in code.modules.items():
+        for name, node in [("", module.source.tree), *definitions(module)]:
+            own = found.setdefault((path, name), set())
+            for parts in _dotted(node):
+                own |= _leads_to(code, module, name, parts, homes)
+            own.discard((path, name))
+    return found
+
+
+def definitions(module: Module) -> list[tuple[str, ast.AST]]:
+    """Functions, methods and classes with their dotted names, those inside functions left out, in file order."""
+    return list(_inner(module.source.tree.body, ""))
+
+
+def _inner(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, ast.AST]]:
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield scope + node.name, node
+            case ast.ClassDef():
+                yield scope + node.name, node
+                yield from _inner(node.body, f"{scope}{node.name}.")
+            case ast.If() | ast.Try():
+                for block in (node.body, node.orelse, *(h.body for h in getattr(node, "handlers", ()))):
+                    yield from _inner(block, scope)
+
+
+def _dotted(node: ast.AST) -> Iterator[list[str]]:
+    """Every dotted name in a definition, without those of definitions inside a class or module."""
+    waiting = [*ast.iter_child_nodes(node)]
+    while waiting:
+        child = waiting.pop()
+        if isinstance(child, Function | ast.ClassDef) and not isinstance(node, Function):
+            waiting += child.decorator_list
+            continue
+        if isinstance(child, ast.expr) and (parts := dotted_parts(child)):
+            yield parts
+        else:
+            waiting += ast.iter_child_nodes(child)
+
+
+def _leads_to(
+    code: Codebase, module: Module, scope: str, parts: list[str], homes: set[Binding]
+) -> set[Binding]:
+    owner = scope.rpartition(".")[0]
+    if parts[0] in ("self", "cls") and owner and len(parts) > 1:
+        place: Module | Binding | None = (module.path, f"{owner}.{parts[1]}")
+        rest = parts[2:]
+    else:
+        place, rest = code.lookup(module, parts[0], frozenset()), parts[1:]
+    found = set()
+    for attribute in [*rest, ""]:
+        if isinstance(place, tuple) and place in homes:
+            found.add(place)
+        if isinstance(place, Module):
+            place = code.lookup(place, attribute, frozenset()) if attribute else None
+        elif place is not None:
+            place = (place[0], f"{place[1]}.{attribute}")
+    return found
+
+
+def users(graph: Mapping[Binding, set[Binding]], calls: Map) -> dict[Binding, set[Binding]]:
+    """The graph turned round, with the calls that were seen: who needs a definition."""
+    found: dict[Binding, set[Binding]] = {}
+    for user, used in graph.items():
+        for one in used:
+            found.setdefault(one, set()).add(user)
+    for a_path, a_name, b_path, b_name in calls.calls:
+        if (b_path, b_name) in graph and (a_path, a_name) != (b_path, b_name):
+            found.setdefault((b_path, b_name), set()).add((a_path, a_name))
+    return found
+
+
+def dominated(entry: Binding, using: Mapping[Binding, set[Binding]], private: set[Binding]) -> list[Binding]:
+    """Private definitions that nothing reaches but through `entry`: they are its own helpers, in no other's service."""
+    inside = {entry}
+    while True:
+        more = {one for one in private - inside if (by := using.get(one, set()) - {one}) and by <= inside}
+        if not more:
+            return sorted(inside - {entry})
+        inside |= more

@@ -1,0 +1,131 @@
+"""What is in a set of tasks: counts by repository, operator and level, sizes, and why candidates were rejected."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from woodshed.records import Task
+from woodshed.synthesis.operators import LEVELS
+
+COLOURS = ("#9ecae1", "#6baed6", "#3182bd", "#31a354", "#74c476", "#fd8d3c", "#de2d26")
+"""One per level, 0 to 6."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tasks that share a repository, an operator or a level."""
+
+    group: str
+    """"repository", "operator" or "level"."""
+    name: str
+    tasks: int
+    share: float
+    fail_to_pass: float
+    """Medians, of these and the following."""
+    pass_to_pass: float
+    lines_removed: float
+    words: float
+
+
+@dataclass(frozen=True)
+class Stats:
+    """A set in figures."""
+
+    rows: tuple[Row, ...]
+    rejected: dict[str, int]
+    """Reason code to how many candidates, most first."""
+    num_tasks: int
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the tried candidates that became tasks."""
+        return self.num_tasks / max(self.num_tasks + sum(self.rejected.values()), 1)
+
+
+def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
+    """Figures of a set; `rejections` is its rejections.jsonl, which need not exist."""
+    groups = {
+        "repository": lambda task: str(task.provenance.get("source", "?")),
+        "operator": lambda task: task.operator,
+        "level": lambda task: str(task.level),
+    }
+    rows = []
+    for group, key in groups.items():
+        named: dict[str, list[Task]] = {}
+        for task in tasks:
+            named.setdefault(key(task), []).append(task)
+        order = {name: index for index, name in enumerate(LEVELS)} if group == "operator" else {}
+        for name in sorted(named, key=lambda n: (order.get(n, 0), n)):
+            rows.append(_row(group, name, named[name], len(tasks)))
+    reasons: Counter[str] = Counter()
+    if rejections.exists():
+        lines = rejections.read_text(encoding="utf-8").splitlines()
+        reasons.update(json.loads(line)["reason"] for line in lines)
+    return Stats(tuple(rows), dict(reasons.most_common()), len(tasks))
+
+
+def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> Row:
+    def median(values: Sequence[float]) -> float:
+        return float(statistics.median(values))
+
+    return Row(
+        group,
+        name,
+        len(tasks),
+        len(tasks) / total,
+        median([len(task.fail_to_pass) for task in tasks]),
+        median([len(task.pass_to_pass) for task in tasks]),
+        median([float(task.provenance.get("lines_removed", 0)) for task in tasks]),
+        median([len(task.instruction.split()) for task in tasks]),
+    )
+
+
+def table(stats: Stats) -> list[list[str]]:
+    """The rows as text, for aligned columns."""
+    head = ["", "", "tasks", "share", "F2P", "P2P", "lines", "words"]
+    return [head] + [
+        [row.group, row.name, str(row.tasks), f"{row.share:.0%}"]
+        + [f"{value:g}" for value in (row.fail_to_pass, row.pass_to_pass, row.lines_removed, row.words)]
+        for row in stats.rows
+    ]
+
+
+def picture(tasks: Sequence[Task]) -> str:
+    """An SVG: one bar per repository and per operator, divided by level."""
+    bars: dict[str, Counter[int]] = {}
+    for task in tasks:
+        source = str(task.provenance.get("source", "?")).removeprefix("pypi:")
+        for name in (source, task.operator):
+            bars.setdefault(name, Counter())[task.level] += 1
+    sources = sorted(name for name in bars if name not in LEVELS)
+    names = [*sources, *(name for name in LEVELS if name in bars)]
+    longest = max((sum(bar.values()) for bar in bars.values()), default=1)
+    parts = []
+    for index, name in enumerate(names):
+        y, x = 18 + 20 * index + 10 * (index >= len(sources)), 190.0
+        parts.append(f'<text x="184" y="{y + 12}" text-anchor="end">{escape(name)}</text>')
+        for level in sorted(bars[name]):
+            width = 400 * bars[name][level] / longest
+            title = f"{name}, level {level}: {bars[name][level]}"
+            parts.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="15" fill="{COLOURS[level % 7]}">'
+                f"<title>{escape(title)}</title></rect>"
+            )
+            x += width
+        parts.append(f'<text x="{x + 4:.1f}" y="{y + 12}">{sum(bars[name].values())}</text>')
+    legend = "".join(
+        f'<rect x="{190 + 70 * level}" y="0" width="10" height="10" fill="{colour}"/>'
+        f'<text x="{204 + 70 * level}" y="10">level {level}</text>'
+        for level, colour in enumerate(COLOURS)
+    )
+    height = 40 + 20 * len(names)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 700 {height}" font-family="sans-serif" '
+        f'font-size="11">{legend}{"".join(parts)}</svg>\n'
+    )
