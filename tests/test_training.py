@@ -21,13 +21,13 @@ from woodshed.records import Group, Hint, RecipeError, Rollout, Verdict
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import packing
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.policy import Policy, add_adapter, token_logps
 from woodshed.training.recipe import Recipe, TaskSettings
+from woodshed.training.teacher import Teacher
 from woodshed.training.train import task_sets
 from woodshed.training.update import (
-    FeedbackSettings,
     GradientScale,
-    ObjectiveSettings,
     OptimizerSettings,
     learning_rate,
     make_optimizer,
@@ -105,14 +105,14 @@ def step(
     policy: Policy, batch: packing.Batch, *, feedback=None, objective=None, rate=1e-2, steps=1, start=None
 ):
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
-    start, scale = start or policy.snapshot(), GradientScale()
+    teacher, scale = Teacher(policy, start or policy.snapshot(), feedback), GradientScale()
     for _ in range(steps):
         metrics = update(
             policy,
             optimizer,
             batch,
             scale=scale,
-            start_weights=start,
+            teacher=teacher,
             learning_rate=rate,
             message_tokens=160,
             temperature=1.0,

@@ -12,7 +12,8 @@ from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
 from woodshed.settings import Settings
 from woodshed.training.policy import PolicySettings
-from woodshed.training.update import FeedbackSettings, ObjectiveSettings, OptimizerSettings
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.update import OptimizerSettings
 from woodshed.training.warmup import WarmupSettings
 
 

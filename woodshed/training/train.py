@@ -19,10 +19,12 @@ from woodshed.inference.renderer import Renderer, create_renderer
 from woodshed.records import Hint, Task
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
-from woodshed.training import checkpoint, packing, warmup
+from woodshed.training import branches, checkpoint, packing, warmup
 from woodshed.training.checkpoint import Position
+from woodshed.training.objective import FeedbackSettings
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
+from woodshed.training.teacher import Teacher
 from woodshed.training.update import learning_rate, make_optimizer, update
 
 Progress = Callable[[int, int, str], None]
@@ -99,7 +101,10 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     optimizer = make_optimizer(policy, recipe.optimizer)
     if newest is not None:
         checkpoint.restore(newest, policy, optimizer if resuming else None)
-    start_weights = checkpoint.start_weights(run, policy)
+    teacher = Teacher(policy, checkpoint.start_weights(run, policy), recipe.feedback)
+    if resuming and newest is not None:
+        teacher.restore(checkpoint.teacher_weights(newest))
+    how = forward_for(session)
     curriculum = Curriculum(tasks, seed=recipe.seed)
     if resuming:
         curriculum.restore(position.curriculum)
@@ -143,18 +148,21 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             placement=recipe.feedback.placement,
             max_targets=recipe.feedback.max_targets,
             keep_even=recipe.objective.kl_coef > 0,
+            skip=how.skip,
+            skip_first=how.skip_first,
+            context_length=sampler.context_length,
         )
         metrics = update(
             policy,
             optimizer,
             batch,
             scale=position.scale,
-            start_weights=start_weights,
+            teacher=teacher,
             learning_rate=learning_rate(recipe.optimizer, step, steps),
             message_tokens=recipe.agent.turn_tokens,
             temperature=recipe.sampler.temperature,
             objective=recipe.objective,
-            feedback=recipe.feedback,
+            feedback=how,
             max_grad_norm=recipe.optimizer.max_grad_norm,
         )
         clock.lap("update")
@@ -164,8 +172,17 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
         run.append("metrics", [metrics], "train", step)
         position = Position("rl", step + 1, position.scale, curriculum.state())
-        checkpoint.save(run, policy, optimizer, position)
+        checkpoint.save(run, policy, optimizer, position, teacher.state())
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
+
+
+def forward_for(session: Session) -> FeedbackSettings:
+    """The recipe's feedback, with separate forwards where the model's attention cannot take branches."""
+    settings = session.recipe.feedback
+    if settings.forward == "packed" and (reason := branches.why_not(session.policy)):
+        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
+        return settings.model_copy(update={"forward": "separate"})
+    return settings
 
 
 def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
