@@ -23,6 +23,7 @@ from torch import Tensor
 from woodshed.records import RunError
 from woodshed.rundir import RunDir
 from woodshed.training.policy import Policy
+from woodshed.training.stability import Watch
 from woodshed.training.update import GradientScale
 
 Phase = Literal["warmup", "rl"]
@@ -38,6 +39,9 @@ class Position:
     step: int = 0
     scale: GradientScale = field(default_factory=GradientScale)
     curriculum: dict[str, Any] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    stopped: str = ""
+    """Why the run stopped by itself, at weights that were well; "" where it did not."""
 
 
 def save(
@@ -87,7 +91,8 @@ def read_position(folder: Path) -> Position:
     """
     try:
         data = json.loads((folder / "position.json").read_text())
-        return Position(**data | {"scale": GradientScale(**data["scale"])})
+        parts = {"scale": GradientScale(**data["scale"]), "watch": Watch(**data["watch"])}
+        return Position(**data | parts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"checkpoint {folder} cannot be read ({error}); delete that folder to resume before it"
@@ -117,6 +122,19 @@ def teacher_weights(folder: Path) -> dict[str, Tensor]:
     """The teacher's weights in a checkpoint; nothing where they do not move."""
     file = folder / "teacher.safetensors"
     return load_file(file) if file.is_file() else {}
+
+
+def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
+    """The policy's weights after so many steps of RL; 0 is the start.
+
+    Raises:
+        RunError: that checkpoint is not kept any more.
+    """
+    name = f"rl-{version:06d}" if version else "start"
+    file = run.path / "checkpoints" / name / "policy.safetensors"
+    if not file.is_file():
+        raise RunError(f"no checkpoint {name} in {run.path / 'checkpoints'}")
+    return load_file(file)
 
 
 def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:

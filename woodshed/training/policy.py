@@ -108,7 +108,7 @@ class Policy:
 
         seen: dict[str, Any] = {"attention_mask": padded.attention_BT}
         if padded.visible is not None:
-            seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
+            seen = {"attention_mask": self._mask(padded.visible), "position_ids": padded.positions_BT}
         hook = self.model.get_output_embeddings().register_forward_pre_hook(pick)
         try:
             with self._attention_for(padded):
@@ -116,6 +116,13 @@ class Policy:
         finally:
             hook.remove()
         return output.logits.float()
+
+    def _mask(self, visible: Any) -> Any:
+        """Who sees whom, in the form that the model's own attention takes."""
+        if isinstance(visible, Tensor) and self.model.config.get_text_config()._attn_implementation == "eager":
+            dtype = next(self.model.parameters()).dtype
+            return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        return visible
 
     @contextmanager
     def _attention_for(self, padded: Padded) -> Iterator[None]:

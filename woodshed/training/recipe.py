@@ -13,6 +13,7 @@ from woodshed.rollout import RolloutSettings
 from woodshed.settings import Settings
 from woodshed.training.policy import PolicySettings
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.stability import StabilitySettings
 from woodshed.training.update import OptimizerSettings
 from woodshed.training.warmup import WarmupSettings
 
@@ -69,5 +70,6 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     feedback: FeedbackSettings = FeedbackSettings()
+    stability: StabilitySettings = StabilitySettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

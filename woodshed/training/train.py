@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from woodshed import feedback
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.records import Hint, Task
+from woodshed.records import Hint, Rollout, Task
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
-from woodshed.training import branches, checkpoint, packing, warmup
+from woodshed.training import branches, checkpoint, packing, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.objective import FeedbackSettings
 from woodshed.training.policy import Policy
@@ -112,6 +113,8 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
 
     steps, every = recipe.training.steps, recipe.evaluation.every
     for step in range(position.step, steps + 1):
+        if position.stopped:
+            break
         if step in (0, steps) or (every and step % every == 0):
             evaluate(session, heldout, step=step)
         if step == steps:
@@ -170,10 +173,45 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         curriculum.observe(verdicts.values())
         rollouts = [made for group in groups for made in group.rollouts]
         metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
+        position = replace(position, phase="rl", step=step + 1, curriculum=curriculum.state())
+        if reason := watch(session, position, metrics, rollouts, teacher):
+            position = replace(position, stopped=reason)
         run.append("metrics", [metrics], "train", step)
-        position = Position("rl", step + 1, position.scale, curriculum.state())
-        checkpoint.save(run, policy, optimizer, position, teacher.state())
+        kept = recipe.stability.window + 1
+        checkpoint.save(run, policy, optimizer, position, teacher.state(), kept=kept)
+    if position.stopped:
+        sampler.load(None, version=position.step)
+        evaluate(session, heldout, step=position.step)
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
+
+
+def watch(
+    session: Session,
+    position: Position,
+    metrics: dict[str, Any],
+    rollouts: Sequence[Rollout],
+    teacher: Teacher,
+) -> str:
+    """Why the run must stop after the step that led here, or "". Where it must, the policy gets the weights of the
+    window's best step back, and `metrics` says so."""
+    settings, policy = session.recipe.stability, session.policy
+    if settings.max_kl_to_start is not None:
+        metrics["kl_to_start"] = stability.kl_to_start(
+            policy,
+            teacher.start,
+            packing.thin(rollouts, settings.kl_rollouts),
+            temperature=session.recipe.sampler.temperature,
+            micro_batch_tokens=session.recipe.objective.micro_batch_tokens,
+        )
+    rate = metrics["invalid_calls"]["value"]
+    reason = position.watch.alarm(settings, rate, metrics.get("kl_to_start"))
+    if reason:
+        version = position.watch.healthy(position.step - 1)
+        policy.load_weights(checkpoint.version_weights(session.run, version))
+        reason = f"stopped after step {position.step - 1}: {reason}; back to the weights of step {version}"
+        metrics["stopped"] = reason
+        session.progress(position.step, session.recipe.training.steps, reason)
+    return reason
 
 
 def forward_for(session: Session) -> FeedbackSettings:
