@@ -4,7 +4,7 @@
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
-        rollouts.jsonl  verdicts.jsonl  hints.jsonl  oracle.jsonl  metrics.jsonl
+        rollouts.jsonl  verdicts.jsonl  hints.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
 
@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 
 from woodshed.records import RunError, from_json, to_json
 
-Kind = Literal["rollouts", "verdicts", "hints", "oracle", "metrics"]
+Kind = Literal["rollouts", "verdicts", "hints", "gate", "oracle", "metrics"]
 
 At = tuple[str, int, int]  # phase, step, part
 Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them

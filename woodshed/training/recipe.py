@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
+from woodshed.feedback.gate import GateSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
@@ -70,6 +71,7 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     feedback: FeedbackSettings = FeedbackSettings()
+    gate: GateSettings = GateSettings()
     stability: StabilitySettings = StabilitySettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -15,12 +15,13 @@ from typing import Any
 from woodshed import feedback
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
+from woodshed.feedback.gate import Measured, switched_off
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.records import Hint, Rollout, Task
+from woodshed.records import Group, Hint, Rollout, Task
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
-from woodshed.training import branches, checkpoint, packing, stability, warmup
+from woodshed.training import branches, checkpoint, gate, packing, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.objective import FeedbackSettings
 from woodshed.training.policy import Policy
@@ -143,10 +144,13 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             step,
             lambda g=groups, d=drawn: feedback.write(g, d, session.renderer.codec),
         )
+        chosen = feedback.choose(hints, recipe.feedback.detectors)
+        position = replace(position, off=through_gate(session, position, chosen, groups, drawn))
+        clock.lap("gate")
         batch = packing.pack(
             groups,
             verdicts,
-            feedback.choose(hints, recipe.feedback.detectors),
+            [hint for hint in chosen if hint.detector not in position.off],
             session.renderer,
             placement=recipe.feedback.placement,
             max_targets=recipe.feedback.max_targets,
@@ -172,7 +176,8 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         sampler.load(None, version=step + 1)
         curriculum.observe(verdicts.values())
         rollouts = [made for group in groups for made in group.rollouts]
-        metrics |= summarize(rollouts, verdicts.values()) | {"seconds": clock.laps}
+        metrics |= summarize(rollouts, verdicts.values()) | {"switched_off": position.off}
+        metrics["seconds"] = clock.laps
         position = replace(position, phase="rl", step=step + 1, curriculum=curriculum.state())
         if reason := watch(session, position, metrics, rollouts, teacher):
             position = replace(position, stopped=reason)
@@ -183,6 +188,41 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         sampler.load(None, version=position.step)
         evaluate(session, heldout, step=position.step)
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
+
+
+def through_gate(
+    session: Session,
+    position: Position,
+    hints: Sequence[Hint],
+    groups: Sequence[Group],
+    tasks: Sequence[Task],
+) -> dict[str, str]:
+    """The classes of hints that are not trained on from this step on, with the reason; measured where it is due."""
+    recipe, settings = session.recipe, session.recipe.gate
+    if not settings.every or position.step % settings.every:
+        return position.off
+    rollouts = {made.id: made for group in groups for made in group.rollouts}
+    found = session.run.once(
+        "gate",
+        Measured,
+        "train",
+        position.step,
+        lambda: gate.measure(
+            hints,
+            rollouts,
+            {task.id: task for task in tasks},
+            session.policy,
+            session.sampler,
+            settings,
+            recipe.agent,
+            step=position.step,
+            seed=recipe.seed,
+            temperature=recipe.sampler.temperature,
+            micro_batch_tokens=recipe.objective.micro_batch_tokens,
+            placement=recipe.feedback.placement,
+        ),
+    )
+    return switched_off(position.off, found, settings)
 
 
 def watch(
