@@ -51,12 +51,18 @@ def main() -> None:
     for row in rows:
         row["added"] = row["seconds"] / alone - 1.0
         is_step = not row["what"].startswith("teacher")
-        print(f"{row['what']:<44}{row['seconds']:>10.4f}" + (f"{100 * row['added']:>11.1f}%" if is_step else ""))
+        print(
+            f"{row['what']:<44}{row['seconds']:>10.4f}" + (f"{100 * row['added']:>11.1f}%" if is_step else "")
+        )
     cheaper = separate / by_name["teacher, packed"]
     joint = by_name["with targets, packed, live, one backward"] / alone - 1.0
-    print(f"the packed teacher is {cheaper:.1f} times cheaper (bar {CHEAPER:g}, at 16k prefixes and 4 targets)")
+    print(
+        f"the packed teacher is {cheaper:.1f} times cheaper (bar {CHEAPER:g}, at 16k prefixes and 4 targets)"
+    )
     print(f"one backward adds {100 * joint:.1f}% (bar {100 * ADDED:g}%, at one target in 8k)")
-    print(f"largest difference in log-probs {gap:.2g} (bar 1e-4 in float32); peak memory {peak_gib(policy):.2f} GiB")
+    print(
+        f"largest difference in log-probs {gap:.2g} (bar 1e-4 in float32); peak memory {peak_gib(policy):.2f} GiB"
+    )
     report = {
         "rows": rows,
         "cheaper": cheaper,
@@ -72,9 +78,13 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Hinted turns as branches against separate forwards.")
-    parser.add_argument("--model", default="", help="model directory or hub id; empty: a random Llama of toy size")
+    parser.add_argument(
+        "--model", default="", help="model directory or hub id; empty: a random Llama of toy size"
+    )
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--prefix", type=int, default=1024, help="tokens of a rollout before its hinted turns")
+    parser.add_argument(
+        "--prefix", type=int, default=1024, help="tokens of a rollout before its hinted turns"
+    )
     parser.add_argument("--targets", type=int, default=4, help="hinted turns of each rollout")
     parser.add_argument("--rollouts", type=int, default=1)
     parser.add_argument("--message", type=int, default=48, help="tokens of a hinted turn")
@@ -135,7 +145,9 @@ def measure(policy: Policy, batch: Batch, options: argparse.Namespace) -> list[d
 
     def work(kind: str, hinted: bool = True) -> Work:
         feedback = FeedbackSettings.model_validate({"teacher": kind, "weight": float(hinted)})
-        return Work(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, options.message)
+        return Work(
+            policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, options.message
+        )
 
     start = policy.snapshot()
     tree = branches.trees(batch)
@@ -159,9 +171,7 @@ def measure(policy: Policy, batch: Batch, options: argparse.Namespace) -> list[d
         "teacher, a prefill each": prefills,
         "teacher, packed": packed_prefill,
     }
-    return [
-        {"what": what, "seconds": timed(act, options.runs, policy.device)} for what, act in cases.items()
-    ]
+    return [{"what": what, "seconds": timed(act, options.runs, policy.device)} for what, act in cases.items()]
 
 
 def timed(act: Callable[[], object], runs: int, device: torch.device) -> float:

@@ -86,7 +86,10 @@ def test_log_probs_of_every_hinted_token_agree_to_1e_4(batch):
     assert both.targets is not None
     logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
     hinted = [t for tree in branches.trees(batch) for t in tree.targets]
-    for at, rows in ((both.student_GN, [t.student for t in hinted]), (both.teacher_GN, [t.teacher for t in hinted])):
+    for at, rows in (
+        (both.student_GN, [t.student for t in hinted]),
+        (both.teacher_GN, [t.teacher for t in hinted]),
+    ):
         apart = packing.pad(rows)
         gap = (logps[at] - policy.logits(apart).log_softmax(-1)).abs().amax(-1) * apart.mask_BN
         assert gap.max() < 1e-4
@@ -217,4 +220,3 @@ def test_eager_attention_takes_it_too():
     policy = tiny_policy()
     policy.model.config.get_text_config()._attn_implementation = "eager"
     assert branches.why_not(policy) == ""
-

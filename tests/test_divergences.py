@@ -90,8 +90,7 @@ def test_jensen_shannon_is_symmetric_below_log_two_and_tends_to_both_kls(logits)
 def test_top_k_with_tail_grows_with_k_up_to_the_full_divergence(logits, kind, support):
     student, teacher = (x.detach() for x in logits)
     values = [
-        divergences.divergence(*divergences.keep(student, teacher, support, k), kind)
-        for k in range(1, V + 1)
+        divergences.divergence(*divergences.keep(student, teacher, support, k), kind) for k in range(1, V + 1)
     ]
     for smaller, larger in itertools.pairwise(values):
         assert (smaller <= larger + 1e-12).all()
@@ -113,7 +112,9 @@ def test_the_teacher_takes_no_gradient(logits):
     student, teacher = logits
     teacher.requires_grad_(True)
     for support in ("student", "teacher", "full"):
-        divergences.divergence(*divergences.keep(student, teacher, support, 3), "jensen-shannon").sum().backward()
+        divergences.divergence(
+            *divergences.keep(student, teacher, support, 3), "jensen-shannon"
+        ).sum().backward()
     divergences.sampled_token(student.log_softmax(-1)[:, 0], teacher.log_softmax(-1)[:, 0]).sum().backward()
     assert teacher.grad is None or not teacher.grad.any()
 
@@ -179,9 +180,7 @@ def test_a_preset_reproduces_its_reference_formula(name):
     student, teacher = (torch.randn(6, 130, dtype=torch.float64) * 2 for _ in range(2))
     settings = FeedbackSettings(preset=name)
     pair = divergences.keep(student, teacher, settings.support, settings.top_k, tail=settings.tail)
-    got = divergences.divergence(
-        *pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip
-    )
+    got = divergences.divergence(*pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip)
     want = [
         formula(name, p, q)
         for p, q in zip(student.softmax(-1).tolist(), teacher.softmax(-1).tolist(), strict=True)

@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripted import NO_ENVIRONMENT, READ, UNKNOWN, calc_task, play, renderer
+from scripted import EDIT, NO_ENVIRONMENT, READ, TEST, UNKNOWN, calc_task, play, renderer
 from tiny_training import tiny_policy
 
 from woodshed import feedback
-from woodshed.agent import AgentSettings
+from woodshed.agent import AgentSettings, Attempt
 from woodshed.agent.tools import TOOLS
 from woodshed.feedback.gate import GateSettings, Measured, another_class, switched_off, why_not
 from woodshed.inference.local import LocalSampler
+from woodshed.inference.sampler import Sample
 from woodshed.records import Hint
+from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.training import gate, packing
 from woodshed.training.policy import token_logps
 
@@ -133,7 +135,6 @@ def measured(attempt, policy, text: str, count: int = 16) -> Measured:
 
 
 def test_the_right_hint_passes_and_a_planted_wrong_one_is_rejected(attempt, policy):
-    task, _ = attempt
     right = feedback.hint_text("unknown_tool", tools=TOOLS, codec=renderer().codec)
     good = measured(attempt, policy, right)
     assert why_not(good, GateSettings()) == "", good
@@ -146,12 +147,6 @@ def test_the_right_hint_passes_and_a_planted_wrong_one_is_rejected(attempt, poli
 
 def test_a_turn_is_drawn_again_where_it_stood(attempt, tmp_path):
     """The calls before it are carried out first, and a draw leaves nothing behind for the next one."""
-    from scripted import EDIT, TEST
-
-    from woodshed.agent import Attempt
-    from woodshed.inference.sampler import Sample
-    from woodshed.sandbox import SandboxSpec, open_sandbox
-
     task = calc_task(tmp_path / "calc", NO_ENVIRONMENT)
     whole = play(task, EDIT, TEST)
     sandbox = open_sandbox(SandboxSpec(lowers=(task.folder / "environment" / "workspace",)))

@@ -171,7 +171,10 @@ def test_k1_inside_the_advantage_has_the_gradient_of_a_whole_sequences_kl():
     torch.manual_seed(3)
     first = torch.randn(3, dtype=torch.float64, requires_grad=True)
     second = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    reference = torch.randn(3, dtype=torch.float64).log_softmax(-1), torch.randn(3, 3).double().log_softmax(-1)
+    reference = (
+        torch.randn(3, dtype=torch.float64).log_softmax(-1),
+        torch.randn(3, 3).double().log_softmax(-1),
+    )
 
     def logps() -> Tensor:  # (9, 2): each sequence's token log-probs
         a, b = first.log_softmax(-1), second.log_softmax(-1)

@@ -101,6 +101,46 @@ def test_faulty_turns_stay_in_the_policy_gradient(rollouts):
     )
 
 
+def test_hints_that_cannot_be_trained_on_are_left_out_and_counted(rollouts):
+    """Never a silent zero: each is counted under its reason."""
+    cut = replace(rollouts[2].turns[1], finish_reason="length")
+    changed = [*rollouts[:2], replace(rollouts[2], turns=(rollouts[2].turns[0], cut)), rollouts[3]]
+    hints = [
+        hint_for(rollouts[0], 0),
+        hint_for(rollouts[1], 0, text=""),
+        hint_for(rollouts[1], 1, text="Reminder: " + "much to say " * 300),
+        hint_for(changed[2], 1),
+        replace(hint_for(changed[2], 1), detector="truncated"),
+        replace(hint_for(rollouts[0], 0), rollout_id="lost"),
+    ]
+    room = len(packing.target(rollouts[0], hints[0], renderer()).teacher.ids) + 300
+    batch = pack(changed, [0.0] * 4, hints, context_length=room)
+    assert [t.hint for t in batch.targets] == [hints[0], hints[4]]
+    assert batch.skipped == {
+        "empty hint": 1,
+        "no room for the hint": 1,
+        "the turn was cut": 1,
+        "attempt not trainable": 1,
+    }
+    everything = pack(rollouts, [0.0] * 4, hints[:1], skip=("thinking", "template"), skip_first=500)
+    assert everything.targets == () and everything.skipped == {"no token counts": 1}
+    assert step(tiny_policy(), batch)["skipped_hints"] == dict(batch.skipped)
+
+
+def test_tokens_that_do_not_count_take_no_part_in_the_divergence(rollouts):
+    hint = hint_for(rollouts[1], 0)
+    first = packing.target(rollouts[1], hint, renderer(), skip_first=3).student.counted
+    assert first[:3] == (False,) * 3 and all(first[3:])
+    tags = packing.target(rollouts[1], hint, renderer(), skip=("template",)).student
+    kept = [tags.ids[i] for i, counts in zip(tags.wanted, tags.counted, strict=True) if counts]
+    assert renderer().decode(kept) == "view calc.py"
+
+
+def test_a_penalty_is_taken_off_the_reward_before_the_mean(rollouts):
+    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], penalties={rollouts[0].id: 0.2})
+    assert [row.advantage for row in batch.rows] == pytest.approx([0.35, 0.55, -0.45, -0.45])
+
+
 def test_targets_beyond_the_limit_are_thinned_evenly(rollouts):
     hints = [hint_for(r, t) for r in rollouts for t in range(3)]
     chosen = pack(rollouts, [0.0] * 4, hints, max_targets=4).targets

@@ -77,7 +77,9 @@ def _hinted_part(targets: Sequence[Target]) -> Row:
     return Row(longest.ids, wanted, logps, rollout_id=targets[0].hint.rollout_id)
 
 
-def pad(made: Sequence[Tree], device: torch.device | str = "cpu", *, with_branches: bool = True) -> PaddedTrees:
+def pad(
+    made: Sequence[Tree], device: torch.device | str = "cpu", *, with_branches: bool = True
+) -> PaddedTrees:
     """Trees as right-padded rows. With branches, their messages are wanted behind the trunk's wanted tokens."""
     laid = [_lay_out(tree, with_branches) for tree in made]
     blocks = _FLEX_BLOCK if with_branches and torch.device(device).type == "cuda" else 1
@@ -208,7 +210,10 @@ def _gap(policy: Policy) -> float:
     both = pad([Tree(_hinted_part(targets), False, tuple(targets))], policy.device)
     logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
     worst = 0.0
-    for at_GN, rows in ((both.student_GN, [t.student for t in targets]), (both.teacher_GN, [t.teacher for t in targets])):
+    for at_GN, rows in (
+        (both.student_GN, [t.student for t in targets]),
+        (both.teacher_GN, [t.teacher for t in targets]),
+    ):
         apart = policy.logits(packing.pad(rows, policy.device)).log_softmax(-1)
         gap = float((logps[at_GN] - apart).abs().max())
         worst = max(worst, math.inf if math.isnan(gap) else gap)

@@ -143,7 +143,9 @@ def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
     """The trainable weights as they were when RL began, in host memory: kept once, read back by every resume."""
     file = run.path / "checkpoints" / "start" / "policy.safetensors"
     if not file.is_file():
-        run.save_checkpoint("start", lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot())))
+        run.save_checkpoint(
+            "start", lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot()))
+        )
     return load_file(file)
 
 

@@ -62,7 +62,14 @@ def measure(
     for detector in dict.fromkeys(hint.detector for hint in hints):
         chosen = packing.thin([h for h in hints if h.detector == detector], settings.turns)
         cases = [
-            _case(tasks[rollouts[h.rollout_id].task_id], rollouts[h.rollout_id], h, sampler.renderer, placement, seed)
+            _case(
+                tasks[rollouts[h.rollout_id].task_id],
+                rollouts[h.rollout_id],
+                h,
+                sampler.renderer,
+                placement,
+                seed,
+            )
             for h in chosen
         ]
         redrawn = _redraw(cases, detectors[detector], sampler, agent, step=step, seed=seed)
@@ -82,9 +89,7 @@ def measure(
     return found
 
 
-def _case(
-    task: Task, rollout: Rollout, hint: Hint, renderer: Renderer, placement: str, seed: int
-) -> Case:
+def _case(task: Task, rollout: Rollout, hint: Hint, renderer: Renderer, placement: str, seed: int) -> Case:
     """The turn after its own hint, a placebo, and a hint of another class; "plain" is each target's student."""
     dice = random.Random(f"{seed}/{rollout.id}/{hint.turn}/placebo")
     wrong = hint_text(
@@ -115,9 +120,7 @@ def _gains(
             logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature) * padded.mask_BN
             found |= zip(chunk, logp_BN.sum(-1).tolist(), strict=True)
         sums[side] = list(found.values())
-    return {
-        side: [a - b for a, b in zip(sums[side], sums["plain"], strict=True)] for side in SIDES[1:]
-    }
+    return {side: [a - b for a, b in zip(sums[side], sums["plain"], strict=True)] for side in SIDES[1:]}
 
 
 def _redraw(

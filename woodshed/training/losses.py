@@ -53,7 +53,9 @@ def importance_weights(
         log_ratio_BN = (log_ratio_BN * mask_BN).sum(-1, keepdim=True).expand_as(log_ratio_BN)
     ratio_BN = log_ratio_BN.exp()
     if outside == "mask":
-        is_outside_BN = (ratio_BN < min_ratio) | (ratio_BN > max_ratio)  # never true of NaN, which must be seen
+        is_outside_BN = (ratio_BN < min_ratio) | (
+            ratio_BN > max_ratio
+        )  # never true of NaN, which must be seen
         return ratio_BN.masked_fill(is_outside_BN, 0.0)
     return ratio_BN.clamp(min=min_ratio, max=max_ratio)
 

@@ -119,7 +119,10 @@ class Policy:
 
     def _mask(self, visible: Any) -> Any:
         """Who sees whom, in the form that the model's own attention takes."""
-        if isinstance(visible, Tensor) and self.model.config.get_text_config()._attn_implementation == "eager":
+        if (
+            isinstance(visible, Tensor)
+            and self.model.config.get_text_config()._attn_implementation == "eager"
+        ):
             dtype = next(self.model.parameters()).dtype
             return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
         return visible
@@ -195,7 +198,9 @@ def _put(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
         parameter.data = value
     else:
         had = parameter.data.to(value.device, copy=True)
-        parameter.data.copy_(value)  # through .data: a graph that waits for its backward sees the old value again
+        parameter.data.copy_(
+            value
+        )  # through .data: a graph that waits for its backward sees the old value again
     return had
 
 

@@ -8,12 +8,13 @@ from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.feedback.gate import GateSettings
+from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
 from woodshed.settings import Settings
-from woodshed.training.policy import PolicySettings
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.policy import PolicySettings
 from woodshed.training.stability import StabilitySettings
 from woodshed.training.update import OptimizerSettings
 from woodshed.training.warmup import WarmupSettings
@@ -67,6 +68,7 @@ class Recipe(Settings):
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
+    effort: EffortSettings = EffortSettings()
     warmup: WarmupSettings = WarmupSettings()
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()

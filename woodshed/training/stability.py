@@ -42,7 +42,9 @@ class Watch:
     rates: list[float] = field(default_factory=list)
     """Invalid-call rates of the newest steps, newest last; a step's rollouts come from the weights before it."""
 
-    def alarm(self, settings: StabilitySettings, invalid_rate: float | None, kl_to_start: float | None) -> str:
+    def alarm(
+        self, settings: StabilitySettings, invalid_rate: float | None, kl_to_start: float | None
+    ) -> str:
         """Why the run must stop after this step, or ""; remembers the step."""
         reason, before = "", self.rates[-settings.window :]
         if invalid_rate is not None and before:

@@ -81,6 +81,8 @@ class Teacher:
             ModelError: the checkpoint was written under another kind of teacher.
         """
         if set(state) != set(self.average):
-            raise ModelError(f"the checkpoint holds no average for the teacher {self.kind!r}; start the run anew")
+            raise ModelError(
+                f"the checkpoint holds no average for the teacher {self.kind!r}; start the run anew"
+            )
         for name, value in state.items():
             self.average[name].copy_(value)

@@ -16,6 +16,7 @@ from woodshed import feedback
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
 from woodshed.feedback.gate import Measured, switched_off
+from woodshed.grading import effort
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
 from woodshed.records import Group, Hint, Rollout, Task
@@ -158,6 +159,9 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             skip=how.skip,
             skip_first=how.skip_first,
             context_length=sampler.context_length,
+            penalties=effort.penalties(
+                (made for group in groups for made in group.rollouts), session.renderer, recipe.effort
+            ),
         )
         metrics = update(
             policy,
