@@ -70,6 +70,18 @@ def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollout
     assert len(row.ids) == len(rollouts[1].token_ids) + len(message)
 
 
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_a_hint_can_stand_at_the_end_of_the_last_result(rollouts, turn):
+    """Before the first turn there is no result, so it is a message of its own."""
+    target = packing.target(rollouts[3], hint_for(rollouts[3], turn), renderer(), placement="tool")
+    hinted = renderer().decode(target.teacher.ids[target.shared : target.teacher.wanted[0]])
+    assert HINT in hinted and hinted.count("<|im_start|>") == (2 if turn == 0 else 1)
+    assert (
+        target.student.ids == packing.target(rollouts[3], hint_for(rollouts[3], turn), renderer()).student.ids
+    )
+    assert target.teacher.ids[: target.shared] == target.student.ids[: target.shared]
+
+
 def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollouts):
     target = packing.target(rollouts[3], hint_for(rollouts[3], 1), renderer())
     wanted = [[row.ids[i] for i in row.wanted] for row in (target.student, target.teacher)]

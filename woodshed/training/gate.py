@@ -7,15 +7,15 @@ again, the rollout's earlier calls are carried out once in a fresh sandbox, whic
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
 from woodshed.agent.tools import TOOLS
-from woodshed.feedback import DETECTORS, PLACEBOS, hint_text
-from woodshed.feedback.detectors import Detector
+from woodshed.feedback import BEHAVIOURS, DETECTORS, PLACEBOS, hint_text
+from woodshed.feedback.detectors import Detector, Fault
 from woodshed.feedback.gate import SIDES, GateSettings, Measured, Side, another_class
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample, Sampler, SampleRequest
@@ -23,7 +23,7 @@ from woodshed.records import CALL_FAULTS, Hint, Rollout, SandboxError, Task
 from woodshed.sandbox import open_sandbox
 from woodshed.tasks.environment import sandbox_spec
 from woodshed.training import packing
-from woodshed.training.packing import Target
+from woodshed.training.packing import Placement, Target
 from woodshed.training.policy import Policy, token_logps
 
 
@@ -50,15 +50,14 @@ def measure(
     seed: int,
     temperature: float,
     micro_batch_tokens: int,
-    placement: str = "system",
-    detectors: Mapping[str, Detector] = DETECTORS,
+    placement: Placement = "system",
 ) -> list[Measured]:
     """Every class of hints among `hints`, on up to `settings.turns` of its turns.
 
     Raises:
         SandboxError: a sandbox could not be opened. A turn whose sandbox is lost is left out.
     """
-    found = []
+    detectors, found = {**DETECTORS, **BEHAVIOURS}, []
     for detector in dict.fromkeys(hint.detector for hint in hints):
         chosen = packing.thin([h for h in hints if h.detector == detector], settings.turns)
         cases = [
@@ -72,7 +71,7 @@ def measure(
             )
             for h in chosen
         ]
-        redrawn = _redraw(cases, detectors[detector], sampler, agent, step=step, seed=seed)
+        redrawn = _redraw(cases, detectors.get(detector, _nothing), sampler, agent, step=step, seed=seed)
         kept = [case for case, drawn in zip(cases, redrawn, strict=True) if drawn is not None]
         if not kept:
             continue
@@ -89,16 +88,17 @@ def measure(
     return found
 
 
-def _case(task: Task, rollout: Rollout, hint: Hint, renderer: Renderer, placement: str, seed: int) -> Case:
+def _case(
+    task: Task, rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement, seed: int
+) -> Case:
     """The turn after its own hint, a placebo, and a hint of another class; "plain" is each target's student."""
     dice = random.Random(f"{seed}/{rollout.id}/{hint.turn}/placebo")
     wrong = hint_text(
         another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": dice.choice(PLACEBOS), "wrong": wrong}
-    where = "user" if placement == "user" else "system"
     sides = {
-        side: packing.target(rollout, replace(hint, text=text), renderer, placement=where)
+        side: packing.target(rollout, replace(hint, text=text), renderer, placement=placement)
         for side, text in texts.items()
     }
     plain = sides["hint"]
@@ -185,3 +185,8 @@ def _is_faulty(case: Case, stood: Attempt, sample: Sample, detector: Detector) -
         raise SandboxError("the sandbox was lost while a turn was drawn again")
     again = any(fault.turn == case.hint.turn for fault in detector(case.task, rollout))
     return again or rollout.turns[-1].error_kind in CALL_FAULTS
+
+
+def _nothing(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """What a reader's hints are judged by besides call faults."""
+    return iter(())

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from woodshed.settings import Settings
 from woodshed.training.divergences import Divergence, Reduction, Support
 from woodshed.training.losses import Level, Outside
+from woodshed.training.packing import Placement
 
 TeacherKind = Literal["frozen", "ema", "live", "trust-region"]
 
@@ -127,9 +128,12 @@ class FeedbackSettings(Settings):
     max_targets: int = 96
     """Hinted turns used in one step at most; more are sampled down evenly."""
     detectors: tuple[str, ...] = ()
-    """Detectors whose hints are trained on; empty means all of the call faults. All are recorded either way."""
-    placement: Literal["system", "user"] = "system"
-    """Whose message the hint is."""
+    """Detectors whose hints are trained on; empty means all but the behaviours, which must be named (unfinished,
+    comment_reasoning, terminal_only, long_message, out_of_bounds). Call faults are recorded either way."""
+    placement: Placement = "system"
+    """Whose message the hint is; tool: it stands at the end of the last result."""
+    wordings: int = Field(default=1, ge=1, le=3)
+    """How many ways of beginning a hint are used."""
     forward: Literal["separate", "packed"] = "separate"
     """packed: hinted turns branch off their rollout in one forward; models whose attention cannot do that, and
     separate: a forward each for student and teacher."""

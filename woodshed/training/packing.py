@@ -7,9 +7,10 @@ Which tokens count is known by provenance (Turn.sampled_ids), never guessed from
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from woodshed.records import Group, Hint, Rollout, Turn, Verdict
 from woodshed.training.losses import group_advantages
 
 T = TypeVar("T")
+Placement = Literal["system", "user", "tool"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def pack(
     hints: Sequence[Hint],
     renderer: Renderer,
     *,
-    placement: Literal["system", "user"] = "system",
+    placement: Placement = "system",
     max_targets: int | None = None,
     keep_even: bool = False,
     skip: Sequence[Kind] = (),
@@ -108,7 +110,7 @@ def pack(
     A hint that cannot be trained on is left out and counted with its reason.
 
     Args:
-        placement: whose message a hint is.
+        placement: whose message a hint is, or "tool" for the end of the last result.
         max_targets: more targets than this are thinned evenly.
         keep_even: also keep attempts without advantage (a divergence inside the advantage gives them a gradient).
         skip: kinds of tokens that do not count in the divergence.
@@ -211,7 +213,7 @@ def target(
     hint: Hint,
     renderer: Renderer,
     *,
-    placement: Literal["system", "user"] = "system",
+    placement: Placement = "system",
     skip: Sequence[Kind] = (),
     skip_first: int = 0,
 ) -> Target:
@@ -226,14 +228,27 @@ def target(
     for turn in rollout.turns[: hint.turn]:
         history += (*turn.context_ids, *turn.sampled_ids)
     turn = rollout.turns[hint.turn]
-    message = renderer.hint(hint.text, placement=placement)
+    hinted = _hinted_context(rollout, hint, renderer, placement)
     counted: tuple[bool, ...] = ()
     if skip or skip_first:
         kinds = token_kinds(turn, renderer)
         counted = tuple(n >= skip_first and kind not in skip for n, kind in enumerate(kinds))
-    rows = [_turn_row([*history, *_context(turn, extra)], turn, counted) for extra in ((), message)]
-    shared = len(history) + len(turn.context_ids) - turn.opening
+    rows = [_turn_row([*history, *context], turn, counted) for context in (turn.context_ids, hinted)]
+    same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
+    shared = len(history) + sum(itertools.takewhile(bool, same))
     return Target(hint, student=rows[0], teacher=rows[1], shared=shared)
+
+
+def _hinted_context(rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement) -> list[int]:
+    """The context of the hinted turn with the hint in it. Before the first turn there is no result to stand in."""
+    turn = rollout.turns[hint.turn]
+    before = rollout.turns[hint.turn - 1] if hint.turn else None
+    if placement == "tool" and before is not None and before.observations:
+        *others, last = before.observations
+        seen = (*others, replace(last, text=f"{last.text}\n{hint.text}"))
+        return list(renderer.extend(before.sampled_ids, before.finish_reason, seen, before.calls).ids)
+    side = "user" if placement == "tool" else placement
+    return _context(turn, renderer.hint(hint.text, placement=side))
 
 
 def row_batches(rows: Sequence[Row], micro_batch_tokens: int) -> Iterator[list[Row]]:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.feedback.gate import GateSettings
+from woodshed.feedback.reader import ReaderSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
@@ -73,6 +74,7 @@ class Recipe(Settings):
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     feedback: FeedbackSettings = FeedbackSettings()
+    reader: ReaderSettings = ReaderSettings()
     gate: GateSettings = GateSettings()
     stability: StabilitySettings = StabilitySettings()
     optimizer: OptimizerSettings = OptimizerSettings()

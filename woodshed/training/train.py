@@ -8,18 +8,22 @@ Every stage of a step is kept in the run folder as it ends, so a run that is kil
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from woodshed import feedback
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
+from woodshed.feedback import reader
 from woodshed.feedback.gate import Measured, switched_off
 from woodshed.grading import effort
+from woodshed.inference.endpoint import HttpSampler
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.records import Group, Hint, Rollout, Task
+from woodshed.inference.sampler import Sampler
+from woodshed.inference.weights import load_tokenizer
+from woodshed.records import Group, Hint, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import branches, checkpoint, gate, packing, stability, warmup
@@ -42,6 +46,7 @@ class Session:
     policy: Policy
     sampler: LocalSampler
     renderer: Renderer
+    reader: Sampler
     progress: Progress
 
 
@@ -55,7 +60,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
-    session = Session(recipe, run, policy, sampler, renderer, progress)
+    session = Session(recipe, run, policy, sampler, renderer, reading(recipe, sampler), progress)
     newest = checkpoint.latest(run)
     position = checkpoint.read_position(newest) if newest else Position()
     if position.phase == "warmup":
@@ -136,18 +141,18 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             seed=recipe.seed,
             progress=session.progress,
         )
-        sampler.flush()  # keys and values make room for the update
         clock.lap("attempts")
         hints = run.once(
             "hints",
             Hint,
             "train",
             step,
-            lambda g=groups, d=drawn: feedback.write(g, d, session.renderer.codec),
+            lambda g=groups, d=drawn, v=verdicts: hints_on(session, g, d, v),
         )
         chosen = feedback.choose(hints, recipe.feedback.detectors)
         position = replace(position, off=through_gate(session, position, chosen, groups, drawn))
-        clock.lap("gate")
+        sampler.flush()  # keys and values make room for the update
+        clock.lap("feedback")
         batch = packing.pack(
             groups,
             verdicts,
@@ -192,6 +197,44 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         sampler.load(None, version=position.step)
         evaluate(session, heldout, step=position.step)
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
+
+
+def hints_on(
+    session: Session, groups: Sequence[Group], tasks: Sequence[Task], verdicts: Mapping[str, Verdict]
+) -> list[Hint]:
+    """What the rules say about the step's attempts, and a reader about the unsolved ones on which they are silent."""
+    settings, asked = session.recipe.feedback, session.recipe.reader
+    hints = feedback.write(
+        groups,
+        tasks,
+        session.renderer.codec,
+        detectors=feedback.named(settings.detectors),
+        wordings=settings.wordings,
+    )
+    known, spoken = {task.id: task for task in tasks}, {hint.rollout_id for hint in hints}
+    silent = [
+        made
+        for group in groups
+        for made in group.rollouts
+        if made.id not in spoken and packing.is_trainable(made, verdicts) and not verdicts[made.id].solved
+    ]
+    for made in packing.thin(silent, asked.rollouts) if asked.rollouts else []:
+        task = known[made.task_id]
+        secrets = [data.decode(errors="replace") for data in folder.protected_files(task).values()]
+        secrets += [text for text in folder.gold_patch(task).files.values() if text]
+        said = reader.read(
+            task, made, verdicts[made.id], session.reader, asked, hidden=secrets, seed=session.recipe.seed
+        )
+        hints += [said] if said else []
+    return hints
+
+
+def reading(recipe: Recipe, sampler: Sampler) -> Sampler:
+    """Who reads attempts: a server's model, or the policy itself."""
+    if recipe.reader.endpoint is None:
+        return sampler
+    tokenizer, _ = load_tokenizer(recipe.reader.model)
+    return HttpSampler(recipe.reader.endpoint, create_renderer(tokenizer, codec="plain"))
 
 
 def through_gate(
