@@ -23,7 +23,7 @@ def test_values_and_both_derivatives_follow_the_formula(k: float, q: float) -> N
         h = 1e-4 * x
         assert slope(x, h) == pytest.approx((1 + k * x) ** -q, rel=1e-6)
         bend = (slope(x + h, h) - slope(x - h, h)) / (2 * h)
-        assert bend == pytest.approx(-q * k * (1 + k * x) ** (-q - 1), rel=1e-3, abs=1e-9)  # concave
+        assert bend == pytest.approx(-q * k * (1 + k * x) ** (-q - 1), rel=1e-3, abs=1e-7)  # concave
         if q != 1.0:
             assert concave(x, k=k, q=q) == pytest.approx(
                 ((1 + k * x) ** (1 - q) - 1) / (k * (1 - q)), rel=1e-9

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripted import EDIT, FINISH, PROSE, READ, SETTINGS, SOLVED, TEST, UNKNOWN, calc_task, play, renderer
+from scripted import EDIT, FINISH, MODULE, PROSE, READ, SETTINGS, SOLVED, TEST, UNKNOWN, calc_task, play, renderer
 
 from woodshed import feedback
 from woodshed.feedback.behaviours import BEHAVIOURS
@@ -42,7 +42,7 @@ def test_unfinished(found) -> None:
     assert found("unfinished", EDIT.replace("return 2 * x", "return 2 * x  # TODO round"), TEST, FINISH) == [
         2
     ]
-    assert found("unfinished", written("def double(x):\n    raise NotImplementedError\n"), FINISH) == []
+    assert found("unfinished", written(MODULE.replace("x // 2", "x / 2")), FINISH) == []
     assert found("unfinished", EDIT, FINISH) == []
 
 

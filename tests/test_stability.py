@@ -34,8 +34,8 @@ def test_a_rate_that_doubles_within_the_window_stops_the_run():
     assert not any(alarms([1.0] * 5)) and not any(
         alarms([0.8, 0.7, 0.9])
     )  # bad from the start is no collapse
-    assert not any(alarms([0.3, 0.4, 0.5, 0.55, 0.6], window=1))
-    assert any(alarms([0.3, 0.4, 0.5, 0.55, 0.6], window=3))
+    assert not any(alarms([0.3, 0.4, 0.5, 0.61], window=1))
+    assert any(alarms([0.3, 0.4, 0.5, 0.61], window=3))
     assert not any(alarms([None, 0.3, None, 0.4]))
 
 
@@ -69,7 +69,7 @@ def test_kl_to_start_is_the_mean_of_k1_over_the_sampled_tokens(tmp_path: Path):
         there = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
     want = ((padded.logp_sampler_BN - there) * padded.mask_BN).sum() / padded.mask_BN.sum()
     got = stability.kl_to_start(policy, moved, rollouts, temperature=1.0, micro_batch_tokens=500)
-    assert got == pytest.approx(float(want), abs=1e-5)
+    assert got == pytest.approx(float(want.detach()), abs=1e-5)
 
 
 def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, tmp_path: Path):
