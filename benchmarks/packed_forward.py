@@ -110,7 +110,9 @@ def load(name: str, dtype: str) -> Policy:
             max_position_embeddings=1 << 17,
         )
         model = LlamaForCausalLM(config).to(getattr(torch, dtype))
-    return Policy(model.to("cuda" if torch.cuda.is_available() else "cpu"), is_adapter=False)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.nn.Module.to(model, device)
+    return Policy(model, is_adapter=False)
 
 
 def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:

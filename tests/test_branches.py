@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -185,7 +186,7 @@ def test_the_mask_is_the_rule_and_the_block_mask_is_the_same():
 
 # --- models that cannot take it -----------------------------------------------------------------------------------
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 608,
     "hidden_size": 32,
     "intermediate_size": 64,

@@ -76,11 +76,12 @@ def test_equal_distributions_have_no_divergence_and_no_gradient(logits, kind):
 def test_jensen_shannon_is_symmetric_below_log_two_and_tends_to_both_kls(logits):
     a, b = ((x.detach() * 3).log_softmax(-1) for x in logits)
 
-    def jsd(x, y, beta=0.5):
+    def jsd(x: Tensor, y: Tensor, beta: float = 0.5) -> Tensor:
         return divergences.divergence(x, y, "jensen-shannon", beta=beta)
 
     assert torch.allclose(jsd(a, b), jsd(b, a), atol=1e-12) and (jsd(a, b) <= math.log(2)).all()
-    for kind, beta in (("forward", 1e-6), ("reverse", 1 - 1e-6)):
+    ends: list[tuple[divergences.Divergence, float]] = [("forward", 1e-6), ("reverse", 1 - 1e-6)]
+    for kind, beta in ends:
         scale = beta * (1 - beta)
         assert torch.allclose(jsd(a, b, beta) / scale, divergences.divergence(a, b, kind), rtol=1e-3)
 
@@ -100,7 +101,12 @@ def test_top_k_with_tail_grows_with_k_up_to_the_full_divergence(logits, kind, su
 
 def test_the_kept_ids_are_distributions_over_the_same_ids(logits):
     student, teacher = (x.detach() for x in logits)
-    for support, tail, width in (("student", True, 4), ("teacher", True, 4), ("student", False, 3)):
+    cases: list[tuple[divergences.Support, bool, int]] = [
+        ("student", True, 4),
+        ("teacher", True, 4),
+        ("student", False, 3),
+    ]
+    for support, tail, width in cases:
         for kept in divergences.keep(student, teacher, support, 3, tail=tail):
             assert kept.shape == (N, width)
             assert torch.allclose(kept.exp().sum(-1), torch.ones(N, dtype=torch.float64))
@@ -111,7 +117,8 @@ def test_the_kept_ids_are_distributions_over_the_same_ids(logits):
 def test_the_teacher_takes_no_gradient(logits):
     student, teacher = logits
     teacher.requires_grad_(True)
-    for support in ("student", "teacher", "full"):
+    supports: list[divergences.Support] = ["student", "teacher", "full"]
+    for support in supports:
         divergences.divergence(
             *divergences.keep(student, teacher, support, 3), "jensen-shannon"
         ).sum().backward()
@@ -178,7 +185,7 @@ def formula(name: str, student: list[float], teacher: list[float]) -> float:
 def test_a_preset_reproduces_its_reference_formula(name):
     torch.manual_seed(4)
     student, teacher = (torch.randn(6, 130, dtype=torch.float64) * 2 for _ in range(2))
-    settings = FeedbackSettings(preset=name)
+    settings = FeedbackSettings.model_validate({"preset": name})
     pair = divergences.keep(student, teacher, settings.support, settings.top_k, tail=settings.tail)
     got = divergences.divergence(*pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip)
     want = [
@@ -190,7 +197,7 @@ def test_a_preset_reproduces_its_reference_formula(name):
 
 def test_presets_set_what_was_published():
     def values(name: str, *fields: str) -> list[object]:
-        return [getattr(FeedbackSettings(preset=name), field) for field in fields]
+        return [getattr(FeedbackSettings.model_validate({"preset": name}), field) for field in fields]
 
     guards = ("teacher", "teacher_rate", "max_ratio", "skip_first", "pointwise_clip", "reduction")
     assert values("composer", *guards) == ["frozen", 0.01, None, 0, None, "turn"]

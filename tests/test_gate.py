@@ -113,7 +113,7 @@ def policy(attempt):
     return policy
 
 
-def measured(attempt, policy, text: str, count: int = 16) -> Measured:
+def measured(attempt, policy, text: str, count: int = 10) -> Measured:
     task, faulty = attempt
     rollouts = {f"r{n}": replace(faulty, id=f"r{n}") for n in range(count)}
     hints = [Hint(name, 0, "unknown_tool", text) for name in rollouts]

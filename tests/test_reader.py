@@ -6,7 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from scripted import EDIT, FINISH, MODULE, PROSE, READ, SETTINGS, SOLVED, TEST, UNKNOWN, calc_task, play, renderer
+from scripted import (
+    EDIT,
+    FINISH,
+    MODULE,
+    PROSE,
+    READ,
+    SETTINGS,
+    SOLVED,
+    TEST,
+    UNKNOWN,
+    calc_task,
+    play,
+    renderer,
+)
 
 from woodshed import feedback
 from woodshed.feedback.behaviours import BEHAVIOURS
@@ -125,7 +138,7 @@ def verdict(rollout: Rollout) -> Verdict:
 
 def ask(task: Task, rollout: Rollout, *answers: str, **settings: int) -> Hint | None:
     sampler = ScriptedSampler(renderer(), answers)
-    chosen = ReaderSettings(votes=len(answers), tokens=160, **settings)
+    chosen = ReaderSettings.model_validate({"votes": len(answers), "tokens": 160, **settings})
     return read(task, rollout, verdict(rollout), sampler, chosen, hidden=[HIDDEN])
 
 

@@ -71,7 +71,8 @@ def why_not(measured: Measured, settings: GateSettings) -> str | None:
     hinted = measured.rate("hint")
     if hinted > settings.max_ratio * measured.rate("plain"):
         return f"drawn again {hinted:.0%} faulty, {measured.rate('plain'):.0%} without the hint"
-    for side, name in (("placebo", "a placebo"), ("wrong", "another class's hint")):
+    controls: tuple[tuple[Side, str], ...] = (("placebo", "a placebo"), ("wrong", "another class's hint"))
+    for side, name in controls:
         if hinted > measured.rate(side) - settings.margin:
             return f"drawn again {hinted:.0%} faulty, {measured.rate(side):.0%} under {name}"
     return ""

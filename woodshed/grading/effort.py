@@ -53,9 +53,8 @@ def concave(x: float, *, k: float, q: float) -> float:
 def counters(rollout: Rollout, renderer: Renderer) -> dict[str, int]:
     """The six counters, from the sampled ids themselves. Words without a call count as a closing message in the last
     turn, else as thinking."""
-    counted = dict.fromkeys(
-        ("thinking_tokens", "call_tokens", "output_tokens", "message_tokens", "calls", "turns"), 0
-    )
+    names = ("thinking_tokens", "call_tokens", "output_tokens", "message_tokens", "calls", "turns")
+    counted: dict[str, int] = {name: 0 for name in names}
     for number, turn in enumerate(rollout.turns):
         is_last = number == len(rollout.turns) - 1
         for kind in token_kinds(turn, renderer):

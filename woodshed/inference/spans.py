@@ -33,8 +33,8 @@ def token_kinds(turn: Turn, renderer: Renderer) -> tuple[Kind, ...]:
         end = start + len(call.raw)
         opening, closing = _OPENING.match(call.raw), _CLOSING.search(call.raw)
         inner = (start + (opening.end() if opening else 0), start + closing.start() if closing else end)
-        kinds[start:end] = ["template"] * (end - start)
-        kinds[inner[0] : inner[1]] = ["call"] * max(0, inner[1] - inner[0])
+        for at in range(start, end):
+            kinds[at] = "call" if inner[0] <= at < inner[1] else "template"
     ids = [i for i in turn.sampled_ids if i not in renderer.stop_ids]
     starts = iter(_starts(ids, renderer))
     fallback: Kind = kinds[-1] if kinds else "message"

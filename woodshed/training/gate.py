@@ -97,7 +97,7 @@ def _case(
         another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": dice.choice(PLACEBOS), "wrong": wrong}
-    sides = {
+    sides: dict[Side, Target] = {
         side: packing.target(rollout, replace(hint, text=text), renderer, placement=placement)
         for side, text in texts.items()
     }
