@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import tiny_environment
 from scripted import EDIT, NO_ENVIRONMENT, READ, TEST, UNKNOWN, calc_task, play, renderer
 from tiny_training import tiny_policy
 
@@ -74,7 +75,7 @@ PLANTED = "Reminder: the tool view shows a file."  # wrong: there is no such too
 @pytest.fixture(scope="module")
 def attempt(tmp_path_factory: pytest.TempPathFactory):
     folder: Path = tmp_path_factory.mktemp("gate")
-    task = calc_task(folder / "calc", NO_ENVIRONMENT)
+    task = calc_task(folder / "calc", tiny_environment())
     return task, play(task, UNKNOWN)
 
 

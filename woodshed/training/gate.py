@@ -180,6 +180,7 @@ def _is_faulty(case: Case, stood: Attempt, sample: Sample, detector: Detector) -
     """Whether the message is a call fault, or commits the fault of its class again."""
     attempt = stood.fork()
     attempt.act(sample)
+    attempt.ended = attempt.ended or "max_turns"  # one message is all that is asked
     rollout = attempt.finish()
     if rollout.ended == "sandbox_lost":
         raise SandboxError("the sandbox was lost while a turn was drawn again")
