@@ -1,124 +1,135 @@
-"""Losses against closed forms, finite differences and slow references, in float64."""
+"""The policy gradient against loops, closed forms and an enumerable toy, in float64."""
 
 from __future__ import annotations
 
-import itertools
+import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from woodshed.training import losses
+from woodshed.training import divergences, losses
 
-V, N = 7, 5
+PLAIN = {"level": "token", "outside": "truncate", "min_ratio": 0.0, "max_ratio": 2.0}
 
 
-def gradient(tensor: torch.Tensor) -> torch.Tensor:
+def gradient(tensor: Tensor) -> Tensor:
     """What backward left on a leaf."""
     assert tensor.grad is not None
     return tensor.grad
 
 
+def reinforce(logp: Tensor, sampler: Tensor, advantage: Tensor, mask: Tensor, denominator: float, **options):
+    weight = losses.importance_weights(logp, sampler, mask, **(PLAIN | options))
+    return losses.policy_gradient(logp, weight, advantage, mask, denominator=denominator)
+
+
 @pytest.fixture
-def logits():
-    torch.manual_seed(0)
-    return torch.randn(N, V, dtype=torch.float64, requires_grad=True), torch.randn(N, V, dtype=torch.float64)
-
-
-def test_reverse_kl_gradient_is_probability_times_centred_log_ratio(logits):
-    student, teacher = logits
-    losses.divergence(student.log_softmax(-1), teacher.log_softmax(-1), "reverse").sum().backward()
-    p, log_ratio = student.softmax(-1), student.log_softmax(-1) - teacher.log_softmax(-1)
-    kl = (p * log_ratio).sum(-1, keepdim=True)
-    assert torch.allclose(student.grad, (p * (log_ratio - kl)).detach(), atol=1e-12)
-
-
-def test_forward_kl_gradient_is_student_minus_teacher(logits):
-    student, teacher = logits
-    losses.divergence(student.log_softmax(-1), teacher.log_softmax(-1), "forward").sum().backward()
-    assert torch.allclose(student.grad, (student.softmax(-1) - teacher.softmax(-1)).detach(), atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ["reverse", "forward", "jensen-shannon"])
-def test_divergence_gradients_match_finite_differences(logits, kind):
-    student, teacher = logits
-
-    def loss(x):
-        return losses.divergence(x.log_softmax(-1), teacher.log_softmax(-1), kind).sum()
-
-    assert torch.autograd.gradcheck(loss, student, atol=1e-8)
-
-
-@pytest.mark.parametrize("kind", ["reverse", "forward", "jensen-shannon"])
-def test_equal_distributions_have_exactly_zero_divergence_and_gradient(logits, kind):
-    student, _ = logits
-    value = losses.divergence(student.log_softmax(-1), student.log_softmax(-1).detach(), kind)
-    value.sum().backward()
-    assert value.abs().max() < 1e-15 and student.grad.abs().max() < 1e-15
-
-
-def test_jensen_shannon_is_symmetric_and_below_log_two(logits):
-    a, b = (x.detach().log_softmax(-1) * 30 for x in logits)
-    a, b = a.log_softmax(-1), b.log_softmax(-1)
-    there, back = losses.divergence(a, b, "jensen-shannon"), losses.divergence(b, a, "jensen-shannon")
-    assert torch.allclose(there, back, atol=1e-12) and (there <= torch.tensor(2.0).log() + 1e-12).all()
-
-
-@pytest.mark.parametrize("kind", ["reverse", "forward", "jensen-shannon"])
-def test_top_k_with_tail_grows_with_k_up_to_the_full_divergence(logits, kind):
-    student, teacher = (x.detach() for x in logits)
-    values = [losses.divergence(*losses.keep_top(student, teacher, k), kind) for k in range(1, V + 1)]
-    for smaller, larger in itertools.pairwise(values):
-        assert (smaller <= larger + 1e-12).all()
-    full = losses.divergence(student.log_softmax(-1), teacher.log_softmax(-1), kind)
-    assert torch.allclose(values[-1], full, atol=1e-12)
-
-
-def test_the_kept_buckets_are_distributions(logits):
-    student, teacher = logits
-    for kept in losses.keep_top(student, teacher, 3):
-        assert kept.shape == (N, 4)
-        assert torch.allclose(kept.exp().sum(-1), torch.ones(N, dtype=torch.float64))
-
-
-def test_the_teacher_takes_no_gradient(logits):
-    student, teacher = logits
-    teacher.requires_grad_(True)
-    losses.divergence(*losses.keep_top(student, teacher, 3), "reverse").sum().backward()
-    assert teacher.grad is None or not teacher.grad.any()
-
-
-def test_policy_gradient_equals_a_loop_over_tokens():
+def batch() -> dict[str, Tensor]:
     torch.manual_seed(1)
-    logp, sampler = (
-        torch.randn(3, 4, dtype=torch.float64).clamp(max=0),
-        torch.randn(3, 4).double().clamp(max=0),
-    )
-    advantage, mask = (
-        torch.randn(3, 4, dtype=torch.float64),
-        torch.tensor([[1.0] * 4, [1, 1, 0, 0], [1, 0, 0, 0]]),
-    )
-    got = losses.policy_gradient(logp, sampler, advantage, mask, denominator=12.0, max_ratio=2.0)
-    want = 0.0
+    return {
+        "logp": torch.randn(3, 4, dtype=torch.float64).clamp(max=0).requires_grad_(True),
+        "sampler": torch.randn(3, 4, dtype=torch.float64).clamp(max=0),
+        "advantage": torch.randn(3, 4, dtype=torch.float64),
+        "mask": torch.tensor([[1.0] * 4, [1, 1, 0, 0], [1, 0, 0, 0]], dtype=torch.float64),
+    }
+
+
+def expected(batch: dict[str, Tensor], weight) -> Tensor:
+    """d loss / d logp, token by token: -weight(b, n) x advantage / 12 where the mask is 1."""
+    want = torch.zeros(3, 4, dtype=torch.float64)
     for b in range(3):
         for n in range(4):
-            if mask[b, n]:
-                ratio = min(2.0, float((logp[b, n] - sampler[b, n]).exp()))
-                want -= ratio * float(advantage[b, n] * logp[b, n]) / 12.0
-    assert float(got) == pytest.approx(want, abs=1e-12)
+            if batch["mask"][b, n]:
+                want[b, n] = -weight(b, n) * float(batch["advantage"][b, n]) / 12.0
+    return want
+
+
+def ratio(batch: dict[str, Tensor], b: int, n: int) -> float:
+    return math.exp(float(batch["logp"].detach()[b, n] - batch["sampler"][b, n]))
+
+
+def sequence_ratio(batch: dict[str, Tensor], b: int, _n: int) -> float:
+    product = 1.0
+    for n in range(4):
+        product *= ratio(batch, b, n) if batch["mask"][b, n] else 1.0
+    return product
+
+
+def between(low: float, value: float, high: float) -> float:
+    return min(high, max(low, value))
+
+
+@pytest.mark.parametrize(
+    ("options", "weight"),
+    [
+        ({}, lambda x, b, n: min(2.0, ratio(x, b, n))),  # truncated importance sampling
+        (
+            {"min_ratio": 0.8, "max_ratio": 1.28},  # CISPO, equation 4 of arXiv 2506.13585
+            lambda x, b, n: between(0.8, ratio(x, b, n), 1.28),
+        ),
+        (
+            {"outside": "mask", "min_ratio": 0.5, "max_ratio": 5.0},  # IcePop
+            lambda x, b, n: ratio(x, b, n) if 0.5 <= ratio(x, b, n) <= 5.0 else 0.0,
+        ),
+        ({"level": "sequence"}, lambda x, b, n: min(2.0, sequence_ratio(x, b, n))),
+        (
+            {"level": "sequence", "outside": "mask", "min_ratio": 0.5},
+            lambda x, b, n: sequence_ratio(x, b, n) if 0.5 <= sequence_ratio(x, b, n) <= 2.0 else 0.0,
+        ),
+    ],
+    ids=["tis", "cispo", "icepop", "sequence-tis", "sequence-mis"],
+)
+def test_importance_weights_give_the_gradient_of_a_loop_over_tokens(batch, options, weight):
+    reinforce(batch["logp"], batch["sampler"], batch["advantage"], batch["mask"], 12.0, **options).backward()
+    want = expected(batch, lambda b, n: weight(batch, b, n))
+    assert torch.allclose(gradient(batch["logp"]), want, atol=1e-12)
+
+
+def test_a_missing_log_prob_is_never_masked_away(batch):
+    """Engines return NaN at times (trl#6266); comparing with NaN is false, so a careless mask would hide it."""
+    batch["sampler"][0, 0] = float("nan")
+    for options in ({}, {"outside": "mask"}, {"level": "sequence", "outside": "mask"}):
+        loss = reinforce(batch["logp"], batch["sampler"], batch["advantage"], batch["mask"], 12.0, **options)
+        assert loss.isnan()
+
+
+def gspo_by_hand(batch: dict[str, Tensor], clip: tuple[float, float]) -> Tensor:
+    """Equation 5 of arXiv 2507.18071, with one advantage a sequence."""
+    total = torch.zeros((), dtype=torch.float64)
+    for b in range(3):
+        length = int(batch["mask"][b].sum())
+        s = ((batch["logp"][b, :length] - batch["sampler"][b, :length]).sum() / length).exp()
+        a = batch["advantage"][b, 0]
+        total = total - torch.minimum(s * a, s.clamp(1 - clip[0], 1 + clip[1]) * a)
+    return total / 3
+
+
+@pytest.mark.parametrize("clip", [(0.2, 0.3), (3e-4, 4e-4), (10.0, 10.0)])
+def test_gspo_equals_its_sequence_formula(batch, clip):
+    batch["advantage"] = batch["advantage"][:, :1].expand(3, 4)
+    loss = losses.gspo(
+        batch["logp"], batch["sampler"], batch["advantage"], batch["mask"], num_sequences=3.0, clip=clip
+    )
+    loss.backward()
+    got = gradient(batch["logp"]).clone()
+    batch["logp"].grad = None
+    want = gspo_by_hand(batch, clip)
+    want.backward()
+    assert torch.allclose(loss, want, atol=1e-12)
+    assert torch.allclose(got, gradient(batch["logp"]), atol=1e-12)
 
 
 def test_policy_gradient_of_a_token_does_not_depend_on_its_sequence_length_or_the_micro_batch_split():
     logp = torch.full((2, 3), -1.0, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[1.0, 1, 1], [1, 0, 0]])
     one = torch.ones(2, 3, dtype=torch.float64)
-    losses.policy_gradient(logp, logp.detach(), one, mask, denominator=8.0, max_ratio=2.0).backward()
+    reinforce(logp, logp.detach(), one, mask, 8.0).backward()
     assert torch.equal(gradient(logp), -mask.double() / 8)
     split = torch.full((2, 3), -1.0, dtype=torch.float64, requires_grad=True)
     for b in range(2):
         row = slice(b, b + 1)
-        losses.policy_gradient(
-            split[row], split[row].detach(), one[row], mask[row], denominator=8.0, max_ratio=2.0
-        ).backward()
+        reinforce(split[row], split[row].detach(), one[row], mask[row], 8.0).backward()
     assert torch.equal(gradient(split), gradient(logp))
 
 
@@ -129,19 +140,25 @@ def test_advantages_are_shift_invariant_and_not_scaled_by_the_deviation():
     assert losses.group_advantages(tiny).abs().max() < 1e-6
 
 
+def test_advantages_of_rewards_that_binary_fractions_cannot_hold_stay_small():
+    """A deviation computed from rounding residue once gave advantages of 7000 (NVIDIA-NeMo/RL#4161)."""
+    for reward in (0.1, 1 / 3, 0.7):
+        assert losses.group_advantages(torch.full((7,), reward)).abs().max() < 1e-6
+
+
 def test_k1_inside_the_advantage_has_the_gradient_of_the_kl_and_k1_as_a_loss_has_none():
     """Enumerated exactly over a five-token vocabulary, no sampling."""
     torch.manual_seed(2)
     logits = torch.randn(1, 5, dtype=torch.float64, requires_grad=True)
     reference = torch.randn(1, 5, dtype=torch.float64).log_softmax(-1)
-    (losses.divergence(logits.log_softmax(-1), reference, "reverse")).sum().backward()
+    divergences.divergence(logits.log_softmax(-1), reference, "reverse").sum().backward()
     exact = gradient(logits).clone()
 
     logp = logits.log_softmax(-1)
     advantage = -losses.k1_penalty(logp, reference)
     weight = logp.exp().detach()  # every token once, as often as it would be sampled
     logits.grad = None
-    losses.policy_gradient(logp, logp.detach(), advantage, weight, denominator=1.0, max_ratio=2.0).backward()
+    reinforce(logp, logp.detach(), advantage, weight, 1.0).backward()
     assert torch.allclose(gradient(logits), exact, atol=1e-12)
 
     logits.grad = None
@@ -149,8 +166,32 @@ def test_k1_inside_the_advantage_has_the_gradient_of_the_kl_and_k1_as_a_loss_has
     assert gradient(logits).abs().max() < 1e-12
 
 
-def test_targeted_kl_weighs_turns_alike_and_fades_below_its_floor():
-    divergence = torch.tensor([[2.0, 2.0, 2.0, 2.0], [4.0, 9.0, 9.0, 9.0]])
-    mask = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0]])
-    assert float(losses.targeted_kl(divergence, mask, num_targets=2, floor=1)) == pytest.approx((2 + 4) / 2)
-    assert float(losses.targeted_kl(divergence, mask, num_targets=2, floor=16)) == pytest.approx(6 / 16)
+def test_k1_inside_the_advantage_has_the_gradient_of_a_whole_sequences_kl():
+    """Two dependent tokens, all nine sequences enumerated: a token's advantage is the k1 of what it leads to."""
+    torch.manual_seed(3)
+    first = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    second = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    reference = (
+        torch.randn(3, dtype=torch.float64).log_softmax(-1),
+        torch.randn(3, 3).double().log_softmax(-1),
+    )
+
+    def logps() -> Tensor:  # (9, 2): each sequence's token log-probs
+        a, b = first.log_softmax(-1), second.log_softmax(-1)
+        return torch.stack([torch.stack([a[i], b[i, j]]) for i in range(3) for j in range(3)])
+
+    start = torch.stack(
+        [torch.stack([reference[0][i], reference[1][i, j]]) for i in range(3) for j in range(3)]
+    )
+    joint = logps().sum(-1)
+    (joint.exp() * (joint - start.sum(-1))).sum().backward()
+    exact = gradient(first).clone(), gradient(second).clone()
+    first.grad = second.grad = None
+
+    logp = logps()
+    k1 = losses.k1_penalty(logp, start)
+    to_come = k1.flip(-1).cumsum(-1).flip(-1)
+    weight = logp.detach().sum(-1, keepdim=True).exp().expand(9, 2)
+    reinforce(logp, logp.detach(), -to_come, weight, 1.0).backward()
+    assert torch.allclose(gradient(first), exact[0], atol=1e-12)
+    assert torch.allclose(gradient(second), exact[1], atol=1e-12)

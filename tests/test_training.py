@@ -11,30 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_environment
-from scripted import EDIT, PROSE, READ, TEST, UNKNOWN, calc_task, play, renderer
-from transformers import LlamaConfig, LlamaForCausalLM
+from scripted import calc_task, renderer
+from tiny_training import HINT, four_attempts, hint_for, pack, step, tiny_policy, verdicts
 
 from woodshed import rollout
 from woodshed.agent import AgentSettings
 from woodshed.inference.local import LocalSampler
-from woodshed.records import Group, Hint, RecipeError, Rollout, Verdict
+from woodshed.records import Group, RecipeError, Rollout
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import packing
-from woodshed.training.policy import Policy, add_adapter, token_logps
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.policy import Policy, token_logps
 from woodshed.training.recipe import Recipe, TaskSettings
 from woodshed.training.train import task_sets
-from woodshed.training.update import (
-    FeedbackSettings,
-    GradientScale,
-    ObjectiveSettings,
-    OptimizerSettings,
-    learning_rate,
-    make_optimizer,
-    update,
-)
-
-HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."
+from woodshed.training.update import OptimizerSettings, learning_rate
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,82 +36,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def tiny_policy(seed: int = 0, rank: int = 4) -> Policy:
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=renderer().vocab_size,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=4096,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-    )
-    model = LlamaForCausalLM(config)
-    return Policy(add_adapter(model, rank) if rank else model, is_adapter=bool(rank))
-
-
 @pytest.fixture(scope="module")
 def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
-    """Four attempts at one task: two with an unknown tool, one with prose, one clean."""
-    task = calc_task(tmp_path_factory.mktemp("tasks") / "calc")
-    scripts = [(READ, EDIT, TEST), (UNKNOWN, READ, EDIT), (PROSE, EDIT, TEST), (READ, UNKNOWN, TEST)]
-    made = [play(task, *messages) for messages in scripts]
-    policy = tiny_policy()
-    named = [replace(r, id=f"train-0-calc-{n}") for n, r in enumerate(made)]
-    return [with_logps(policy, r) for r in named]
-
-
-def with_logps(policy: Policy, made: Rollout) -> Rollout:
-    """The attempt as if the policy had sampled it."""
-    row = packing.rollout_row(made)
-    padded = packing.pad([row])
-    logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)[0].tolist()
-    turns = []
-    for turn in made.turns:
-        turns.append(replace(turn, logps=tuple(logps[: len(turn.sampled_ids)])))
-        logps = logps[len(turn.sampled_ids) :]
-    return replace(made, turns=tuple(turns))
-
-
-def verdicts(rollouts: list[Rollout], rewards: list[float]) -> dict[str, Verdict]:
-    return {
-        r.id: Verdict(r.id, r.task_id, "graded", reward, reward == 1.0, {})
-        for r, reward in zip(rollouts, rewards, strict=True)
-    }
-
-
-def hint_for(made: Rollout, turn: int, text: str = HINT) -> Hint:
-    return Hint(made.id, turn, "unknown_tool", text)
-
-
-def pack(rollouts, rewards, hints=(), **options) -> packing.Batch:
-    group = Group(rollouts[0].task_id, tuple(rollouts))
-    return packing.pack([group], verdicts(rollouts, rewards), hints, renderer(), **options)
-
-
-def step(
-    policy: Policy, batch: packing.Batch, *, feedback=None, objective=None, rate=1e-2, steps=1, start=None
-):
-    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
-    start, scale = start or policy.snapshot(), GradientScale()
-    for _ in range(steps):
-        metrics = update(
-            policy,
-            optimizer,
-            batch,
-            scale=scale,
-            start_weights=start,
-            learning_rate=rate,
-            message_tokens=160,
-            temperature=1.0,
-            objective=objective or ObjectiveSettings(),
-            feedback=feedback or FeedbackSettings(),
-            max_grad_norm=1.0,
-        )
-    return metrics
+    return four_attempts(tmp_path_factory.mktemp("tasks"))
 
 
 # --- packing ------------------------------------------------------------------------------------------------------
@@ -150,6 +68,18 @@ def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollout
     assert row.ids[start - len(opening) : start] == opening
     assert row.ids[start - len(opening) - len(message) : start - len(opening)] == tuple(message)
     assert len(row.ids) == len(rollouts[1].token_ids) + len(message)
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+def test_a_hint_can_stand_at_the_end_of_the_last_result(rollouts, turn):
+    """Before the first turn there is no result, so it is a message of its own."""
+    target = packing.target(rollouts[3], hint_for(rollouts[3], turn), renderer(), placement="tool")
+    hinted = renderer().decode(target.teacher.ids[target.shared : target.teacher.wanted[0]])
+    assert HINT in hinted and hinted.count("<|im_start|>") == (2 if turn == 0 else 1)
+    assert (
+        target.student.ids == packing.target(rollouts[3], hint_for(rollouts[3], turn), renderer()).student.ids
+    )
+    assert target.teacher.ids[: target.shared] == target.student.ids[: target.shared]
 
 
 def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollouts):
@@ -198,6 +128,46 @@ def test_faulty_turns_stay_in_the_policy_gradient(rollouts):
     assert sum(len(row.wanted) for row in batch.rows) == sum(
         len(turn.sampled_ids) for r in rollouts for turn in r.turns
     )
+
+
+def test_hints_that_cannot_be_trained_on_are_left_out_and_counted(rollouts):
+    """Never a silent zero: each is counted under its reason."""
+    cut = replace(rollouts[2].turns[1], finish_reason="length")
+    changed = [*rollouts[:2], replace(rollouts[2], turns=(rollouts[2].turns[0], cut)), rollouts[3]]
+    hints = [
+        hint_for(rollouts[0], 0),
+        hint_for(rollouts[1], 0, text=""),
+        hint_for(rollouts[1], 1, text="Reminder: " + "much to say " * 300),
+        hint_for(changed[2], 1),
+        replace(hint_for(changed[2], 1), detector="truncated"),
+        replace(hint_for(rollouts[0], 0), rollout_id="lost"),
+    ]
+    room = len(packing.target(rollouts[0], hints[0], renderer()).teacher.ids) + 300
+    batch = pack(changed, [0.0] * 4, hints, context_length=room)
+    assert [t.hint for t in batch.targets] == [hints[0], hints[4]]
+    assert batch.skipped == {
+        "empty hint": 1,
+        "no room for the hint": 1,
+        "the turn was cut": 1,
+        "attempt not trainable": 1,
+    }
+    everything = pack(rollouts, [0.0] * 4, hints[:1], skip=("thinking", "template"), skip_first=500)
+    assert everything.targets == () and everything.skipped == {"no token counts": 1}
+    assert step(tiny_policy(), batch)["skipped_hints"] == dict(batch.skipped)
+
+
+def test_tokens_that_do_not_count_take_no_part_in_the_divergence(rollouts):
+    hint = hint_for(rollouts[1], 0)
+    first = packing.target(rollouts[1], hint, renderer(), skip_first=3).student.counted
+    assert first[:3] == (False,) * 3 and all(first[3:])
+    tags = packing.target(rollouts[1], hint, renderer(), skip=("template",)).student
+    kept = [tags.ids[i] for i, counts in zip(tags.wanted, tags.counted, strict=True) if counts]
+    assert renderer().decode(kept) == "view calc.py"
+
+
+def test_a_penalty_is_taken_off_the_reward_before_the_mean(rollouts):
+    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], penalties={rollouts[0].id: 0.2})
+    assert [row.advantage for row in batch.rows] == pytest.approx([0.35, 0.55, -0.45, -0.45])
 
 
 def test_targets_beyond_the_limit_are_thinned_evenly(rollouts):

@@ -14,6 +14,7 @@ observation, because such turns are what targeted feedback trains on.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import time
 from collections.abc import Sequence
@@ -207,6 +208,27 @@ class Attempt:
             self._context = self.renderer.extend(sample.ids, sample.finish_reason, observed, message.calls)
             self._ids.extend(self._context.ids)
             self.ended = "context_full" if self._room() < self.settings.turn_tokens else None
+
+    def replay(self, turns: Sequence[Turn], following: Turn) -> None:
+        """Carry out the calls of an earlier attempt's first turns, and stand where it stood before `following`.
+
+        Raises:
+            SandboxError: the sandbox was lost; it is closed.
+        """
+        for turn in turns:
+            if self.execute(Message(turn.text, turn.calls, turn.error_kind)) is None:
+                self.sandbox.close()
+                raise SandboxError(f"the sandbox was lost while {self.rollout_id} was played again")
+        self.turns = list(turns)
+        self._context = Context(following.context_ids, following.opening)
+        self._ids = [i for turn in turns for i in (*turn.context_ids, *turn.sampled_ids)]
+        self._ids += following.context_ids
+
+    def fork(self) -> Attempt:
+        """The same attempt once more, in a fork of its sandbox."""
+        twin = copy.copy(self)
+        twin.sandbox, twin.turns, twin._ids = self.sandbox.fork(), list(self.turns), list(self._ids)
+        return twin
 
     def finish(self) -> Rollout:
         """The attempt as a record. Takes the patch out of the sandbox and closes it."""

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from woodshed.agent.tools import TOOLS
+from woodshed.feedback import reader
+from woodshed.feedback.behaviours import BEHAVIOURS
 from woodshed.feedback.detectors import DETECTORS, Detector, Fault
-from woodshed.feedback.hints import PLACEBOS, hint_text
+from woodshed.feedback.hints import LEADS, PLACEBOS, hint_text
 from woodshed.inference.codec import Codec, ToolSpec
 from woodshed.records import Group, Hint, RecipeError, Rollout, Task
 
-__all__ = ["DETECTORS", "PLACEBOS", "Detector", "Fault", "choose", "hint_text", "write"]
+__all__ = [
+    "BEHAVIOURS",
+    "DETECTORS",
+    "PLACEBOS",
+    "Detector",
+    "Fault",
+    "choose",
+    "hint_text",
+    "named",
+    "write",
+]
 
 
 def write(
@@ -20,10 +33,14 @@ def write(
     *,
     tools: Sequence[ToolSpec] = TOOLS,
     detectors: Mapping[str, Detector] = DETECTORS,
+    wordings: int = 1,
 ) -> list[Hint]:
     """One hint per faulty turn, in the order of rollouts and turns.
 
     Rollouts that lost their sandbox are passed over.
+
+    Args:
+        wordings: how many ways of beginning are used, each on its share of the turns.
 
     Raises:
         KeyError: a group's task is not among `tasks`.
@@ -34,7 +51,7 @@ def write(
         for group in groups
         for rollout in group.rollouts
         if rollout.ended != "sandbox_lost"
-        for hint in _hints(known[group.task_id], rollout, codec, tools, detectors)
+        for hint in _hints(known[group.task_id], rollout, codec, tools, detectors, wordings)
     ]
 
 
@@ -44,13 +61,24 @@ def choose(hints: Iterable[Hint], detectors: Sequence[str] = ()) -> list[Hint]:
     Raises:
         RecipeError: a name that no detector has.
     """
-    if unknown := set(detectors) - set(DETECTORS):
-        raise RecipeError(f"no detector {min(unknown)!r}; known are {', '.join(DETECTORS)}")
+    known = [*DETECTORS, *BEHAVIOURS, reader.DETECTOR]
+    if unknown := set(detectors) - set(known):
+        raise RecipeError(f"no detector {min(unknown)!r}; known are {', '.join(known)}")
     return [hint for hint in hints if not detectors or hint.detector in detectors]
 
 
+def named(detectors: Sequence[str]) -> dict[str, Detector]:
+    """The detectors that look: the call faults always, and the behaviours that are named."""
+    return DETECTORS | {name: detector for name, detector in BEHAVIOURS.items() if name in detectors}
+
+
 def _hints(
-    task: Task, rollout: Rollout, codec: Codec, tools: Sequence[ToolSpec], detectors: Mapping[str, Detector]
+    task: Task,
+    rollout: Rollout,
+    codec: Codec,
+    tools: Sequence[ToolSpec],
+    detectors: Mapping[str, Detector],
+    wordings: int,
 ) -> Iterator[Hint]:
     spoken: dict[int, tuple[str, Fault]] = {}
     for name, detector in detectors.items():
@@ -58,7 +86,8 @@ def _hints(
             spoken.setdefault(fault.turn, (name, fault))
     for turn, (name, fault) in sorted(spoken.items(), key=lambda item: item[0]):
         tool = _tool(fault, tools)
-        text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command)
+        lead = LEADS[zlib.crc32(f"{rollout.id}/{turn}".encode()) % min(wordings, len(LEADS))]
+        text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command, lead=lead)
         yield Hint(rollout.id, turn, name, text)
 
 

@@ -23,6 +23,10 @@ PLACEBOS: tuple[str, ...] = (
 """True of any task and about no fault at all: the control for 'any reminder helps'."""
 
 
+LEADS: tuple[str, ...] = ("Reminder: ", "Note: ", "Before you write: ")
+"""Ways to begin a hint, so that a policy need not learn one wording by heart."""
+
+
 def hint_text(
     detector: str,
     *,
@@ -30,17 +34,19 @@ def hint_text(
     codec: Codec,
     tool: str | None = None,
     test_command: str = "the tests",
+    lead: str = LEADS[0],
 ) -> str:
     """The reminder for a class of fault.
 
     Args:
-        detector: a name in `detectors.DETECTORS`.
+        detector: a name in `detectors.DETECTORS` or `behaviours.BEHAVIOURS`.
         tool: the tool that the turn called or should call, where its form helps.
+        lead: how it begins.
 
     Raises:
         KeyError: no text is known for this detector.
     """
-    return f"Reminder: {_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
+    return f"{lead}{_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
 
 
 class _Subject:
@@ -71,4 +77,9 @@ _TEXTS: dict[str, Callable[[_Subject], str]] = {
     "too_many_calls": lambda s: "write fewer calls in one message and read their results first.",
     "syntax_error": lambda s: "before finishing, make sure that every file you changed is valid Python.",
     "untested": lambda s: f"before finishing, run {s.test_command} on your last change.",
+    "unfinished": lambda s: "before finishing, do what is still marked as to be done in what you wrote.",
+    "comment_reasoning": lambda s: "write code, not your reasoning, into files; few comments.",
+    "terminal_only": lambda s: "read and change files with the tools made for it, not through the shell.",
+    "long_message": lambda s: "be brief: a sentence or two, and the call.",
+    "out_of_bounds": lambda s: "change only the files that the task is about.",
 }

@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from torch import Tensor
 from woodshed.records import RunError
 from woodshed.rundir import RunDir
 from woodshed.training.policy import Policy
+from woodshed.training.stability import Watch
 from woodshed.training.update import GradientScale
 
 Phase = Literal["warmup", "rl"]
@@ -38,13 +40,33 @@ class Position:
     scale: GradientScale = field(default_factory=GradientScale)
     curriculum: dict[str, Any] = field(default_factory=dict)
     growth: dict[str, Any] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    off: dict[str, str] = field(default_factory=dict)
+    """Classes of hints that did not pass the gate, with the reason."""
+    stopped: str = ""
+    """Why the run stopped by itself, at weights that were well; "" where it did not."""
 
 
-def save(run: RunDir, policy: Policy, optimizer: torch.optim.Optimizer, position: Position) -> Path:
-    """Write a checkpoint after a step."""
+def save(
+    run: RunDir,
+    policy: Policy,
+    optimizer: torch.optim.Optimizer,
+    position: Position,
+    teacher: Mapping[str, Tensor] | None = None,
+    *,
+    kept: int = KEPT,
+) -> Path:
+    """Write a checkpoint after a step.
+
+    Args:
+        teacher: the teacher's weights, where they move.
+        kept: newest checkpoints of the phase that stay.
+    """
 
     def fill(folder: Path) -> None:
-        (folder / "policy.safetensors").write_bytes(_serialized(policy))
+        (folder / "policy.safetensors").write_bytes(_serialized(policy.snapshot()))
+        if teacher:
+            (folder / "teacher.safetensors").write_bytes(_serialized(teacher))
         rest = (
             io.BytesIO()
         )  # written by Python, whose errors name a full disk; torch's and safetensors' do not
@@ -53,7 +75,7 @@ def save(run: RunDir, policy: Policy, optimizer: torch.optim.Optimizer, position
         (folder / "position.json").write_text(json.dumps(asdict(position), indent=2) + "\n")
 
     saved = run.save_checkpoint(f"{position.phase}-{position.step:06d}", fill)
-    for old in run.checkpoints(f"{position.phase}-")[:-KEPT]:
+    for old in run.checkpoints(f"{position.phase}-")[:-kept]:
         shutil.rmtree(old)
     return saved
 
@@ -72,9 +94,8 @@ def read_position(folder: Path) -> Position:
     """
     try:
         data = json.loads((folder / "position.json").read_text())
-        return Position(
-            data["phase"], data["step"], GradientScale(**data["scale"]), data["curriculum"], data["growth"]
-        )
+        parts = {"scale": GradientScale(**data["scale"]), "watch": Watch(**data["watch"])}
+        return Position(**data | parts)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunError(
             f"checkpoint {folder} cannot be read ({error}); delete that folder to resume before it"
@@ -100,12 +121,33 @@ def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | Non
         torch.set_rng_state(rest["rng"])
 
 
+def teacher_weights(folder: Path) -> dict[str, Tensor]:
+    """The teacher's weights in a checkpoint; nothing where they do not move."""
+    file = folder / "teacher.safetensors"
+    return load_file(file) if file.is_file() else {}
+
+
+def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
+    """The policy's weights after so many steps of RL; 0 is the start.
+
+    Raises:
+        RunError: that checkpoint is not kept any more.
+    """
+    name = f"rl-{version:06d}" if version else "start"
+    file = run.path / "checkpoints" / name / "policy.safetensors"
+    if not file.is_file():
+        raise RunError(f"no checkpoint {name} in {run.path / 'checkpoints'}")
+    return load_file(file)
+
+
 def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
-    """The trainable weights as they were when RL began: kept once, read back by every resume."""
+    """The trainable weights as they were when RL began, in host memory: kept once, read back by every resume."""
     file = run.path / "checkpoints" / "start" / "policy.safetensors"
     if not file.is_file():
-        run.save_checkpoint("start", lambda folder: (folder / file.name).write_bytes(_serialized(policy)))
-    return {name: value.to(policy.device) for name, value in load_file(file).items()}
+        run.save_checkpoint(
+            "start", lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot()))
+        )
+    return load_file(file)
 
 
 def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
@@ -124,5 +166,5 @@ def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
     return target
 
 
-def _serialized(policy: Policy) -> bytes:
-    return serialize({name: value.contiguous().cpu() for name, value in policy.snapshot().items()})
+def _serialized(weights: Mapping[str, Tensor]) -> bytes:
+    return serialize({name: value.contiguous().cpu() for name, value in weights.items()})

@@ -1,6 +1,6 @@
-"""What is minimised: pure functions on tensors, one per paper.
+"""What the policy gradient minimises: pure functions on tensors, one per paper. Divergences are in `divergences`.
 
-Shapes: B sequences, N tokens that the policy wrote (padded), V vocabulary, K kept ids.
+Shapes: B sequences, N tokens that the policy wrote (padded), G attempts of a group.
 Masks are 1.0 where a token counts. Log-probs are natural logs.
 """
 
@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Divergence = Literal["reverse", "forward", "jensen-shannon"]
+Level = Literal["token", "sequence"]
+Outside = Literal["truncate", "mask"]
 
 
 def group_advantages(rewards: Tensor) -> Tensor:
@@ -26,23 +27,72 @@ def group_advantages(rewards: Tensor) -> Tensor:
     return rewards - rewards.mean()
 
 
+def importance_weights(
+    logp_BN: Tensor,
+    logp_sampler_BN: Tensor,
+    mask_BN: Tensor,
+    *,
+    level: Level,
+    outside: Outside,
+    min_ratio: float,
+    max_ratio: float,
+) -> Tensor:
+    """How much each sampled token counts, because the sampler's weights or numerics were not the trainer's. (B, N).
+
+    The ratio trainer / sampler, detached, of each token or of the whole sequence (product over its tokens). A ratio
+    outside [min_ratio, max_ratio] is cut to it ("truncate") or makes its tokens count nothing ("mask").
+
+    - token, truncate, 0 to 2: truncated importance sampling (Yao et al. 2025, "Your efficient RL framework secretly
+      brings you off-policy RL training"). CISPO (MiniMax-M1, arXiv 2506.13585) is the same with 1 - e_low to
+      1 + e_high: with one update a batch, its old policy is the sampler.
+    - token, mask, 0.5 to 5: IcePop (Ring-1T, arXiv 2510.18855).
+    - sequence, mask: sequence-level masked importance sampling (Liu et al. 2025, "When speed kills stability").
+    """
+    log_ratio_BN = logp_BN.detach() - logp_sampler_BN
+    if level == "sequence":
+        log_ratio_BN = (log_ratio_BN * mask_BN).sum(-1, keepdim=True).expand_as(log_ratio_BN)
+    ratio_BN = log_ratio_BN.exp()
+    if outside == "mask":
+        is_outside_BN = (ratio_BN < min_ratio) | (
+            ratio_BN > max_ratio
+        )  # never true of NaN, which must be seen
+        return ratio_BN.masked_fill(is_outside_BN, 0.0)
+    return ratio_BN.clamp(min=min_ratio, max=max_ratio)
+
+
 def policy_gradient(
+    logp_BN: Tensor, weight_BN: Tensor, advantage_BN: Tensor, mask_BN: Tensor, *, denominator: float
+) -> Tensor:
+    """REINFORCE with importance weights, summed over tokens and divided by a constant. Returns a scalar.
+
+    The denominator is the same for every micro-batch of a step (attempts x longest allowed message), so neither a
+    sequence's own length nor the split into micro-batches changes a token's weight (Dr. GRPO, arXiv 2503.20783).
+    """
+    return -(weight_BN * advantage_BN * logp_BN * mask_BN).sum() / denominator
+
+
+def gspo(
     logp_BN: Tensor,
     logp_sampler_BN: Tensor,
     advantage_BN: Tensor,
     mask_BN: Tensor,
     *,
-    denominator: float,
-    max_ratio: float,
+    num_sequences: float,
+    clip: tuple[float, float],
 ) -> Tensor:
-    """REINFORCE with a truncated importance ratio, summed over tokens and divided by a constant. Returns a scalar.
+    """Group sequence policy optimisation (arXiv 2507.18071): one clipped, length-normalised ratio per sequence.
 
-    The denominator is the same for every micro-batch of a step (attempts x longest allowed message), so neither a
-    sequence's own length nor the split into micro-batches changes a token's weight (Dr. GRPO, arXiv 2503.20783).
-    The ratio trainer/sampler is detached and cut at `max_ratio` (truncated importance sampling).
+    The ratio is the geometric mean of the token ratios; the clip is the one of PPO, on both sides of 1. A rollout is
+    one sequence, however many turns it has. Returns a scalar, divided by `num_sequences` of the whole step.
     """
-    ratio_BN = (logp_BN.detach() - logp_sampler_BN).exp().clamp(max=max_ratio)
-    return -(ratio_BN * advantage_BN * logp_BN * mask_BN).sum() / denominator
+    length_B1 = mask_BN.sum(-1, keepdim=True).clamp(min=1.0)
+    mean_B1 = ((logp_BN - logp_sampler_BN) * mask_BN).sum(-1, keepdim=True) / length_B1
+    # The advantage may differ from token to token (k1 inside it), so the mean over tokens is taken last (GSPO-token,
+    # eq. 14): s_i as a number times the token's own ratio to itself, whose value is 1.
+    ratio_BN = mean_B1.detach().exp() * (logp_BN - logp_BN.detach()).exp()
+    clipped_BN = ratio_BN.clamp(1.0 - clip[0], 1.0 + clip[1])
+    gain_BN = torch.minimum(ratio_BN * advantage_BN, clipped_BN * advantage_BN)
+    return -((gain_BN * mask_BN).sum(-1, keepdim=True) / length_B1).sum() / num_sequences
 
 
 def k1_penalty(logp_BN: Tensor, logp_reference_BN: Tensor) -> Tensor:
@@ -52,53 +102,3 @@ def k1_penalty(logp_BN: Tensor, logp_reference_BN: Tensor) -> Tensor:
     the gradient of the KL (Composer 2 report, section 4.1). Returns (B, N).
     """
     return (logp_BN - logp_reference_BN).detach()
-
-
-def keep_top(logits_student: Tensor, logits_teacher: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Log-probs over the student's K likeliest ids plus one bucket for all others: two (..., K + 1) tensors.
-
-    SDPO (arXiv 2601.20802, appendix): the divergence over this coarser partition is at most the full one, and grows
-    with K. Both distributions keep the same ids. With K >= V nothing is pooled.
-    """
-    logp_student, logp_teacher = logits_student.log_softmax(-1), logits_teacher.log_softmax(-1)
-    if k >= logits_student.shape[-1]:
-        return logp_student, logp_teacher
-    top = logits_student.detach().topk(k, dim=-1).indices
-    pair = []
-    for logp in (logp_student, logp_teacher):
-        kept = logp.gather(-1, top)
-        rest = torch.zeros_like(logp).scatter(-1, top, float("-inf"))
-        pair.append(torch.cat([kept, (logp + rest).logsumexp(-1, keepdim=True)], dim=-1))
-    return pair[0], pair[1]
-
-
-def divergence(logp_student: Tensor, logp_teacher: Tensor, kind: Divergence) -> Tensor:
-    """Divergence of the student from the teacher over the last dimension; the teacher takes no gradient.
-
-    reverse: KL(student || teacher), mode-seeking (SDPO, arXiv 2601.20802).
-    forward: KL(teacher || student), as SDFT's code uses (arXiv 2601.19897, erratum).
-    jensen-shannon: mean of both against the even mixture (generalised JSD of GKD, arXiv 2306.13649, beta = 1/2).
-    """
-    logp_teacher = logp_teacher.detach()
-    if kind == "reverse":
-        return _kl(logp_student, logp_teacher)
-    if kind == "forward":
-        return _kl(logp_teacher, logp_student)
-    mixture = torch.logaddexp(logp_student, logp_teacher) - torch.log(
-        torch.tensor(2.0, dtype=logp_student.dtype)
-    )
-    return 0.5 * (_kl(logp_student, mixture) + _kl(logp_teacher, mixture))
-
-
-def targeted_kl(divergence_BN: Tensor, mask_BN: Tensor, *, num_targets: int, floor: int) -> Tensor:
-    """Mean over each target turn's tokens, summed over turns, divided by the number of targets but at least `floor`.
-
-    The floor lets the term fade as faults become rare instead of weighing the last few ever more; the denominator is
-    its own, so that a few targeted tokens neither vanish in nor dominate the policy-gradient term. Returns a scalar.
-    """
-    per_turn_B = (divergence_BN * mask_BN).sum(-1) / mask_BN.sum(-1).clamp(min=1.0)
-    return per_turn_B.sum() / max(num_targets, floor)
-
-
-def _kl(logp: Tensor, logq: Tensor) -> Tensor:
-    return (logp.exp() * (logp - logq)).sum(-1)

@@ -7,18 +7,22 @@ Which tokens count is known by provenance (Turn.sampled_ids), never guessed from
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from woodshed.inference.renderer import Renderer
+from woodshed.inference.spans import Kind, token_kinds
 from woodshed.records import Group, Hint, Rollout, Turn, Verdict
 from woodshed.training.losses import group_advantages
 
 T = TypeVar("T")
+Placement = Literal["system", "user", "tool"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,9 @@ class Row:
     logps: tuple[float, ...] = ()
     """Sampler's log-prob of each wanted token, where known."""
     advantage: float = 0.0
+    counted: tuple[bool, ...] = ()
+    """Whether each wanted token counts in its loss; empty where all do."""
+    rollout_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,12 @@ class Padded:
     """1.0 where a wanted token is real, 0.0 where it is padding."""
     logp_sampler_BN: Tensor
     advantage_BN: Tensor
+    counted_BN: Tensor
+    """1.0 where a wanted token counts in its loss."""
+    positions_BT: Tensor | None = None
+    """Position of each token, where that is not its index."""
+    visible: Any = None
+    """(B, 1, T, T) who attends to whom, or a BlockMask, where that is not everything before."""
 
     @property
     def positions(self) -> int:
@@ -60,6 +73,8 @@ class Target:
     hint: Hint
     student: Row
     teacher: Row
+    shared: int
+    """How many first tokens both have in common by design: everything before the hint."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +86,8 @@ class Batch:
     targets: tuple[Target, ...]
     num_rollouts: int
     """Every trainable attempt of the step, those without advantage included."""
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """Why hints did not become targets, counted."""
 
 
 def pack(
@@ -79,21 +96,30 @@ def pack(
     hints: Sequence[Hint],
     renderer: Renderer,
     *,
-    placement: Literal["system", "user"] = "system",
+    placement: Placement = "system",
     max_targets: int | None = None,
     keep_even: bool = False,
     set_aside: Collection[str] = (),
+    skip: Sequence[Kind] = (),
+    skip_first: int = 0,
+    context_length: int | None = None,
+    penalties: Mapping[str, float] | None = None,
 ) -> Batch:
     """The step's batch. Attempts without a graded verdict (lost sandbox, invalid) are left out whole.
 
-    Advantage of an attempt: its reward minus the mean reward of its group's trainable attempts.
+    Advantage of an attempt: its reward, less its penalty, minus the mean of that over its group's trainable attempts.
+    A hint that cannot be trained on is left out and counted with its reason.
 
     Args:
-        placement: whose message a hint is.
+        placement: whose message a hint is, or "tool" for the end of the last result.
         max_targets: more targets than this are thinned evenly.
         keep_even: also keep attempts without advantage (a divergence inside the advantage gives them a gradient).
         set_aside: ids of attempts without advantage and without a part in their group's mean: those that monitors
             flagged. They count as attempts, and hints on their turns are trained on.
+        skip: kinds of tokens that do not count in the divergence.
+        skip_first: tokens at the start of each turn that do not count either.
+        context_length: most tokens that a hinted turn may have with everything before it.
+        penalties: rollout id to what is taken off its reward (effort, behaviour).
     """
     rows: list[Row] = []
     trainable: dict[str, Rollout] = {}
@@ -101,18 +127,40 @@ def pack(
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
         trainable |= {r.id: r for r in members}
         members = [r for r in members if r.id not in set_aside]
-        rewards = torch.tensor([_reward(verdicts[r.id]) for r in members], dtype=torch.float64)
+        paid = [_reward(verdicts[r.id]) - (penalties or {}).get(r.id, 0.0) for r in members]
+        rewards = torch.tensor(paid, dtype=torch.float64)
         for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
             if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
                 rows.append(rollout_row(rollout, advantage=advantage))
-    targets = [
-        target(trainable[hint.rollout_id], hint, renderer, placement=placement)
-        for hint in hints
-        if hint.rollout_id in trainable
-        and hint.text
-        and trainable[hint.rollout_id].turns[hint.turn].sampled_ids
-    ]
-    return Batch(tuple(rows), tuple(thin(targets, max_targets)), len(trainable))
+    targets: list[Target] = []
+    skipped: Counter[str] = Counter()
+    for hint in hints:
+        if hint.rollout_id not in trainable:
+            skipped["attempt not trainable"] += 1
+            continue
+        rollout = trainable[hint.rollout_id]
+        if reason := _unusable(rollout.turns[hint.turn], hint):
+            skipped[reason] += 1
+            continue
+        made = target(rollout, hint, renderer, placement=placement, skip=skip, skip_first=skip_first)
+        if len(made.teacher.ids) > (context_length or len(made.teacher.ids)):
+            skipped["no room for the hint"] += 1
+        elif made.student.counted and not any(made.student.counted):
+            skipped["no token counts"] += 1
+        else:
+            targets.append(made)
+    return Batch(tuple(rows), tuple(thin(targets, max_targets)), len(trainable), dict(skipped))
+
+
+def _unusable(turn: Turn, hint: Hint) -> str:
+    """Why nothing can be learnt from a hint on this turn, or ""."""
+    if not hint.text:
+        return "empty hint"
+    if not turn.sampled_ids:
+        return "no token was sampled"
+    if turn.finish_reason == "length" and hint.detector != "truncated":
+        return "the turn was cut"  # what it would have said is not known
+    return ""
 
 
 def thin(items: Sequence[T], limit: int | None) -> list[T]:
@@ -161,35 +209,70 @@ def rollout_row(
             wanted += range(len(ids), len(ids) + len(turn.sampled_ids))
             logps += turn.logps
         ids += turn.sampled_ids
-    return Row(tuple(ids), tuple(wanted), tuple(logps), advantage)
+    return Row(tuple(ids), tuple(wanted), tuple(logps), advantage, rollout_id=rollout.id)
 
 
 def target(
-    rollout: Rollout, hint: Hint, renderer: Renderer, *, placement: Literal["system", "user"] = "system"
+    rollout: Rollout,
+    hint: Hint,
+    renderer: Renderer,
+    *,
+    placement: Placement = "system",
+    skip: Sequence[Kind] = (),
+    skip_first: int = 0,
 ) -> Target:
-    """The hinted turn twice: on the context as it was, and with the hint's message right before the turn."""
+    """The hinted turn twice: on the context as it was, and with the hint's message right before the turn.
+
+    Args:
+        skip: kinds of tokens that do not count in the divergence.
+        skip_first: tokens at the start of the turn that do not count either (SDFT's code skips a few: the student
+            otherwise copies the prefaces of a teacher that can see what it speaks of).
+    """
     history: list[int] = []
     for turn in rollout.turns[: hint.turn]:
         history += (*turn.context_ids, *turn.sampled_ids)
     turn = rollout.turns[hint.turn]
-    message = renderer.hint(hint.text, placement=placement)
-    rows = [_turn_row([*history, *_context(turn, extra)], turn) for extra in ((), message)]
-    return Target(hint, student=rows[0], teacher=rows[1])
+    hinted = _hinted_context(rollout, hint, renderer, placement)
+    counted: tuple[bool, ...] = ()
+    if skip or skip_first:
+        kinds = token_kinds(turn, renderer)
+        counted = tuple(n >= skip_first and kind not in skip for n, kind in enumerate(kinds))
+    rows = [_turn_row([*history, *context], turn, counted) for context in (turn.context_ids, hinted)]
+    same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
+    shared = len(history) + sum(itertools.takewhile(bool, same))
+    return Target(hint, student=rows[0], teacher=rows[1], shared=shared)
+
+
+def _hinted_context(rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement) -> list[int]:
+    """The context of the hinted turn with the hint in it. Before the first turn there is no result to stand in."""
+    turn = rollout.turns[hint.turn]
+    before = rollout.turns[hint.turn - 1] if hint.turn else None
+    if placement == "tool" and before is not None and before.observations:
+        *others, last = before.observations
+        seen = (*others, replace(last, text=f"{last.text}\n{hint.text}"))
+        return list(renderer.extend(before.sampled_ids, before.finish_reason, seen, before.calls).ids)
+    side = "user" if placement == "tool" else placement
+    return _context(turn, renderer.hint(hint.text, placement=side))
 
 
 def row_batches(rows: Sequence[Row], micro_batch_tokens: int) -> Iterator[list[Row]]:
     """Rows in order of length, as many at a time as fit."""
-    yield from _chunks(rows, [len(row.ids) for row in rows], micro_batch_tokens)
+    yield from chunks(rows, [len(row.ids) for row in rows], micro_batch_tokens)
 
 
 def target_batches(targets: Sequence[Target], micro_batch_tokens: int) -> Iterator[list[Target]]:
     """Targets in order of their teacher's length (the longer of the two), as many at a time as fit."""
-    yield from _chunks(targets, [len(t.teacher.ids) for t in targets], micro_batch_tokens)
+    yield from chunks(targets, [len(t.teacher.ids) for t in targets], micro_batch_tokens)
 
 
-def pad(rows: Sequence[Row], device: torch.device | str = "cpu") -> Padded:
-    """Rows as right-padded tensors. Padding is known from the lengths, never from token ids."""
+def pad(rows: Sequence[Row], device: torch.device | str = "cpu", *, multiple: int = 1) -> Padded:
+    """Rows as right-padded tensors. Padding is known from the lengths, never from token ids.
+
+    Args:
+        multiple: positions are padded to a multiple of this.
+    """
     length, width = max(len(r.ids) for r in rows), max(len(r.wanted) for r in rows)
+    length = -(-length // multiple) * multiple
 
     def table(values: Sequence[Sequence[float]], columns: int, dtype: torch.dtype) -> Tensor:
         return torch.tensor([[*v, *[0] * (columns - len(v))] for v in values], dtype=dtype, device=device)
@@ -202,6 +285,7 @@ def pad(rows: Sequence[Row], device: torch.device | str = "cpu") -> Padded:
         mask_BN=table([[1.0] * len(r.wanted) for r in rows], width, torch.float32),
         logp_sampler_BN=table([r.logps or [0.0] * len(r.wanted) for r in rows], width, torch.float32),
         advantage_BN=table([[r.advantage] * len(r.wanted) for r in rows], width, torch.float32),
+        counted_BN=table([r.counted or [1.0] * len(r.wanted) for r in rows], width, torch.float32),
     )
 
 
@@ -211,12 +295,13 @@ def _context(turn: Turn, extra: Sequence[int]) -> list[int]:
     return [*turn.context_ids[:cut], *extra, *turn.context_ids[cut:]]
 
 
-def _turn_row(context: list[int], turn: Turn) -> Row:
+def _turn_row(context: list[int], turn: Turn, counted: tuple[bool, ...]) -> Row:
     end = len(context) + len(turn.sampled_ids)
-    return Row((*context, *turn.sampled_ids), tuple(range(len(context), end)), turn.logps)
+    return Row((*context, *turn.sampled_ids), tuple(range(len(context), end)), turn.logps, counted=counted)
 
 
-def _chunks(items: Sequence[T], lengths: Sequence[int], budget: int) -> Iterator[list[T]]:
+def chunks(items: Sequence[T], lengths: Sequence[int], budget: int) -> Iterator[list[T]]:
+    """Items in order of length, as many at a time as fit into `budget` positions, padding included."""
     order = sorted(range(len(items)), key=lambda i: lengths[i])
     chunk: list[int] = []
     for i in order:

@@ -106,12 +106,40 @@ class Policy:
             hidden_BTD = inputs[0]
             return (hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])), *inputs[1:])
 
+        seen: dict[str, Any] = {"attention_mask": padded.attention_BT}
+        if padded.visible is not None:
+            seen = {"attention_mask": self._mask(padded.visible), "position_ids": padded.positions_BT}
         hook = self.model.get_output_embeddings().register_forward_pre_hook(pick)
         try:
-            output = self.model(input_ids=padded.ids_BT, attention_mask=padded.attention_BT, use_cache=False)
+            with self._attention_for(padded):
+                output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
         finally:
             hook.remove()
         return output.logits.float()
+
+    def _mask(self, visible: Any) -> Any:
+        """Who sees whom, in the form that the model's own attention takes."""
+        if (
+            isinstance(visible, Tensor)
+            and self.model.config.get_text_config()._attn_implementation == "eager"
+        ):
+            dtype = next(self.model.parameters()).dtype
+            return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+        return visible
+
+    @contextmanager
+    def _attention_for(self, padded: Padded) -> Iterator[None]:
+        """FlexAttention where the batch brings a block mask; the model's own attention comes back."""
+        if padded.visible is None or isinstance(padded.visible, Tensor):
+            yield
+            return
+        config = self.model.config.get_text_config()
+        own = config._attn_implementation
+        try:
+            config._attn_implementation = "flex_attention"
+            yield
+        finally:
+            config._attn_implementation = own
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the trainable weights."""
@@ -119,18 +147,22 @@ class Policy:
 
     @contextmanager
     def using(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-        """Other weights for a while (the frozen teacher); None leaves the live ones. No second model is kept."""
+        """Other weights for a while (the teacher's); None leaves the live ones. No second model is kept.
+
+        Weights that lie elsewhere (host memory), or are shards of a distributed tensor, are copied in, and the live
+        ones lie in their place meanwhile; else only names change hands.
+        """
         if weights is None:
             yield
             return
-        live = {name: parameter.data for name, parameter in self.trainable.items()}
+        live: dict[str, Tensor] = {}
         try:
             for name, parameter in self.trainable.items():
-                parameter.data = weights[name]
+                live[name] = _put(parameter, weights[name])
             yield
         finally:
-            for name, parameter in self.trainable.items():
-                parameter.data = live[name]
+            for name, kept in live.items():
+                _put(self.trainable[name], kept)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the live ones.
@@ -157,6 +189,19 @@ class Policy:
         ):  # the model as the recipe names it, not where it lay on this machine
             named = json.loads(settings.read_text()) | {"base_model_name_or_path": self.base}
             settings.write_text(json.dumps(named, indent=2, sort_keys=True) + "\n")
+
+
+def _put(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
+    """Give a parameter another value; returns the one it had, kept where the new one came from."""
+    if value.device == parameter.device and type(value) is Tensor:
+        had = parameter.data
+        parameter.data = value
+    else:
+        had = parameter.data.to(value.device, copy=True)
+        parameter.data.copy_(
+            value
+        )  # through .data: a graph that waits for its backward sees the old value again
+    return had
 
 
 def add_adapter(model: Any, rank: int) -> Any:

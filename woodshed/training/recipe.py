@@ -9,13 +9,18 @@ from pydantic import Field
 from woodshed.agent.attempt import AgentSettings
 from woodshed.curriculum import CurriculumSettings
 from woodshed.evals.tracking import Tracker
+from woodshed.feedback.gate import GateSettings
+from woodshed.feedback.reader import ReaderSettings
+from woodshed.grading.effort import EffortSettings
 from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.inference.sampler import SamplerSettings
 from woodshed.rollout import RolloutSettings
 from woodshed.settings import Settings
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.policy import PolicySettings
-from woodshed.training.update import FeedbackSettings, ObjectiveSettings, OptimizerSettings
+from woodshed.training.stability import StabilitySettings
+from woodshed.training.update import OptimizerSettings
 from woodshed.training.warmup import WarmupSettings
 
 
@@ -73,9 +78,13 @@ class Recipe(Settings):
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
+    effort: EffortSettings = EffortSettings()
     warmup: WarmupSettings = WarmupSettings()
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     feedback: FeedbackSettings = FeedbackSettings()
+    reader: ReaderSettings = ReaderSettings()
+    gate: GateSettings = GateSettings()
+    stability: StabilitySettings = StabilitySettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -9,24 +9,33 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from woodshed import feedback, synthesis
 from woodshed.curriculum import Curriculum
 from woodshed.evals import suite, summarize
+from woodshed.feedback import reader
+from woodshed.feedback.gate import Measured, switched_off
+from woodshed.grading import effort
 from woodshed.grading.monitors import honeypots, response
+from woodshed.inference.endpoint import HttpSampler
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.records import Hint, Task
+from woodshed.inference.sampler import Sampler
+from woodshed.inference.weights import load_tokenizer
+from woodshed.records import Group, Hint, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
-from woodshed.training import checkpoint, packing, warmup
+from woodshed.training import branches, checkpoint, gate, packing, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
+from woodshed.training.objective import FeedbackSettings
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
+from woodshed.training.teacher import Teacher
 from woodshed.training.update import learning_rate, make_optimizer, update
 
 Progress = Callable[[int, int, str], None]
@@ -41,6 +50,7 @@ class Session:
     policy: Policy
     sampler: LocalSampler
     renderer: Renderer
+    reader: Sampler
     progress: Progress
 
 
@@ -54,7 +64,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
-    session = Session(recipe, run, policy, sampler, renderer, progress)
+    session = Session(recipe, run, policy, sampler, renderer, reading(recipe, sampler), progress)
     newest = checkpoint.latest(run)
     position = checkpoint.read_position(newest) if newest else Position()
     if position.phase == "warmup":
@@ -103,7 +113,10 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     optimizer = make_optimizer(policy, recipe.optimizer)
     if newest is not None:
         checkpoint.restore(newest, policy, optimizer if resuming else None)
-    start_weights = checkpoint.start_weights(run, policy)
+    teacher = Teacher(policy, checkpoint.start_weights(run, policy), recipe.feedback)
+    if resuming and newest is not None:
+        teacher.restore(checkpoint.teacher_weights(newest))
+    how = forward_for(session)
     curriculum = Curriculum(
         tasks,
         recipe.curriculum,
@@ -120,6 +133,8 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
 
     steps, every = recipe.training.steps, recipe.evaluation.every
     for step in range(position.step, steps + 1):
+        if position.stopped:
+            break
         if step in (0, steps) or (every and step % every == 0):
             evaluate(session, heldout, step=step)
         if step == steps:
@@ -140,36 +155,45 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             seed=recipe.seed,
             progress=session.progress,
         )
-        sampler.flush()  # keys and values make room for the update
         clock.lap("attempts")
         hints = run.once(
             "hints",
             Hint,
             "train",
             step,
-            lambda g=groups, d=drawn: feedback.write(g, d, session.renderer.codec),
+            lambda g=groups, d=drawn, v=verdicts: hints_on(session, g, d, v),
         )
+        chosen = feedback.choose(hints, recipe.feedback.detectors)
+        position = replace(position, off=through_gate(session, position, chosen, groups, drawn))
+        sampler.flush()  # keys and values make room for the update
+        clock.lap("feedback")
         batch = packing.pack(
             groups,
             verdicts,
-            feedback.choose(hints, recipe.feedback.detectors),
+            [hint for hint in chosen if hint.detector not in position.off],
             session.renderer,
             placement=recipe.feedback.placement,
             max_targets=recipe.feedback.max_targets,
             keep_even=recipe.objective.kl_coef > 0,
             set_aside=response.without_advantage(flags, recipe.monitors),
+            skip=how.skip,
+            skip_first=how.skip_first,
+            context_length=sampler.context_length,
+            penalties=effort.penalties(
+                (made for group in groups for made in group.rollouts), session.renderer, recipe.effort
+            ),
         )
         metrics = update(
             policy,
             optimizer,
             batch,
             scale=position.scale,
-            start_weights=start_weights,
+            teacher=teacher,
             learning_rate=learning_rate(recipe.optimizer, step, steps),
             message_tokens=recipe.agent.turn_tokens,
             temperature=recipe.sampler.temperature,
             objective=recipe.objective,
-            feedback=recipe.feedback,
+            feedback=how,
             max_grad_norm=recipe.optimizer.max_grad_norm,
         )
         clock.lap("update")
@@ -180,16 +204,139 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         if recipe.monitors.quarantine:
             for proof in response.quarantined(flags, rollouts, tasks):
                 curriculum.quarantine(proof.tasks(tasks), proof.reason)
-        metrics |= summarize(rollouts, verdicts.values(), flags=flags) | {"seconds": clock.laps}
-        run.append("metrics", [metrics], "train", step)
+        metrics |= summarize(rollouts, verdicts.values(), flags=flags) | {"switched_off": position.off}
+        metrics["seconds"] = clock.laps
         if growth is not None:
             growth.tend(curriculum, list(verdicts.values()))
-        grown = growth.state() if growth is not None else {}
-        position = Position("rl", step + 1, position.scale, curriculum.state(), grown)
-        checkpoint.save(run, policy, optimizer, position)
+        position = replace(
+            position,
+            phase="rl",
+            step=step + 1,
+            curriculum=curriculum.state(),
+            growth=growth.state() if growth is not None else {},
+        )
+        if reason := watch(session, position, metrics, rollouts, teacher):
+            position = replace(position, stopped=reason)
+        run.append("metrics", [metrics], "train", step)
+        kept = recipe.stability.window + 1
+        checkpoint.save(run, policy, optimizer, position, teacher.state(), kept=kept)
     if growth is not None:
         growth.close()
+    if position.stopped:
+        sampler.load(None, version=position.step)
+        evaluate(session, heldout, step=position.step)
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
+
+
+def hints_on(
+    session: Session, groups: Sequence[Group], tasks: Sequence[Task], verdicts: Mapping[str, Verdict]
+) -> list[Hint]:
+    """What the rules say about the step's attempts, and a reader about the unsolved ones on which they are silent."""
+    settings, asked = session.recipe.feedback, session.recipe.reader
+    hints = feedback.write(
+        groups,
+        tasks,
+        session.renderer.codec,
+        detectors=feedback.named(settings.detectors),
+        wordings=settings.wordings,
+    )
+    known, spoken = {task.id: task for task in tasks}, {hint.rollout_id for hint in hints}
+    silent = [
+        made
+        for group in groups
+        for made in group.rollouts
+        if made.id not in spoken and packing.is_trainable(made, verdicts) and not verdicts[made.id].solved
+    ]
+    for made in packing.thin(silent, asked.rollouts) if asked.rollouts else []:
+        task = known[made.task_id]
+        secrets = [data.decode(errors="replace") for data in folder.protected_files(task).values()]
+        secrets += [text for text in folder.gold_patch(task).files.values() if text]
+        said = reader.read(
+            task, made, verdicts[made.id], session.reader, asked, hidden=secrets, seed=session.recipe.seed
+        )
+        hints += [said] if said else []
+    return hints
+
+
+def reading(recipe: Recipe, sampler: Sampler) -> Sampler:
+    """Who reads attempts: a server's model, or the policy itself."""
+    if recipe.reader.endpoint is None:
+        return sampler
+    tokenizer, _ = load_tokenizer(recipe.reader.model)
+    return HttpSampler(recipe.reader.endpoint, create_renderer(tokenizer, codec="plain"))
+
+
+def through_gate(
+    session: Session,
+    position: Position,
+    hints: Sequence[Hint],
+    groups: Sequence[Group],
+    tasks: Sequence[Task],
+) -> dict[str, str]:
+    """The classes of hints that are not trained on from this step on, with the reason; measured where it is due."""
+    recipe, settings = session.recipe, session.recipe.gate
+    if not settings.every or position.step % settings.every:
+        return position.off
+    rollouts = {made.id: made for group in groups for made in group.rollouts}
+    found = session.run.once(
+        "gate",
+        Measured,
+        "train",
+        position.step,
+        lambda: gate.measure(
+            hints,
+            rollouts,
+            {task.id: task for task in tasks},
+            session.policy,
+            session.sampler,
+            settings,
+            recipe.agent,
+            step=position.step,
+            seed=recipe.seed,
+            temperature=recipe.sampler.temperature,
+            micro_batch_tokens=recipe.objective.micro_batch_tokens,
+            placement=recipe.feedback.placement,
+        ),
+    )
+    return switched_off(position.off, found, settings)
+
+
+def watch(
+    session: Session,
+    position: Position,
+    metrics: dict[str, Any],
+    rollouts: Sequence[Rollout],
+    teacher: Teacher,
+) -> str:
+    """Why the run must stop after the step that led here, or "". Where it must, the policy gets the weights of the
+    window's best step back, and `metrics` says so."""
+    settings, policy = session.recipe.stability, session.policy
+    if settings.max_kl_to_start is not None:
+        metrics["kl_to_start"] = stability.kl_to_start(
+            policy,
+            teacher.start,
+            packing.thin(rollouts, settings.kl_rollouts),
+            temperature=session.recipe.sampler.temperature,
+            micro_batch_tokens=session.recipe.objective.micro_batch_tokens,
+        )
+    rate = metrics["invalid_calls"]["value"]
+    reason = position.watch.alarm(settings, rate, metrics.get("kl_to_start"))
+    if reason:
+        version = position.watch.healthy(position.step - 1)
+        policy.load_weights(checkpoint.version_weights(session.run, version))
+        reason = f"stopped after step {position.step - 1}: {reason}; back to the weights of step {version}"
+        metrics["stopped"] = reason
+        session.progress(position.step, session.recipe.training.steps, reason)
+    return reason
+
+
+def forward_for(session: Session) -> FeedbackSettings:
+    """The recipe's feedback, with separate forwards where the model's attention cannot take branches."""
+    settings = session.recipe.feedback
+    if settings.forward == "packed" and (reason := branches.why_not(session.policy)):
+        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
+        return settings.model_copy(update={"forward": "separate"})
+    return settings
 
 
 def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:

@@ -1,0 +1,223 @@
+"""Hinted turns as branches of their rollout give the numbers of separate forwards, on a tiny real model."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import HINT, four_attempts, hint_for, pack, step, tiny_policy
+from torch.nn.attention.flex_attention import create_mask
+from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
+
+from woodshed.records import Rollout
+from woodshed.training import branches, gradients, packing
+from woodshed.training.gradients import Work
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.packing import Batch
+from woodshed.training.policy import Policy
+from woodshed.training.teacher import Teacher
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
+    return four_attempts(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def batch(rollouts) -> Batch:
+    """Seven targets: three in one rollout, some in rollouts without advantage, hints of several lengths."""
+    hints = [
+        hint_for(rollouts[0], 2, "Reminder: be brief."),
+        *(hint_for(rollouts[1], turn, HINT + " " * 3 * turn + "x" * turn) for turn in range(3)),
+        hint_for(rollouts[2], 0),
+        hint_for(rollouts[3], 1),
+        hint_for(rollouts[3], 2),
+    ]
+    made = pack(rollouts, [1.0, 0.5, 0.5, 0.0], hints)
+    assert len(made.rows) == 2 and len(made.targets) == 7
+    return made
+
+
+def work(batch: Batch, feedback: FeedbackSettings, *, kl_coef: float = 0.0, tokens: int = 2048) -> Work:
+    """A policy that has moved away from its start."""
+    policy = tiny_policy()
+    start = policy.snapshot()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for parameter in policy.trainable.values():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    objective = ObjectiveSettings(kl_coef=kl_coef, micro_batch_tokens=tokens)
+    return Work(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 160)
+
+
+def close(a: gradients.Gradient, b: gradients.Gradient) -> bool:
+    scale = max(float(g.abs().max()) for g in a.values())
+    assert scale > 0
+    return all((a[name] - b[name]).abs().max() <= 1e-4 * scale for name in a)
+
+
+@pytest.mark.parametrize("kl_coef", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["frozen", "live", "ema", "trust-region"])
+def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(batch, kind, kl_coef):
+    feedback = FeedbackSettings(teacher=kind, teacher_rate=0.3)
+    apart, together = (work(batch, feedback, kl_coef=kl_coef) for _ in range(2))
+    want, got = gradients.separate(apart), gradients.packed(together)
+    assert close(want[0], got[0]) and close(want[1], got[1])
+    for name, value in apart.metrics.means().items():
+        if name != "trained_positions":
+            assert together.metrics.means()[name] == pytest.approx(value, rel=1e-4, abs=1e-4)
+    assert together.metrics.means()["trained_positions"] < apart.metrics.means()["trained_positions"]
+
+
+@pytest.mark.parametrize("support", ["teacher", "full", "sampled"])
+def test_also_with_other_supports_ratios_and_masks(rollouts, support):
+    hints = [hint_for(rollouts[1], turn) for turn in range(3)]
+    made = pack(rollouts, [1.0, 0.5, 0.5, 0.0], hints, skip=("template",), skip_first=2)
+    feedback = FeedbackSettings(support=support, max_ratio=2.0, reduction="token")
+    want, got = gradients.separate(work(made, feedback)), gradients.packed(work(made, feedback))
+    assert close(want[1], got[1])
+
+
+def test_log_probs_of_every_hinted_token_agree_to_1e_4(batch):
+    policy = tiny_policy()
+    both = branches.pad(branches.trees(batch))
+    assert both.targets is not None
+    logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
+    hinted = [t for tree in branches.trees(batch) for t in tree.targets]
+    for at, rows in (
+        (both.student_GN, [t.student for t in hinted]),
+        (both.teacher_GN, [t.teacher for t in hinted]),
+    ):
+        apart = packing.pad(rows)
+        gap = (logps[at] - policy.logits(apart).log_softmax(-1)).abs().amax(-1) * apart.mask_BN
+        assert gap.max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["frozen", "live"])
+def test_one_backward_pass_gives_the_sum_of_both_gradients(batch, kind):
+    feedback = FeedbackSettings(teacher=kind)
+    apart = gradients.packed(work(batch, feedback))
+    joint = gradients.packed_joint(work(batch, feedback), 0.25)
+    assert close({name: apart[0][name] + 0.25 * apart[1][name] for name in joint}, joint)
+
+
+def test_between_measurements_the_last_factor_holds(batch):
+    feedback = FeedbackSettings(forward="packed", measure_every=3, weight=50.0)
+    exact = step(tiny_policy(), batch, feedback=feedback, steps=1)
+    later = step(tiny_policy(), batch, feedback=feedback, steps=3)
+    again = step(tiny_policy(), batch, feedback=feedback, steps=4)
+    assert later["kl_factor"] == exact["kl_factor"] != again["kl_factor"]
+    assert later["rl_grad_norm"] == exact["rl_grad_norm"] != again["rl_grad_norm"]
+
+
+def test_the_split_into_micro_batches_changes_nothing(batch):
+    feedback = FeedbackSettings()
+    want = gradients.packed(work(batch, feedback, tokens=100_000))
+    got = gradients.packed(work(batch, feedback, tokens=100))
+    assert close(want[0], got[0]) and close(want[1], got[1])
+
+
+def test_what_comes_after_a_hinted_turn_changes_nothing(rollouts):
+    """The targeted gradient of a turn does not depend on how long its rollout goes on."""
+    hints = [hint_for(rollouts[1], 0)]
+    longer = pack(rollouts, [0.0] * 4, hints)
+    short = replace(rollouts[1], turns=rollouts[1].turns[:1])
+    shorter = pack([rollouts[0], short, *rollouts[2:]], [0.0] * 4, hints)
+    assert close(*(gradients.packed(work(b, FeedbackSettings()))[1] for b in (longer, shorter)))
+
+
+@pytest.mark.parametrize("kind", ["frozen", "live"])
+def test_no_gradient_outside_hinted_turns_and_none_through_the_teacher(rollouts, kind):
+    made = pack(rollouts, [0.0] * 4, [hint_for(rollouts[1], 0), hint_for(rollouts[1], 2)])
+    job = work(Batch(made.rows, made.targets, 4), FeedbackSettings(teacher=kind))
+    seen = []
+    hook = job.policy.model.get_output_embeddings().register_forward_hook(
+        lambda _module, _inputs, output: (
+            output.retain_grad() if output.requires_grad else None,
+            seen.append(output),
+        )[1]
+    )
+    gradients.packed(job)
+    hook.remove()
+    tree = branches.trees(made)[0]
+    own = len(tree.row.wanted)
+    assert own == sum(len(rollouts[1].turns[t].sampled_ids) for t in (0, 2))
+    with_gradient = [output for output in seen if output.requires_grad]
+    assert len(with_gradient) == 1 and len(seen) == (1 if kind == "live" else 2)
+    of_tokens = with_gradient[0].grad[0].abs().sum(-1)
+    assert (of_tokens[:own] > 0).all()
+    assert torch.equal(of_tokens[own:], torch.zeros_like(of_tokens[own:]))
+
+
+def test_with_weight_zero_the_packed_forward_is_rl_alone_bit_for_bit(rollouts, batch):
+    plain, zero = tiny_policy(), tiny_policy()
+    step(plain, pack(rollouts, [1.0, 0.5, 0.5, 0.0]))
+    step(zero, batch, feedback=FeedbackSettings(weight=0.0, forward="packed"))
+    for name, parameter in plain.trainable.items():
+        assert torch.equal(parameter, zero.trainable[name])
+
+
+# --- the mask -----------------------------------------------------------------------------------------------------
+
+SEGMENT = torch.tensor([[0] * 8 + [1] * 3 + [2] * 4, [0] * 5 + [1] * 6 + [-1] * 4])
+SEEN = torch.tensor([[15] * 8 + [3] * 3 + [6] * 4, [15] * 5 + [2] * 6 + [0] * 4])
+
+
+def may_see(b: int, q: int, k: int) -> bool:
+    """The rule in words: the past of one's own segment, and of the trunk what lies before the hint."""
+    if k > q:
+        return False
+    if SEGMENT[b, q] == SEGMENT[b, k]:
+        return True
+    return bool(SEGMENT[b, q] > 0 and SEGMENT[b, k] == 0 and k < SEEN[b, q])
+
+
+def test_the_mask_is_the_rule_and_the_block_mask_is_the_same():
+    dense = branches.visible(SEGMENT, SEEN)
+    for b, q, k in itertools.product(range(2), range(15), range(15)):
+        assert bool(dense[b, 0, q, k]) == may_see(b, q, k)
+    assert dense.any(-1).all()  # an empty row would be NaN
+    of_blocks = create_mask(branches.mask_rule(SEGMENT, SEEN), 2, 1, 15, 15, device="cpu")
+    assert torch.equal(of_blocks, dense)
+
+
+# --- models that cannot take it -----------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 608,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def test_models_that_look_back_a_fixed_distance_are_refused_with_the_reason():
+    assert branches.why_not(tiny_policy()) == ""
+    unlimited = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None))
+    assert branches.why_not(Policy(unlimited, is_adapter=False)) == ""
+    limited = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=64))
+    assert "sliding_window" in branches.why_not(Policy(limited, is_adapter=False))
+    mixed = GptOssForCausalLM(GptOssConfig(**SMALL, num_local_experts=2, head_dim=8))
+    assert "sliding_attention" in branches.why_not(Policy(mixed, is_adapter=False))
+
+
+def test_a_model_that_ignores_the_mask_is_found_out_by_trying():
+    """Its configuration says nothing: a window of which the configuration does not tell."""
+    policy = tiny_policy()
+    policy.model.register_forward_pre_hook(
+        lambda _module, args, options: (args, options | {"attention_mask": None, "position_ids": None}),
+        with_kwargs=True,
+    )
+    assert "differ" in branches.why_not(policy)
+
+
+def test_eager_attention_takes_it_too():
+    policy = tiny_policy()
+    policy.model.config.get_text_config()._attn_implementation = "eager"
+    assert branches.why_not(policy) == ""

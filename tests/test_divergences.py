@@ -1,0 +1,217 @@
+"""Divergences against closed forms, slow references and each paper's formula, in float64."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from woodshed.records import RecipeError
+from woodshed.settings import validate
+from woodshed.training import divergences
+from woodshed.training.objective import PRESETS, FeedbackSettings
+
+V, N = 7, 5
+KINDS = ["reverse", "forward", "jensen-shannon"]
+
+
+def gradient(tensor: Tensor) -> Tensor:
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+@pytest.fixture
+def logits() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(N, V, dtype=torch.float64, requires_grad=True), torch.randn(N, V, dtype=torch.float64)
+
+
+def centred(p: Tensor, score: Tensor) -> Tensor:
+    """d/dlogits of a sum over v of f(p_v) with f' = score: p x (score - its mean under p)."""
+    return p * (score - (p * score).sum(-1, keepdim=True))
+
+
+def closed_form(student: Tensor, teacher: Tensor, kind: str, beta: float) -> Tensor:
+    """The gradient with respect to the student's logits."""
+    p, q = student.softmax(-1).detach(), teacher.softmax(-1)
+    if kind == "reverse":
+        return centred(p, p.log() - q.log())
+    if kind == "forward":
+        return p - q
+    mixture = beta * q + (1 - beta) * p
+    return (1 - beta) * centred(p, p.log() - mixture.log())  # what the mixture adds cancels
+
+
+@pytest.mark.parametrize(("kind", "beta"), [*[(k, 0.5) for k in KINDS], ("jensen-shannon", 0.1)])
+def test_gradients_equal_their_closed_form(logits, kind, beta):
+    student, teacher = logits
+    value = divergences.divergence(student.log_softmax(-1), teacher.log_softmax(-1), kind, beta=beta)
+    value.sum().backward()
+    assert (gradient(student) - closed_form(student, teacher, kind, beta)).abs().max() < 1e-10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("support", "tail"), [("student", True), ("teacher", True), ("teacher", False)])
+def test_gradients_through_kept_ids_match_finite_differences(logits, kind, support, tail):
+    student, teacher = logits
+
+    def loss(x):
+        pair = divergences.keep(x, teacher, support, 3, tail=tail)
+        return divergences.divergence(*pair, kind, beta=0.3, clip=None).sum()
+
+    assert torch.autograd.gradcheck(loss, student, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_distributions_have_no_divergence_and_no_gradient(logits, kind):
+    student, _ = logits
+    value = divergences.divergence(student.log_softmax(-1), student.log_softmax(-1).detach(), kind)
+    value.sum().backward()
+    assert value.abs().max() < 1e-15 and gradient(student).abs().max() < 1e-15
+
+
+def test_jensen_shannon_is_symmetric_below_log_two_and_tends_to_both_kls(logits):
+    a, b = ((x.detach() * 3).log_softmax(-1) for x in logits)
+
+    def jsd(x: Tensor, y: Tensor, beta: float = 0.5) -> Tensor:
+        return divergences.divergence(x, y, "jensen-shannon", beta=beta)
+
+    assert torch.allclose(jsd(a, b), jsd(b, a), atol=1e-12) and (jsd(a, b) <= math.log(2)).all()
+    ends: list[tuple[divergences.Divergence, float]] = [("forward", 1e-6), ("reverse", 1 - 1e-6)]
+    for kind, beta in ends:
+        scale = beta * (1 - beta)
+        assert torch.allclose(jsd(a, b, beta) / scale, divergences.divergence(a, b, kind), rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("support", ["student", "teacher"])
+def test_top_k_with_tail_grows_with_k_up_to_the_full_divergence(logits, kind, support):
+    student, teacher = (x.detach() for x in logits)
+    values = [
+        divergences.divergence(*divergences.keep(student, teacher, support, k), kind) for k in range(1, V + 1)
+    ]
+    for smaller, larger in itertools.pairwise(values):
+        assert (smaller <= larger + 1e-12).all()
+    full = divergences.divergence(*divergences.keep(student, teacher, "full", 1), kind)
+    assert torch.allclose(values[-1], full, atol=1e-12)
+
+
+def test_the_kept_ids_are_distributions_over_the_same_ids(logits):
+    student, teacher = (x.detach() for x in logits)
+    cases: list[tuple[divergences.Support, bool, int]] = [
+        ("student", True, 4),
+        ("teacher", True, 4),
+        ("student", False, 3),
+    ]
+    for support, tail, width in cases:
+        for kept in divergences.keep(student, teacher, support, 3, tail=tail):
+            assert kept.shape == (N, width)
+            assert torch.allclose(kept.exp().sum(-1), torch.ones(N, dtype=torch.float64))
+    of_teacher = divergences.keep(student, teacher, "teacher", 3)[1][:, :3]
+    assert torch.equal(of_teacher, teacher.log_softmax(-1).topk(3).values)
+
+
+def test_the_teacher_takes_no_gradient(logits):
+    student, teacher = logits
+    teacher.requires_grad_(True)
+    supports: list[divergences.Support] = ["student", "teacher", "full"]
+    for support in supports:
+        divergences.divergence(
+            *divergences.keep(student, teacher, support, 3), "jensen-shannon"
+        ).sum().backward()
+    divergences.sampled_token(student.log_softmax(-1)[:, 0], teacher.log_softmax(-1)[:, 0]).sum().backward()
+    assert teacher.grad is None or not teacher.grad.any()
+
+
+def test_a_sampled_token_has_the_reverse_gradient_in_expectation(logits):
+    """Enumerated: every id as often as the student would draw it."""
+    student, teacher = logits
+    divergences.divergence(student.log_softmax(-1), teacher.log_softmax(-1), "reverse").sum().backward()
+    exact = gradient(student).clone()
+    student.grad = None
+    logp = student.log_softmax(-1)
+    (logp.detach().exp() * divergences.sampled_token(logp, teacher.log_softmax(-1))).sum().backward()
+    assert torch.allclose(gradient(student), exact, atol=1e-12)
+
+
+def test_targeted_mean_weighs_turns_alike_and_fades_below_its_floor():
+    divergence = torch.tensor([[2.0, 2.0, 2.0, 2.0], [4.0, 9.0, 9.0, 9.0]])
+    mask = torch.tensor([[1.0, 1, 1, 1], [1, 0, 0, 0]])
+
+    def mean(reduction, floor=1):
+        return float(
+            divergences.targeted_mean(
+                divergence, mask, reduction=reduction, num_targets=2, num_tokens=5, floor=floor
+            )
+        )
+
+    assert mean("turn") == pytest.approx((2 + 4) / 2)
+    assert mean("turn", floor=16) == pytest.approx(6 / 16)
+    assert mean("token", floor=16) == pytest.approx((8 + 4) / 5)
+
+
+# --- presets ------------------------------------------------------------------------------------------------------
+
+
+def kl(p: list[float], q: list[float]) -> list[float]:
+    return [a * math.log(a / b) for a, b in zip(p, q, strict=True)]
+
+
+def top(student: list[float], teacher: list[float], k: int) -> tuple[list[float], list[float]]:
+    """The student's k likeliest ids and one bucket for the rest."""
+    ids = sorted(range(len(student)), key=lambda i: -student[i])[:k]
+    return tuple([p[i] for i in ids] + [1.0 - sum(p[i] for i in ids)] for p in (student, teacher))  # type: ignore
+
+
+def formula(name: str, student: list[float], teacher: list[float]) -> float:
+    """One token's loss before importance weights, as each paper or its code writes it down."""
+    if name == "composer":
+        return sum(kl(*top(student, teacher, 64)))
+    if name == "sdpo":
+        p, q = top(student, teacher, 100)
+        m = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+        return 0.5 * sum(kl(q, m)) + 0.5 * sum(kl(p, m))
+    if name == "sdpo-rich":
+        return sum(kl(*top(student, teacher, 20)))
+    if name == "sdft":
+        return sum(kl(teacher, student))
+    return sum(min(term, 0.05) for term in kl(teacher, student))  # opsd
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_reproduces_its_reference_formula(name):
+    torch.manual_seed(4)
+    student, teacher = (torch.randn(6, 130, dtype=torch.float64) * 2 for _ in range(2))
+    settings = FeedbackSettings.model_validate({"preset": name})
+    pair = divergences.keep(student, teacher, settings.support, settings.top_k, tail=settings.tail)
+    got = divergences.divergence(*pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip)
+    want = [
+        formula(name, p, q)
+        for p, q in zip(student.softmax(-1).tolist(), teacher.softmax(-1).tolist(), strict=True)
+    ]
+    assert got.tolist() == pytest.approx(want, abs=1e-10)
+
+
+def test_presets_set_what_was_published():
+    def values(name: str, *fields: str) -> list[object]:
+        return [getattr(FeedbackSettings.model_validate({"preset": name}), field) for field in fields]
+
+    guards = ("teacher", "teacher_rate", "max_ratio", "skip_first", "pointwise_clip", "reduction")
+    assert values("composer", *guards) == ["frozen", 0.01, None, 0, None, "turn"]
+    assert values("sdpo", *guards) == ["ema", 0.05, 2.0, 0, None, "token"]
+    assert values("sdpo-rich", *guards) == ["ema", 0.01, 2.0, 0, None, "token"]
+    assert values("sdft", *guards) == ["ema", 0.01, None, 3, None, "token"]
+    assert values("opsd", *guards) == ["frozen", 0.01, None, 0, 0.05, "token"]
+
+
+def test_the_default_preset_is_the_defaults_and_a_given_field_wins():
+    assert FeedbackSettings() == FeedbackSettings(preset="composer")
+    chosen = FeedbackSettings(preset="sdpo", top_k=7)
+    assert (chosen.top_k, chosen.divergence) == (7, "jensen-shannon")
+    again = validate(FeedbackSettings, chosen.model_dump(mode="json", exclude_none=True))
+    assert again == chosen
+    with pytest.raises(RecipeError, match="preset"):
+        validate(FeedbackSettings, {"preset": "sdop"})

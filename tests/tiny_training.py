@@ -1,0 +1,96 @@
+"""A tiny policy, four real attempts, and one optimizer step: what tests of training share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from scripted import EDIT, PROSE, READ, TEST, UNKNOWN, calc_task, play, renderer
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from woodshed.records import Group, Hint, Rollout, Verdict
+from woodshed.training import packing
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.policy import Policy, add_adapter, token_logps
+from woodshed.training.teacher import Teacher
+from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
+
+HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."
+
+
+def tiny_policy(seed: int = 0, rank: int = 4) -> Policy:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=renderer().vocab_size,
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+    )
+    model = LlamaForCausalLM(config)
+    return Policy(add_adapter(model, rank) if rank else model, is_adapter=bool(rank))
+
+
+def four_attempts(folder: Path) -> list[Rollout]:
+    """Four attempts at one task: two with an unknown tool, one with prose, one clean."""
+    task = calc_task(folder / "calc")
+    scripts = [(READ, EDIT, TEST), (UNKNOWN, READ, EDIT), (PROSE, EDIT, TEST), (READ, UNKNOWN, TEST)]
+    made = [play(task, *messages) for messages in scripts]
+    policy = tiny_policy()
+    named = [replace(r, id=f"train-0-calc-{n}") for n, r in enumerate(made)]
+    return [with_logps(policy, r) for r in named]
+
+
+def with_logps(policy: Policy, made: Rollout) -> Rollout:
+    """The attempt as if the policy had sampled it."""
+    row = packing.rollout_row(made)
+    padded = packing.pad([row])
+    logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)[0].tolist()
+    turns = []
+    for turn in made.turns:
+        turns.append(replace(turn, logps=tuple(logps[: len(turn.sampled_ids)])))
+        logps = logps[len(turn.sampled_ids) :]
+    return replace(made, turns=tuple(turns))
+
+
+def verdicts(rollouts: list[Rollout], rewards: list[float]) -> dict[str, Verdict]:
+    return {
+        r.id: Verdict(r.id, r.task_id, "graded", reward, reward == 1.0, {})
+        for r, reward in zip(rollouts, rewards, strict=True)
+    }
+
+
+def hint_for(made: Rollout, turn: int, text: str = HINT) -> Hint:
+    return Hint(made.id, turn, "unknown_tool", text)
+
+
+def pack(rollouts, rewards, hints=(), **options) -> packing.Batch:
+    group = Group(rollouts[0].task_id, tuple(rollouts))
+    return packing.pack([group], verdicts(rollouts, rewards), hints, renderer(), **options)
+
+
+def step(
+    policy: Policy, batch: packing.Batch, *, feedback=None, objective=None, rate=1e-2, steps=1, start=None
+):
+    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
+    teacher, scale = Teacher(policy, start or policy.snapshot(), feedback), GradientScale()
+    for _ in range(steps):
+        metrics = update(
+            policy,
+            optimizer,
+            batch,
+            scale=scale,
+            teacher=teacher,
+            learning_rate=rate,
+            message_tokens=160,
+            temperature=1.0,
+            objective=objective or ObjectiveSettings(),
+            feedback=feedback or FeedbackSettings(),
+            max_grad_norm=1.0,
+        )
+    return metrics

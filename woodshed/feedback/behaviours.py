@@ -1,0 +1,81 @@
+"""Turns that were carried out and still are not how work should be done: found by rules, trained on only by name.
+
+They are kept apart from the call faults because a recipe has to ask for each: what is bad manners in one team is a
+habit in another.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from woodshed.feedback.detectors import Detector, Fault, executed
+from woodshed.records import Rollout, Task
+
+LONG_WORDS = 60  # words outside of calls in a last message
+COMMENT_LINES = 5  # fewer comments are a comment
+
+_LEFT_OPEN = re.compile(r"^\+(?!\+\+).*(\b(?:TODO|FIXME|XXX)\b|NotImplementedError)", re.MULTILINE)
+_FILE_WORK = re.compile(r"^\s*(cat|head|tail|sed|awk|grep|find|ls|tee)\b|>\s*\S+\.\w+")
+
+
+def unfinished(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Finishing with a to-do, or a stub, in what was written."""
+    if rollout.ended == "finished" and _LEFT_OPEN.search(rollout.patch.diff):
+        yield Fault(len(rollout.turns) - 1)
+
+
+def comment_reasoning(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Thinking in comments: an edit that is mostly comment lines."""
+    for index, turn in enumerate(rollout.turns):
+        for call, seen in executed(turn):
+            text = str(call.arguments.get("new") or call.arguments.get("content") or "")
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            comments = sum(line.startswith("#") for line in lines)
+            if seen.error_kind is None and comments >= COMMENT_LINES and 2 * comments > len(lines):
+                yield Fault(index, call)
+                break
+
+
+def terminal_only(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Reading and writing files through the shell alone, at the first turn that did so."""
+    found: Fault | None = None
+    for index, turn in enumerate(rollout.turns):
+        for call, _seen in executed(turn):
+            if call.tool in ("read_file", "edit_file", "write_file", "search"):
+                return
+            if call.tool == "shell" and _FILE_WORK.search(str(call.arguments.get("command", ""))):
+                found = found or Fault(index, call)
+    if found:
+        yield found
+
+
+def long_message(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """A last message with many words outside of its calls."""
+    if rollout.turns:
+        text = rollout.turns[-1].text
+        for call in rollout.turns[-1].calls:
+            text = text.replace(call.raw, "", 1)
+        if len(text.split()) > LONG_WORDS:
+            yield Fault(len(rollout.turns) - 1)
+
+
+def out_of_bounds(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """Ignoring where the task says that work belongs: a change outside of its allowed paths."""
+    for index, turn in enumerate(rollout.turns):
+        for call, seen in executed(turn):
+            path = str(call.arguments.get("path", "")).removeprefix("./")
+            inside = any(path == allowed or path.startswith(f"{allowed}/") for allowed in task.allowed_paths)
+            if call.tool in ("edit_file", "write_file") and seen.error_kind is None and not inside:
+                yield Fault(index, call)
+                break
+
+
+BEHAVIOURS: dict[str, Detector] = {
+    "unfinished": unfinished,
+    "comment_reasoning": comment_reasoning,
+    "terminal_only": terminal_only,
+    "long_message": long_message,
+    "out_of_bounds": out_of_bounds,
+}
+"""By the name that hints carry."""

@@ -1,0 +1,81 @@
+"""What an attempt cost, as six counters, and the concave penalty on their weighted sum.
+
+Composer 2 report (arXiv 2603.24477, section 4.2): C(x) = ((1 + kx)^(1-q) - 1) / (k (1-q)), x a weighted sum of
+thinking tokens, tool-call tokens, tool-output tokens, final-message tokens, calls and turns. The first tokens cost
+most, so easy work becomes short and hard work keeps its room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from pydantic import Field
+
+from woodshed.inference.renderer import Renderer
+from woodshed.inference.spans import token_kinds
+from woodshed.records import Rollout
+from woodshed.settings import Settings
+
+
+class EffortSettings(Settings):
+    """The effort penalty. The report gives no values; these make it one at about 3,000 tokens and weight 1."""
+
+    weight: float = Field(default=0.0, ge=0)
+    """Factor on the penalty, which is taken off the reward; 0 counts nothing."""
+    k: float = Field(default=1e-3, gt=0)
+    """How soon the penalty flattens: its slope is 1 at no effort and 2^-q at 1/k."""
+    q: float = Field(default=0.5, ge=0)
+    """How much it flattens: 0 is linear, 1 logarithmic; above 1 it has a ceiling, 1 / (k (q - 1))."""
+    per: float = Field(default=2000.0, gt=0)
+    """The penalty is divided by this, so that it lies in the range of a reward."""
+    thinking_tokens: float = 1.0
+    """Weight of a token outside of calls."""
+    call_tokens: float = 1.0
+    """Weight of a token of a call, its tags included."""
+    output_tokens: float = 0.1
+    """Weight of a token that the tools gave back."""
+    message_tokens: float = 1.0
+    """Weight of a token of a closing message without a call."""
+    calls: float = 10.0
+    """Weight of a call."""
+    turns: float = 10.0
+    """Weight of a turn."""
+
+
+def concave(x: float, *, k: float, q: float) -> float:
+    """C_{k,q}(x) for x >= 0; its limit log(1 + kx) / k at q = 1."""
+    if abs(q - 1.0) < 1e-12:
+        return math.log1p(k * x) / k
+    return math.expm1((1.0 - q) * math.log1p(k * x)) / (k * (1.0 - q))
+
+
+def counters(rollout: Rollout, renderer: Renderer) -> dict[str, int]:
+    """The six counters, from the sampled ids themselves. Words without a call count as a closing message in the last
+    turn, else as thinking."""
+    names = ("thinking_tokens", "call_tokens", "output_tokens", "message_tokens", "calls", "turns")
+    counted: dict[str, int] = {name: 0 for name in names}
+    for number, turn in enumerate(rollout.turns):
+        is_last = number == len(rollout.turns) - 1
+        for kind in token_kinds(turn, renderer):
+            if kind in ("call", "template"):
+                counted["call_tokens"] += 1
+            elif kind == "message" and is_last:
+                counted["message_tokens"] += 1
+            else:
+                counted["thinking_tokens"] += 1
+        counted["output_tokens"] += len(turn.context_ids) - turn.opening if number else 0
+        counted["calls"] += len(turn.calls)
+        counted["turns"] += 1
+    return counted
+
+
+def penalties(rollouts: Iterable[Rollout], renderer: Renderer, settings: EffortSettings) -> dict[str, float]:
+    """Rollout id to what its effort takes off its reward; nothing where the weight is 0."""
+    if not settings.weight:
+        return {}
+    found = {}
+    for rollout in rollouts:
+        x = sum(getattr(settings, name) * count for name, count in counters(rollout, renderer).items())
+        found[rollout.id] = settings.weight * concave(x, k=settings.k, q=settings.q) / settings.per
+    return found

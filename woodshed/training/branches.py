@@ -1,0 +1,220 @@
+"""Hinted turns that branch off their rollout, so that what they share with it is computed once.
+
+    trunk      p p p p o m m m x x o m m m         the rollout (p context, o opening, m message, x observation)
+    branch 1           h h o m m m                 hint, opening and message of the first hinted turn
+    branch 2                       h h o m m m     ... of the second
+
+Trunk and branches lie behind each other in one row. A branch sees the trunk up to where its hint goes in, and itself;
+its positions go on from there. The cost of a hint is its own tokens and its turn's, not the prefix again.
+
+Shapes: B rows, T positions, N wanted tokens (padded), G targets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.records import Hint
+from woodshed.training import packing
+from woodshed.training.packing import Batch, Padded, Row, Target
+from woodshed.training.policy import Policy
+
+_FLEX_BLOCK = 128  # FlexAttention works on blocks of this many positions
+_PADDING, _TRUNK = -1, 0
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A rollout and its hinted turns."""
+
+    row: Row
+    """The trunk. Where the rollout has no advantage, it ends with the last hinted turn, and only hinted turns are
+    wanted."""
+    has_advantage: bool
+    targets: tuple[Target, ...]
+
+    @property
+    def length(self) -> int:
+        """Positions with all branches."""
+        return len(self.row.ids) + sum(len(t.teacher.ids) - t.shared for t in self.targets)
+
+
+@dataclass(frozen=True)
+class PaddedTrees:
+    """Trees as tensors."""
+
+    padded: Padded
+    student_GN: Tensor
+    """Where the logits that predict each target's tokens without the hint lie in (B x N) flattened; empty where the
+    trunk wants none of them."""
+    teacher_GN: Tensor
+    """... and with the hint; empty where the branches were left out."""
+    targets: Padded | None
+    """The targets' own tokens, masks and log-probs, (G, N); None where there are no targets."""
+
+
+def trees(batch: Batch) -> list[Tree]:
+    """One tree for every rollout that has an advantage or a target, in the order of the batch."""
+    found: dict[str, list[Target]] = {}
+    for target in batch.targets:
+        found.setdefault(target.hint.rollout_id, []).append(target)
+    made = [Tree(row, True, tuple(found.pop(row.rollout_id, ()))) for row in batch.rows]
+    return made + [Tree(_hinted_part(targets), False, tuple(targets)) for targets in found.values()]
+
+
+def _hinted_part(targets: Sequence[Target]) -> Row:
+    """The rollout up to its last hinted turn; the hinted turns' tokens are wanted."""
+    in_order = sorted(targets, key=lambda t: t.student.wanted[0])
+    wanted = tuple(i for t in in_order for i in t.student.wanted)
+    logps = tuple(logp for t in in_order for logp in t.student.logps)
+    longest = in_order[-1].student
+    return Row(longest.ids, wanted, logps, rollout_id=targets[0].hint.rollout_id)
+
+
+def pad(
+    made: Sequence[Tree], device: torch.device | str = "cpu", *, with_branches: bool = True
+) -> PaddedTrees:
+    """Trees as right-padded rows. With branches, their messages are wanted behind the trunk's wanted tokens."""
+    laid = [_lay_out(tree, with_branches) for tree in made]
+    blocks = _FLEX_BLOCK if with_branches and torch.device(device).type == "cuda" else 1
+    padded = packing.pad([row for row, _, _ in laid], device, multiple=blocks)
+    width = padded.predict_BN.shape[1]
+    hinted = [(b, tree, t) for b, tree in enumerate(made) for t in tree.targets]
+    students, teachers = [], []
+    beyond = [len(tree.row.wanted) for tree in made]  # first wanted token of the next branch
+    index = [{position: n for n, position in enumerate(tree.row.wanted)} for tree in made]
+    for b, _tree, target in hinted:
+        students.append([b * width + index[b][i] for i in target.student.wanted if i in index[b]])
+        teachers.append([b * width + beyond[b] + n for n in range(len(target.teacher.wanted))])
+        beyond[b] += len(target.teacher.wanted)
+    if with_branches:
+        segment_BT = _table([segments for _, segments, _ in laid], padded.ids_BT, _PADDING)
+        position_BT = _table([positions for _, _, positions in laid], padded.ids_BT, 0)
+        seen_BT = _seen(made, segment_BT)
+        padded = replace(padded, positions_BT=position_BT, visible=visible(segment_BT, seen_BT))
+    return PaddedTrees(
+        padded,
+        _indices(students, device),
+        _indices(teachers if with_branches else [], device),
+        packing.pad([t.student for _, _, t in hinted], device) if hinted else None,
+    )
+
+
+def prefixes(made: Sequence[Tree]) -> list[Tree]:
+    """The trees as a teacher with other weights needs them: the trunk ends where the last hint goes in."""
+    cut = []
+    for tree in made:
+        end = max(t.shared for t in tree.targets)
+        cut.append(Tree(Row(tree.row.ids[:end], ()), False, tree.targets))
+    return cut
+
+
+def _lay_out(tree: Tree, with_branches: bool) -> tuple[Row, list[int], list[int]]:
+    """(row, segment of each position, position of each token): 0 is the trunk, n the nth branch."""
+    ids, wanted = list(tree.row.ids), list(tree.row.wanted)
+    logps, segments, positions = list(tree.row.logps), [_TRUNK] * len(ids), list(range(len(ids)))
+    for number, target in enumerate(tree.targets if with_branches else (), 1):
+        branch = target.teacher.ids[target.shared :]
+        wanted += [len(ids) + i - target.shared for i in target.teacher.wanted]
+        logps += [0.0] * len(target.teacher.wanted)
+        segments += [number] * len(branch)
+        positions += range(target.shared, len(target.teacher.ids))
+        ids += branch
+    own = len(tree.row.wanted)
+    counted = (*[tree.has_advantage] * own, *[False] * (len(wanted) - own))
+    row = Row(tuple(ids), tuple(wanted), tuple(logps), tree.row.advantage, counted)
+    return row, segments, positions
+
+
+def _table(values: Sequence[Sequence[int]], like_BT: Tensor, padding: int) -> Tensor:
+    length = like_BT.shape[1]
+    return torch.tensor([[*v, *[padding] * (length - len(v))] for v in values], device=like_BT.device)
+
+
+def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
+    width = max((len(row) for row in rows), default=0)
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)
+
+
+def _seen(made: Sequence[Tree], segment_BT: Tensor) -> Tensor:
+    """How much of the trunk each position may see: a branch up to its hint, the trunk all that is before."""
+    shared = [[segment_BT.shape[1], *(t.shared for t in tree.targets)] for tree in made]
+    width = max(len(row) for row in shared)
+    table = torch.tensor([[*row, *[0] * (width - len(row))] for row in shared], device=segment_BT.device)
+    return table.gather(1, segment_BT.clamp(min=0))
+
+
+def visible(segment_BT: Tensor, seen_BT: Tensor) -> Any:
+    """Who attends to whom: a BlockMask for FlexAttention on a GPU, else a (B, 1, T, T) boolean mask."""
+    rule = mask_rule(segment_BT, seen_BT)
+    batch, length = segment_BT.shape
+    if segment_BT.is_cuda:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        return create_block_mask(rule, batch, None, length, length, device=segment_BT.device)
+    b = torch.arange(batch)[:, None, None, None]
+    q, k = torch.arange(length)[None, None, :, None], torch.arange(length)[None, None, None, :]
+    return rule(b, torch.zeros((), dtype=torch.long), q, k)
+
+
+def mask_rule(segment_BT: Tensor, seen_BT: Tensor) -> Callable[..., Tensor]:
+    """True where position q of row b may attend to position k: its own segment, or the trunk that it sees, never
+    what lies behind. Padding sees padding, so that no row of the mask is empty."""
+
+    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        same = segment_BT[b, q] == segment_BT[b, k]
+        trunk = (segment_BT[b, k] == _TRUNK) & (k < seen_BT[b, q]) & (segment_BT[b, q] > _TRUNK)
+        return (k <= q) & (same | trunk)
+
+    return rule
+
+
+def why_not(policy: Policy) -> str:
+    """Why this model cannot take branches, or "" where it can: its configuration is read, then it is tried.
+
+    Attention that looks back a fixed distance, or a state instead of keys and values, would ignore the mask.
+    """
+    config = policy.model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return f"it has {', '.join(sorted(kinds))} layers"
+    for name in ("sliding_window", "attention_chunk_size"):
+        if getattr(config, name, None) and getattr(config, "use_sliding_window", True):
+            return f"its attention is limited by {name}"
+    if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
+        return f"its attention is {config._attn_implementation}"
+    gap = _gap(policy)
+    bound = 1e-3 if next(policy.model.parameters()).dtype == torch.float32 else 0.25
+    return "" if gap <= bound else f"its log-probs differ by {gap:.2g} between one forward and two"
+
+
+@torch.no_grad()
+def _gap(policy: Policy) -> float:
+    """Largest difference in log-probs between branches and separate forwards on a made-up rollout."""
+    vocabulary = policy.model.config.get_text_config().vocab_size
+    dice = torch.Generator().manual_seed(0)
+    ids = tuple(torch.randint(vocabulary, (36,), generator=dice).tolist())
+    targets = []
+    for end in (16, 28):
+        branch = (*ids[:3], *ids[end - 8 : end])  # three tokens of hint, two of opening, a message of six
+        student = Row(ids[:end], tuple(range(end - 6, end)), (0.0,) * 6)
+        whole = (*ids[: end - 8], *branch)
+        teacher = Row(whole, tuple(range(len(whole) - 6, len(whole))), (0.0,) * 6)
+        targets.append(Target(Hint("", 0, "", ""), student, teacher, shared=end - 8))
+    both = pad([Tree(_hinted_part(targets), False, tuple(targets))], policy.device)
+    logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
+    worst = 0.0
+    for at_GN, rows in (
+        (both.student_GN, [t.student for t in targets]),
+        (both.teacher_GN, [t.teacher for t in targets]),
+    ):
+        apart = policy.logits(packing.pad(rows, policy.device)).log_softmax(-1)
+        gap = float((logps[at_GN] - apart).abs().max())
+        worst = max(worst, math.inf if math.isnan(gap) else gap)
+    return worst

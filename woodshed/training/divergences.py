@@ -1,0 +1,112 @@
+"""How far the student is from the hinted teacher: pure functions on tensors, one per paper.
+
+    supports -> divergence at each token -> mean over what counts
+
+Shapes: N tokens (any leading dimensions), V vocabulary, K kept ids, B targeted turns.
+Masks are 1.0 where a token counts. Log-probs are natural logs. The teacher never takes a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Divergence = Literal["reverse", "forward", "jensen-shannon"]
+Support = Literal["student", "teacher", "full", "sampled"]
+Reduction = Literal["turn", "token"]
+
+
+def keep(
+    logits_student: Tensor, logits_teacher: Tensor, support: Support, k: int, *, tail: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of both over the same ids: two tensors (..., K + 1), or (..., K) without a tail, or (..., V).
+
+    student: the student's K likeliest ids (SDPO, arXiv 2601.20802, appendix); teacher: the teacher's (OPSD's top-k
+    option); full: the whole vocabulary, also where K >= V. With a tail, all other ids are one bucket: the divergence
+    over this coarser partition is at most the full one, and grows with K. Without, both are renormalised over the
+    kept ids, and it is not.
+    """
+    logp_student, logp_teacher = logits_student.log_softmax(-1), logits_teacher.log_softmax(-1)
+    if support == "full" or k >= logits_student.shape[-1]:
+        return logp_student, logp_teacher
+    chosen = logits_student.detach() if support == "student" else logits_teacher
+    top = chosen.topk(k, dim=-1).indices
+    pair = []
+    for logp in (logp_student, logp_teacher):
+        kept = logp.gather(-1, top)
+        if tail:
+            rest = torch.zeros_like(logp).scatter(-1, top, float("-inf"))
+            pair.append(torch.cat([kept, (logp + rest).logsumexp(-1, keepdim=True)], dim=-1))
+        else:
+            pair.append(kept.log_softmax(-1))
+    return pair[0], pair[1]
+
+
+def divergence(
+    logp_student: Tensor,
+    logp_teacher: Tensor,
+    kind: Divergence,
+    *,
+    beta: float = 0.5,
+    clip: float | None = None,
+) -> Tensor:
+    """Divergence of the student from the teacher over the last dimension.
+
+    reverse: KL(student || teacher), mode-seeking (SDPO, arXiv 2601.20802).
+    forward: KL(teacher || student), as SDFT's code uses (arXiv 2601.19897, erratum).
+    jensen-shannon: beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student
+        (generalised JSD of GKD, arXiv 2306.13649, equation 1); over beta it tends to forward / reverse at 0 / 1.
+
+    Args:
+        clip: each id's term is cut from above (OPSD, arXiv 2601.18734: style tokens carry most of the divergence).
+            A clipped sum may be negative and is no longer a divergence.
+    """
+    logp_teacher = logp_teacher.detach()
+    if kind == "reverse":
+        terms = _terms(logp_student, logp_teacher)
+    elif kind == "forward":
+        terms = _terms(logp_teacher, logp_student)
+    else:
+        mixture = torch.logaddexp(logp_student + math.log1p(-beta), logp_teacher + math.log(beta))
+        terms = beta * _terms(logp_teacher, mixture) + (1.0 - beta) * _terms(logp_student, mixture)
+    return (terms if clip is None else terms.clamp(max=clip)).sum(-1)
+
+
+def sampled_token(logp_student: Tensor, logp_teacher: Tensor) -> Tensor:
+    """Reverse KL from the sampled token alone: its gradient, in expectation over the student's own samples.
+
+    log(student / teacher), detached, times the student's log-prob (SDPO's token-level mode; on-policy distillation
+    with the divergence as a negative advantage). The value means nothing. Noisier than any support of several ids:
+    in one published comparison it scored below the untrained model (tinker-cookbook#677).
+    """
+    return (logp_student - logp_teacher).detach() * logp_student
+
+
+def targeted_mean(
+    divergence_BN: Tensor,
+    mask_BN: Tensor,
+    *,
+    reduction: Reduction,
+    num_targets: int,
+    num_tokens: int,
+    floor: int,
+) -> Tensor:
+    """The step's targeted loss, from one micro-batch of its turns: sum it over micro-batches. Returns a scalar.
+
+    turn: mean over each turn's tokens, summed over turns, divided by the number of targets but at least `floor`. The
+    floor lets the term fade as faults become rare instead of weighing the last few ever more. The denominator is its
+    own, so that a few targeted tokens neither vanish in nor dominate the policy-gradient term.
+    token: sum over tokens divided by the counted tokens of all targets of the step (SDPO, OPSD, SDFT).
+    """
+    if reduction == "token":
+        return (divergence_BN * mask_BN).sum() / max(num_tokens, 1)
+    per_turn_B = (divergence_BN * mask_BN).sum(-1) / mask_BN.sum(-1).clamp(min=1.0)
+    return per_turn_B.sum() / max(num_targets, floor)
+
+
+def _terms(logp: Tensor, logq: Tensor) -> Tensor:
+    """The terms of KL(p || q)."""
+    return logp.exp() * (logp - logq)

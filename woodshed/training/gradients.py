@@ -1,0 +1,298 @@
+"""The two gradients of a step: the policy gradient on whole rollouts, and the targeted divergence on hinted turns.
+
+`separate` gives student and teacher a forward each; `packed` lets hinted turns branch off their rollout
+(`branches`), shares the rollout's forward between both losses, and gives the same numbers. They are returned apart,
+because one is capped by the other; `packed_joint` is one backward pass for both, with a factor that is known before.
+
+Shapes: B sequences, N tokens that the policy wrote (padded), V vocabulary, G targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from woodshed.records import Lesson
+from woodshed.training import branches, divergences, losses, packing
+from woodshed.training.branches import Tree
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.packing import Batch, Padded, Row, Target
+from woodshed.training.policy import Policy, token_logps
+from woodshed.training.teacher import Teacher
+
+Gradient = dict[str, Tensor]
+
+
+@dataclass
+class Metrics:
+    """Sums over micro-batches that become one metrics line, and what every targeted turn taught."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    lessons: list[Lesson] = field(default_factory=list)
+
+    def add(self, **values: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def peak(self, **values: float) -> None:
+        for name, value in values.items():
+            self.sums[name] = max(self.sums.get(name, 0.0), value)
+
+    def means(self) -> dict[str, float]:
+        names = ("rl_loss", "kl_loss", "logp_gap_max", "trained_positions")
+        found = {name: self.sums.get(name, 0.0) for name in names}
+        for mean, total, count in (
+            ("logp_gap_mean", "gap_sum", "gap_tokens"),
+            ("entropy", "entropy_sum", "rl_tokens"),
+            ("kl_to_start", "kl_to_start_sum", "rl_tokens"),
+            ("hint_gain", "hint_gain_sum", "targets"),
+        ):
+            if total in self.sums:
+                found[mean] = self.sums[total] / max(self.sums[count], 1.0)
+        return found
+
+
+@dataclass
+class Work:
+    """Everything that a step's gradients depend on, and what is measured on the way."""
+
+    policy: Policy
+    teacher: Teacher
+    batch: Batch
+    objective: ObjectiveSettings
+    feedback: FeedbackSettings
+    temperature: float
+    message_tokens: int
+    metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.batch.rows if self.objective.weight else ()
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        return self.batch.targets if self.feedback.weight else ()
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Tokens of all targets that count."""
+        rows = [target.student for target in self.targets]
+        return sum(sum(row.counted) if row.counted else len(row.wanted) for row in rows)
+
+
+def separate(work: Work) -> tuple[Gradient, Gradient]:
+    """(policy gradient, targeted gradient), a forward each for rollouts, students and teachers."""
+    policy, budget = work.policy, work.objective.micro_batch_tokens
+    for rows in packing.row_batches(work.rows, budget):
+        padded = packing.pad(rows, policy.device)
+        logits_BNV = policy.logits(padded)
+        start_BN = _start_logps(work, padded) if work.objective.kl_coef else None
+        _policy_gradient(work, logits_BNV, padded, start_BN).backward()
+        work.metrics.add(trained_positions=float(padded.positions))
+    rl_gradient = _take(policy)
+    for chunk in packing.target_batches(work.targets, budget):
+        student = packing.pad([t.student for t in chunk], policy.device)
+        teacher = packing.pad([t.teacher for t in chunk], policy.device)
+        teacher_BNV = work.teacher.logits(policy, teacher)
+        _targeted(work, chunk, policy.logits(student), teacher_BNV, student).backward()
+        work.metrics.add(trained_positions=float(student.positions + teacher.positions))
+    return rl_gradient, _take(policy)
+
+
+def packed(work: Work) -> tuple[Gradient, Gradient]:
+    """The same numbers with one forward of each rollout: its hinted turns branch off it."""
+    rl_gradient, kl_gradient = _take(work.policy), _take(work.policy)
+
+    def backward(rl_loss: Tensor | None, kl_loss: Tensor | None) -> None:
+        for loss, total in ((rl_loss, rl_gradient), (kl_loss, kl_gradient)):
+            if loss is not None:
+                loss.backward(retain_graph=loss is rl_loss and kl_loss is not None)
+                for name, gradient in _take(work.policy).items():
+                    total[name] += gradient
+
+    _over_trees(work, backward)
+    return rl_gradient, kl_gradient
+
+
+def packed_joint(work: Work, kl_factor: float) -> Gradient:
+    """Policy gradient + factor x targeted gradient, in one backward pass."""
+
+    def backward(rl_loss: Tensor | None, kl_loss: Tensor | None) -> None:
+        parts = [rl_loss, None if kl_loss is None else kl_factor * kl_loss]
+        torch.stack([loss for loss in parts if loss is not None]).sum().backward()
+
+    _over_trees(work, backward)
+    return _take(work.policy)
+
+
+def _over_trees(work: Work, backward: Callable[[Tensor | None, Tensor | None], None]) -> None:
+    """Both losses of every micro-batch of rollouts with their branches."""
+    made = branches.trees(Batch(work.rows, work.targets, work.batch.num_rollouts))
+    is_live = work.teacher.kind == "live"
+    for chunk in packing.chunks(made, [tree.length for tree in made], work.objective.micro_batch_tokens):
+        hinted = any(tree.targets for tree in chunk)
+        start_BN, teacher_GNV = _other_weights(work, chunk) if not is_live else (None, None)
+        both = branches.pad(chunk, work.policy.device, with_branches=is_live and hinted)
+        logits_BNV = work.policy.logits(both.padded)
+        if is_live and work.objective.kl_coef:
+            start_BN = _start_logps(work, both.padded)
+        if is_live and hinted:
+            teacher_GNV = logits_BNV.detach().flatten(0, 1)[both.teacher_GN]
+        rl_loss = kl_loss = None
+        if any(tree.has_advantage for tree in chunk):
+            rl_loss = _policy_gradient(work, logits_BNV, both.padded, start_BN)
+        if both.targets is not None and teacher_GNV is not None:
+            student_GNV = logits_BNV.flatten(0, 1)[both.student_GN]
+            hinted_turns = [target for tree in chunk for target in tree.targets]
+            kl_loss = _targeted(work, hinted_turns, student_GNV, teacher_GNV, both.targets)
+        backward(rl_loss, kl_loss)
+        work.metrics.add(trained_positions=float(both.padded.positions))
+
+
+def _other_weights(work: Work, chunk: Sequence[Tree]) -> tuple[Tensor | None, Tensor | None]:
+    """(start's log-probs of the rollouts (B, N), teacher's logits of the hinted turns (G, N, V)), where wanted.
+
+    A frozen teacher is the start itself: then one forward answers both.
+    """
+    policy, teacher = work.policy, work.teacher
+    hinted = [tree for tree in chunk if tree.targets]
+    wants_start = bool(work.objective.kl_coef) and any(tree.has_advantage for tree in chunk)
+    if wants_start and hinted and teacher.kind == "frozen":
+        both = branches.pad(chunk, policy.device)
+        logits_BNV = teacher.logits(policy, both.padded)
+        width = max(len(tree.row.wanted) for tree in chunk)
+        logps_BN = token_logps(logits_BNV, both.padded.tokens_BN, work.temperature)
+        work.metrics.add(trained_positions=float(both.padded.positions))
+        return logps_BN[:, :width], logits_BNV.flatten(0, 1)[both.teacher_GN]
+    start_BN = teacher_GNV = None
+    if wants_start:
+        start_BN = _start_logps(work, branches.pad(chunk, policy.device, with_branches=False).padded)
+    if hinted:
+        cut = branches.pad(branches.prefixes(hinted), policy.device)
+        teacher_GNV = teacher.logits(policy, cut.padded).flatten(0, 1)[cut.teacher_GN]
+        work.metrics.add(trained_positions=float(cut.padded.positions))
+    return start_BN, teacher_GNV
+
+
+def _start_logps(work: Work, padded: Padded) -> Tensor:
+    with torch.no_grad(), work.policy.using(work.teacher.start):
+        return token_logps(work.policy.logits(padded), padded.tokens_BN, work.temperature)
+
+
+def _policy_gradient(work: Work, logits_BNV: Tensor, padded: Padded, start_BN: Tensor | None) -> Tensor:
+    """The policy-gradient loss of one micro-batch, and what is seen on its tokens."""
+    settings, mask_BN, advantage_BN = work.objective, padded.counted_BN, padded.advantage_BN
+    logp_BN = token_logps(logits_BNV, padded.tokens_BN, work.temperature)
+    if start_BN is not None:
+        k1_BN = losses.k1_penalty(logp_BN, start_BN)
+        advantage_BN = advantage_BN - settings.kl_coef * k1_BN
+        work.metrics.add(kl_to_start_sum=float((k1_BN * mask_BN).sum()))
+    if settings.estimator == "gspo":
+        loss = losses.gspo(
+            logp_BN,
+            padded.logp_sampler_BN,
+            advantage_BN,
+            mask_BN,
+            num_sequences=float(max(work.batch.num_rollouts, 1)),
+            clip=settings.gspo_clip,
+        )
+    else:
+        weight_BN = losses.importance_weights(
+            logp_BN,
+            padded.logp_sampler_BN,
+            mask_BN,
+            level=settings.ratio_level,
+            outside=settings.outside,
+            min_ratio=settings.min_ratio,
+            max_ratio=settings.max_ratio,
+        )
+        denominator = float(max(work.batch.num_rollouts, 1) * work.message_tokens)
+        loss = losses.policy_gradient(logp_BN, weight_BN, advantage_BN, mask_BN, denominator=denominator)
+    loss = settings.weight * loss
+    work.metrics.add(rl_loss=float(loss.detach()), rl_tokens=float(mask_BN.sum()))
+    _observe_logps(work, logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
+    _observe_entropy(work, logits_BNV.detach() / work.temperature, mask_BN)
+    return loss
+
+
+def _targeted(
+    work: Work, turns: Sequence[Target], student_GNV: Tensor, teacher_GNV: Tensor, targets: Padded
+) -> Tensor:
+    """The targeted loss of one micro-batch; the logits are those that predict the targets' tokens."""
+    settings = work.feedback
+    student_GNV, teacher_GNV = student_GNV / work.temperature, teacher_GNV / work.temperature
+    with torch.set_grad_enabled(settings.support == "sampled"):  # elsewhere only looked at
+        logp_GN = token_logps(student_GNV, targets.tokens_BN, 1.0)
+    hinted_GN = token_logps(teacher_GNV, targets.tokens_BN, 1.0)
+    if settings.support == "sampled":
+        divergence_GN = divergences.sampled_token(logp_GN, hinted_GN)
+    else:
+        pair = divergences.keep(
+            student_GNV, teacher_GNV, settings.support, settings.top_k, tail=settings.tail
+        )
+        divergence_GN = divergences.divergence(
+            *pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip
+        )
+    if settings.max_ratio is not None:
+        ratio_GN = (logp_GN.detach() - targets.logp_sampler_BN).exp().clamp(max=settings.max_ratio)
+        divergence_GN = divergence_GN * ratio_GN
+    loss = divergences.targeted_mean(
+        divergence_GN,
+        targets.counted_BN,
+        reduction=settings.reduction,
+        num_targets=len(work.targets),
+        num_tokens=work.num_target_tokens,
+        floor=settings.target_floor,
+    )
+    gain_G = ((hinted_GN - logp_GN.detach()) * targets.mask_BN).sum(-1)
+    work.metrics.add(
+        kl_loss=float(loss.detach()), hint_gain_sum=float(gain_G.sum()), targets=float(len(gain_G))
+    )
+    _observe_logps(work, logp_GN.detach(), targets.logp_sampler_BN, targets.mask_BN)
+    work.metrics.lessons += _lessons(turns, logp_GN.detach(), hinted_GN, divergence_GN.detach())
+    return loss
+
+
+def _lessons(
+    turns: Sequence[Target], student_GN: Tensor, teacher_GN: Tensor, divergence_GN: Tensor
+) -> list[Lesson]:
+    """What the turns of a micro-batch taught, in the five digits that people and colours can use."""
+
+    def row(values_GN: Tensor, index: int) -> tuple[float, ...]:
+        values = values_GN[index, : len(turns[index].student.wanted)].tolist()
+        return tuple(float(f"{value:.5g}") for value in values)
+
+    return [
+        Lesson(
+            target.hint.rollout_id,
+            target.hint.turn,
+            target.hint.detector,
+            *(row(values_GN, index) for values_GN in (student_GN, teacher_GN, divergence_GN)),
+        )
+        for index, target in enumerate(turns)
+    ]
+
+
+def _take(policy: Policy) -> Gradient:
+    """The gradient so far, and a clean slate."""
+    taken = {}
+    for name, parameter in policy.trainable.items():
+        taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = None
+    return taken
+
+
+def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
+    """Sampler against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
+    gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
+    work.metrics.add(gap_sum=float(gap_BN.sum()), gap_tokens=float(mask_BN.sum()))
+    work.metrics.peak(logp_gap_max=float(gap_BN.max()))
+
+
+def _observe_entropy(work: Work, logits_BNV: Tensor, mask_BN: Tensor) -> None:
+    logp_BNV = logits_BNV.log_softmax(-1)
+    entropy_BN = -(logp_BNV.exp() * logp_BNV).sum(-1)
+    work.metrics.add(entropy_sum=float((entropy_BN * mask_BN).sum()))
