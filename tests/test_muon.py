@@ -25,6 +25,7 @@ from woodshed.muon import (
     sim,
 )
 from woodshed.muon import plan as plans
+from woodshed.muon import planner, sim
 from woodshed.muon.cost import Machine, Work, predict
 from woodshed.muon.grid import Grid, blocks, chunk, size
 from woodshed.muon.layout import arrange
@@ -112,7 +113,7 @@ def test_scale_and_cost_are_those_of_the_unit():
     assert flops(2048, 7168) == flops(7168, 2048) == pytest.approx(6.87e11, rel=1e-3)
     assert cost(2048, 7168) == flops(2048, 7168)
     assert cost(128, 7168) > flops(128, 7168)  # bound by memory
-    with pytest.raises(MuonError, match="scale='rms'.*match_rms_adamw"):
+    with pytest.raises(MuonError, match=r"scale='rms'.*match_rms_adamw"):
         ShardedMuon([("w", parameter(4, 4))], lr=0.1, scale="rms")
 
 
@@ -126,24 +127,22 @@ def stack(num_experts: int, world: int, layers: int = 1, dim: int = 0) -> list[p
 
 
 def test_whole_experts_stay():
-    made = plans.build(stack(32, 8, layers=3))
+    made = planner.build(stack(32, 8, layers=3))
     assert made.num_collectives == 0
     assert all(made.sent_bytes(rank) == 0 for rank in range(8))
-    assert made.exchanges[0].imbalance == 0
+    assert made.imbalance == 0
 
 
 def test_experts_that_do_not_divide_send_their_surplus_only():
     """12 experts over 8 ranks lie as 2, 2, 2, 2, 2, 2, 0, 0: a quarter of them moves, and the load is level."""
-    made = plans.build(stack(12, 8, layers=2)).exchanges[0]
-    moved = sum(
-        owner != made.specs[unit.spec].storage.grid.overlaps(unit.box).__next__()[0]
-        for unit, owner in zip(made.units, made.owners, strict=True)
-    )
-    assert moved == 6
-    assert made.imbalance == 0
-    everything = plans.build(stack(12, 8, layers=2), placement="all_to_all").exchanges[0]
+    made = planner.build(stack(12, 8, layers=2))
+    one = made.exchanges[0]
+    holders = planner.storing(one.specs, one.units)
+    assert sum([owner] != held for owner, held in zip(one.owners, holders, strict=True)) == 6
+    assert made.imbalance == pytest.approx(0)
+    everything = planner.build(stack(12, 8, layers=2), planner.Rules(placement="all_to_all"))
     assert sum(map(made.sent_bytes, range(8))) < 0.4 * sum(map(everything.sent_bytes, range(8)))
-    stay = plans.build(stack(12, 8, layers=2), placement="local").exchanges[0]
+    stay = planner.build(stack(12, 8, layers=2), planner.Rules(placement="local"))
     assert stay.num_collectives == 0
     assert stay.imbalance == pytest.approx(1 / 3)
 
@@ -179,41 +178,48 @@ def check_routes(exchange: plans.Exchange, ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["split", "redundant"])
-def test_every_element_goes_there_and_back_once(mode: plans.ReplicaMode):
+def test_every_element_goes_there_and_back_once(mode: planner.ReplicaMode):
     ranks = torch.arange(8).view(2, 4)
     shapes = {"a": (13, 10), "b": (24, 6), "c": (5, 7)}
     specs = [
         plans.Spec(n, s, Whole().grid(n, s), arrange(n, s, ranks, [Replicate(), Shard(0)]))
         for n, s in shapes.items()
     ]
-    made = plans.build(specs, replica_mode=mode, bucket_bytes=300)
+    made = planner.build(specs, planner.Rules(replica_mode=mode, bucket_bytes=300))
     check_routes(made.exchanges[0], list(range(8)))
 
 
 def test_replicas_share_the_work_where_that_pays():
+    """Large products do; matrices whose updates cost more to send than to compute do not."""
     ranks = torch.arange(8).view(2, 4)
-    made = {}
-    for shape in ((4096, 4096), (512, 64)):
-        storage = arrange("w", shape, ranks, [Replicate(), Shard(0)])
-        specs = [plans.Spec(f"{n}", shape, Whole().grid("w", shape), storage) for n in range(16)]
-        made[shape] = plans.build(specs).exchanges[0]
-    assert made[4096, 4096].is_split
-    redundant = plans.build(made[4096, 4096].specs, replica_mode="redundant").exchanges[0]
-    assert max(made[4096, 4096].loads) == pytest.approx(max(redundant.loads) / 2)
+
+    def made(mode: planner.ReplicaMode, rows: int, placements: list[Any]) -> plans.Exchange:
+        shape = (8, rows, 96) if placements[1] == Shard(0) else (rows, 96)
+        units = Experts() if len(shape) == 3 else Whole()
+        storage = arrange("w", shape, ranks, placements)
+        specs = [plans.Spec(f"{n}", shape, units.grid("w", shape), storage) for n in range(16)]
+        return planner.build(specs, planner.Rules(replica_mode=mode)).exchanges[0]
+
+    cut = made("auto", 4096, [Replicate(), Shard(1)])
+    assert cut.is_split
+    redundant = made("redundant", 4096, [Replicate(), Shard(1)])
+    assert max(cut.loads) == pytest.approx(max(redundant.loads) / 2)
+    # whole experts: redundant work moves nothing, and 8 rows cost less to multiply than to send
+    assert not made("auto", 8, [Replicate(), Shard(0)]).is_split
 
 
 def test_kimi_k2_5_on_512_ranks():
     """61 layers, 69,120 expert matrices, dense weights in 8 replicas: planned in seconds, level, and complete."""
     started = time.process_time()
-    made = plans.build(sim.specs(sim.Family(), 512), bucket_bytes=1 << 29)
+    made = planner.build(sim.specs(sim.Family(), 512), planner.Rules(bucket_bytes=1 << 29))
     assert made.digest
     seconds = time.process_time() - started
     assert seconds < 10
     experts = next(each for each in made.exchanges if len(each.ranks) == 1)
     dense = next(each for each in made.exchanges if len(each.ranks) == 8)
     assert len(experts.units) == 60 * 384 * 3
+    assert made.imbalance < 0.02
     for each in made.exchanges:
-        assert each.imbalance < 0.02
         check_routes(each, list(range(512)))
         assert max(bucket.scratch_bytes for bucket in each.buckets) <= 1 << 29
     # 384 experts over 512 ranks: a quarter moves, to ranks that have none
@@ -223,22 +229,25 @@ def test_kimi_k2_5_on_512_ranks():
 
 
 def test_a_plan_prints_what_it_does():
-    text = plans.build(stack(12, 8)).describe()
+    text = planner.build(stack(12, 8)).describe()
     assert "12 of 64 x 96: 1 to 2 on a rank" in text
     assert "prediction (H100, assumed" in text
-    assert plans.build(stack(12, 8)).digest == plans.build(stack(12, 8)).digest
-    assert plans.build(stack(12, 8)).digest != plans.build(stack(12, 8), placement="local").digest
-    assert hash(plans.build(stack(12, 8))) == hash(plans.build(stack(12, 8)))
+    assert planner.build(stack(12, 8)).digest == planner.build(stack(12, 8)).digest
+    assert (
+        planner.build(stack(12, 8)).digest
+        != planner.build(stack(12, 8), planner.Rules(placement="local")).digest
+    )
+    assert hash(planner.build(stack(12, 8))) == hash(planner.build(stack(12, 8)))
 
 
 def test_the_cost_model_in_closed_form():
     machine = Machine(
         product_flops=1e12, memory_bytes_per_s=1e12, link_bytes_per_s=1e9, network_bytes_per_s=1e8
     )
-    inside = predict([Work(flops=2e12, sent_bytes=1e9, elements=1e10, num_ranks=8, num_buckets=10)], machine)
+    inside = predict(2e12, [Work(sent_bytes=1e9, elements=1e10, num_ranks=8, num_buckets=10)], machine)
     assert inside.products_s == 2 and inside.transfer_s == 1
     assert inside.total_s == pytest.approx(2 + 24e10 / 1e12 + 0.1)
-    outside = predict([Work(flops=2e12, sent_bytes=1e9, elements=0, num_ranks=71, num_buckets=10)], machine)
+    outside = predict(2e12, [Work(sent_bytes=1e9, elements=0, num_ranks=71, num_buckets=10)], machine)
     assert outside.transfer_s == pytest.approx(9)
     assert outside.total_s == pytest.approx(9 + 0.9)
 
@@ -466,7 +475,7 @@ def test_what_cannot_be_imported():
         import_state(optimizer, {"x": {}}, "dion")
     with pytest.raises(MuonError, match="v: AdamW updates it here"):
         import_state(optimizer, {"v": {"momentum_buffer": torch.zeros(4)}}, "torch.optim.Muon")
-    with pytest.raises(MuonError, match="torch.distributed.checkpoint"):
+    with pytest.raises(MuonError, match=r"torch\.distributed\.checkpoint"):
         import_state(optimizer, {"w": {"momentum": torch.zeros(2, 4)}}, "dion")
     adam = {"step": torch.tensor(3.0), "exp_avg": torch.ones(4), "exp_avg_sq": torch.full((4,), 2.0)}
     assert import_state(optimizer, {"v": adam}, "torch.optim.AdamW") == ["v"]
@@ -494,7 +503,7 @@ def test_parameters_need_names_and_cannot_come_later():
         ShardedMuon([parameter(4, 4)], lr=0.1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MuonError, match="no parameter needs a gradient"):
         ShardedMuon([("w", parameter(4, 4).requires_grad_(False))], lr=0.1)
-    with pytest.raises(MuonError, match="'decay'.*"):
+    with pytest.raises(MuonError, match="'decay'"):
         ShardedMuon([{"params": [("w", parameter(4, 4))], "decay": 1.0}], lr=0.1)
     optimizer = ShardedMuon([("w", parameter(4, 4))], lr=0.1)
     with pytest.raises(MuonError, match="build a new ShardedMuon"):

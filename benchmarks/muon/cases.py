@@ -39,7 +39,9 @@ def experts(number: int, hidden: int, width: int) -> dict[str, tuple[tuple[int, 
     }
 
 
-def dense(hidden: int, width: int, heads: int, head: int, rank: int) -> dict[str, tuple[tuple[int, ...], Units]]:
+def dense(
+    hidden: int, width: int, heads: int, head: int, rank: int
+) -> dict[str, tuple[tuple[int, ...], Units]]:
     return {
         "q_a": ((rank, hidden), Whole()),
         "q_b": ((heads * head, rank), Heads(rows=head)),
@@ -119,7 +121,9 @@ def random(
 ) -> Tensor:
     made = torch.randn(local, generator=generator, device=device, dtype=dtype) / 50
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(made, mesh, [Shard(dim)], run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(
+        made, mesh, [Shard(dim)], run_check=False, shape=torch.Size(shape), stride=stride
+    )
 
 
 def synchronise(device: torch.device) -> None:

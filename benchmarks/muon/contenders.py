@@ -131,7 +131,7 @@ def dion(model: Model, folder: Path) -> Step:
 
 
 def torchtitan(model: Model, folder: Path) -> Step:
-    """torchtitan's DistMuon: owners for matrices, whole experts per rank for stacks, blocks for heads; a bucket a layer."""
+    """torchtitan's DistMuon: owners for matrices, whole experts of stacks, blocks for heads; one bucket per layer."""
     sys.path.insert(0, str(folder))
     from flex_shard import (  # pyright: ignore[reportMissingImports]
         BlockShard,
@@ -150,7 +150,8 @@ def torchtitan(model: Model, folder: Path) -> Step:
     optimizer = build_dist_muon(
         [{"params": list(model.held.values()), "param_names": list(model.held)}],
         compute_sharding_by_fqn={
-            name: ComputeLayout({"shard": sharding(name, parameter)}) for name, parameter in model.held.items()
+            name: ComputeLayout({"shard": sharding(name, parameter)})
+            for name, parameter in model.held.items()
         },
         bucket_configs=[BucketConfig((f"layers.{layer}.*",)) for layer in range(model.layers)],
         lr=LR,

@@ -211,10 +211,10 @@ def factor(backend: Any, shapes: dict[tuple[int, int], int], device: torch.devic
 
 
 def all_to_all_rate(size_bytes: int, device: torch.device) -> float:
-    """Bytes that a rank sends to others per second in one large all-to-all; infinite for one rank."""
+    """Bytes that a rank sends to others per second in one large all-to-all; 0 for one rank."""
     world = dist.get_world_size()
     if world == 1:
-        return float("inf")
+        return 0.0
     out = torch.zeros(size_bytes // 2 // world * world, dtype=torch.bfloat16, device=device)
     into = torch.empty_like(out)
     ms = slowest(best(lambda: dist.all_to_all_single(into, out), device), device)
@@ -274,15 +274,12 @@ def machine(rows: list[dict[str, Any]], device: torch.device) -> dict[str, Any]:
     between that model and the steps measured here."""
     widest = max(rows, key=lambda row: row["ceilings"]["products_ms"])["ceilings"]
     assumed = Machine()
-    link = widest["link_bytes_per_s"]
-    error = max(
-        abs((row["ceilings"]["floor_ms"]) / row["ms"]["ours"] - 1) for row in rows if row["ms"]["ours"] > 0
-    )
+    error = max(abs(row["ceilings"]["floor_ms"] / row["ms"]["ours"] - 1) for row in rows)
     return {
         "name": cases.describe(device)["card"],
         "product_flops": widest["product_flops"],
         "memory_bytes_per_s": widest["memory_bytes_per_s"],
-        "link_bytes_per_s": link if link != float("inf") else assumed.link_bytes_per_s,
+        "link_bytes_per_s": widest["link_bytes_per_s"] or assumed.link_bytes_per_s,
         "network_bytes_per_s": assumed.network_bytes_per_s,
         "gemm_factor": 1.0,
         "error": round(error, 3),
@@ -302,7 +299,9 @@ def show(row: dict[str, Any], device: torch.device) -> None:
     for other, times in row["speedup"].items():
         wanted = BARS.get(other)
         below = wanted is not None and times < wanted and device.type == "cuda"
-        print(f"  {other:<24}{row['ms'][other]:>10.2f} ms{times:>8.2f} x{f'  MISSED {wanted}' if below else ''}")
+        print(
+            f"  {other:<24}{row['ms'][other]:>10.2f} ms{times:>8.2f} x{f'  MISSED {wanted}' if below else ''}"
+        )
     for name, ms in row["ablations_ms"].items():
         print(f"  {name:<24}{ms:>10.2f} ms")
     for key in ("exposed_ms", "transfers_alone_ms", "exposed_share", "scratch_mb", "scratch_bar_mb"):

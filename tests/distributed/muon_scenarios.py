@@ -60,7 +60,7 @@ def set_grads(held: dict[str, nn.Parameter], where: dict[str, Any], seed: int) -
 
 
 def traffic() -> list[dict[str, Any]]:
-    """Counted and planned collectives of one step: experts along their dimension, all shards, uneven, split replicas."""
+    """Counted and planned collectives of one step: whole experts, cut ones, uneven shards, split replicas."""
     world = dist.get_world_size()
     flat = init_device_mesh("cpu", (world,))
     wide = init_device_mesh("cpu", (2, world // 2))

@@ -46,10 +46,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What one exchange group has to do in one step."""
+    """What one exchange moves in one step."""
 
-    flops: float
-    """Of the busiest rank."""
     sent_bytes: float
     """Per rank, to others, there and back."""
     elements: float
@@ -77,9 +75,9 @@ class Prediction:
         return self.total_s * (1 - self.error), self.total_s * (1 + self.error)
 
 
-def predict(work: list[Work], machine: Machine) -> Prediction:
-    """Exchange groups share the cards, so their work adds up."""
-    products = sum(each.flops for each in work) * machine.gemm_factor / machine.product_flops
+def predict(busiest_flops: float, work: list[Work], machine: Machine) -> Prediction:
+    """Exchanges share the cards, so what they move adds up; `busiest_flops` is the busiest card's, over all of them."""
+    products = busiest_flops * machine.gemm_factor / machine.product_flops
     transfers = [transfer_s(each, machine) for each in work]
     passes = sum(each.elements for each in work) * ELEMENTWISE_BYTES / machine.memory_bytes_per_s
     fill = sum(t / each.num_buckets for t, each in zip(transfers, work, strict=True))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as adamw_step
 
-from woodshed.muon import layout, plan, runtime
+from woodshed.muon import layout, planner, runtime
 from woodshed.muon.errors import MuonError
 from woodshed.muon.gradients import (
     BAD,
@@ -58,8 +58,8 @@ class ShardedMuon(torch.optim.Optimizer):
         newton_schulz: NewtonSchulz | None = None,
         wire_dtype: torch.dtype = torch.bfloat16,
         momentum_dtype: torch.dtype = torch.float32,
-        replica_mode: plan.ReplicaMode = "auto",
-        placement: plan.Placement = "auto",
+        replica_mode: planner.ReplicaMode = "auto",
+        placement: planner.Placement = "auto",
         max_inflight_bytes: int = 1 << 30,
         starved: Starved = "step",
         nonfinite: NonFinite = "raise",
@@ -110,14 +110,10 @@ class ShardedMuon(torch.optim.Optimizer):
         check_layouts([*muon, *self._adamw])
         self._device = local((muon or self._adamw)[0].tensor).device
         specs = [spec(each.name, each.tensor, choose(each.name, each.tensor, units or {})) for each in muon]
-        self.plan = plan.build(
-            specs,
-            placement=placement,
-            replica_mode=replica_mode,
-            bucket_bytes=max_inflight_bytes // 3,
-            wire_itemsize=wire_dtype.itemsize,
-            steps=self.newton_schulz.steps,
+        rules = planner.Rules(
+            placement, replica_mode, max_inflight_bytes // 3, wire_dtype.itemsize, self.newton_schulz.steps
         )
+        self.plan = planner.build(specs, rules)
         by_name = {each.name: each for each in muon}
         self._held = [[by_name[s.name] for s in exchange.specs] for exchange in self.plan.exchanges]
         self._runners = [

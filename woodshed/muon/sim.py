@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from woodshed.muon import plan
+from woodshed.muon import planner
 from woodshed.muon.cost import Machine, Prediction
 from woodshed.muon.layout import arrange
 from woodshed.muon.plan import Plan, Spec
@@ -97,7 +97,7 @@ def specs(family: Family, gpus: int, dense_shards: int = 64, expert_dim: int = 0
 
 
 def predict(gpus: int, machine: Machine, family: Family, expert_dim: int = 0) -> tuple[Plan, Prediction]:
-    made = plan.build(specs(family, gpus, expert_dim=expert_dim), bucket_bytes=1 << 29)
+    made = planner.build(specs(family, gpus, expert_dim=expert_dim), planner.Rules(bucket_bytes=1 << 29))
     return made, made.predict(machine)
 
 
@@ -122,10 +122,9 @@ def main() -> None:
     for gpus in options.gpus:
         made, seen = predict(gpus, machine, Family(), options.expert_dim)
         sent = sum(each.work().sent_bytes for each in made.exchanges) / 1e9
-        worst = max(each.imbalance for each in made.exchanges)
         low, high = seen.range_s
         print(f"{gpus:>6}{seen.total_s:>9.3f}{low:>8.3f}{high:>8.3f}{seen.products_s:>10.3f}{seen.transfer_s:>11.3f}"
-              f"{seen.elementwise_s:>9.3f}{worst:>11.1%}{sent:>9.2f}")  # fmt: skip
+              f"{seen.elementwise_s:>9.3f}{made.imbalance:>11.1%}{sent:>9.2f}")  # fmt: skip
         enough += [(gpus, low, high)] if seen.total_s <= options.target else []
     if enough:
         gpus, low, high = enough[0]
