@@ -21,11 +21,11 @@ from woodshed.muon import (
     Whole,
     clip_grad_norm_,
     import_state,
+    planner,
     qk_clip_,
     sim,
 )
 from woodshed.muon import plan as plans
-from woodshed.muon import planner, sim
 from woodshed.muon.cost import Machine, Work, predict
 from woodshed.muon.grid import Grid, blocks, chunk, size
 from woodshed.muon.layout import arrange
@@ -151,9 +151,8 @@ def check_routes(exchange: plans.Exchange, ranks: list[int]) -> None:
     """Every element leaves its rank once, reaches its owner once, and its update every rank that stores it."""
     for rank in ranks:
         stored = sum(size(piece.box) for piece in exchange.pieces(rank))
-        assert stored == sum(
-            size(spec.storage.grid.box(spec.storage.find(rank)[1])) for spec in exchange.specs
-        )
+        _, position = exchange.specs[0].storage.find(rank)
+        assert stored == sum(size(spec.storage.grid.box(position)) for spec in exchange.specs)
     owned = {rank: list(exchange.owned_pieces(rank)) for rank in ranks}
     members = {rank: exchange.members(rank) for rank in ranks}
     sent = {
@@ -489,6 +488,8 @@ def test_what_cannot_be_imported():
         ({"wire_dtype": torch.float16}, "wire_dtype=torch.float16: use torch.bfloat16 or torch.float32"),
         ({"starved": "ignore"}, "starved='ignore': use one of step, skip, decay_only"),
         ({"nonfinite": "skip"}, "nonfinite='skip': use one of raise, skip_unit, unchecked"),
+        ({"placement": "here"}, "placement='here': use one of auto, local, all_to_all"),
+        ({"replica_mode": "dedup"}, "replica_mode='dedup': use one of auto, redundant, split"),
         ({"max_inflight_bytes": 0}, "max_inflight_bytes=0"),
         ({"adamw": {"beta": (0.9, 0.95)}}, "adamw has no setting 'beta'; did you mean 'betas'"),
     ],

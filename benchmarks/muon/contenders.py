@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from woodshed.muon import Heads, NewtonSchulz, ShardedMuon
+from woodshed.muon.grid import chunk
 from woodshed.muon.layout import local
 
 LR, DECAY, MU = 1e-6, 0.1, 0.95
@@ -59,8 +60,8 @@ def full_gather(model: Model) -> Step:
             rows, cols = unit_shape(model, name, parameter)
             units = whole.reshape(-1, rows, cols)
             update = torch.cat([solve(part) for part in units.split(8)]).view(whole.shape)
-            shard = Shard(model.case.dim)._split_tensor(update, dist.get_world_size(), with_padding=False)
-            mine = shard[0][dist.get_rank()] if isinstance(shard, tuple) else shard[dist.get_rank()]
+            start, stop = chunk((0, whole.shape[model.case.dim]), dist.get_world_size())[dist.get_rank()]
+            mine = update.narrow(model.case.dim, start, stop - start)
             weight.mul_(1 - LR * DECAY).add_(mine, alpha=-LR * 0.2 * math.sqrt(max(rows, cols)))
 
     return step

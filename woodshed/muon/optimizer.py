@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ from woodshed.muon.layout import local
 from woodshed.muon.newton_schulz import NewtonSchulz
 from woodshed.muon.parameters import Parameter, check_layouts, check_saved, choose, spec, split_groups
 from woodshed.muon.units import SCALES, Scale, Units
+
+CHOICES = {
+    "starved": get_args(Starved),
+    "nonfinite": get_args(NonFinite),
+    "replica_mode": get_args(planner.ReplicaMode),
+    "placement": get_args(planner.Placement),
+}
 
 
 class ShardedMuon(torch.optim.Optimizer):
@@ -90,7 +97,16 @@ class ShardedMuon(torch.optim.Optimizer):
         """
         self._built = False
         check_settings(
-            lr, weight_decay, momentum, wire_dtype, momentum_dtype, max_inflight_bytes, starved, nonfinite
+            lr,
+            weight_decay,
+            momentum,
+            wire_dtype,
+            momentum_dtype,
+            max_inflight_bytes,
+            starved=starved,
+            nonfinite=nonfinite,
+            replica_mode=replica_mode,
+            placement=placement,
         )
         self.newton_schulz = newton_schulz or NewtonSchulz()
         self.nesterov, self.starved, self.nonfinite = nesterov, starved, nonfinite
@@ -283,8 +299,7 @@ def check_settings(
     wire_dtype: torch.dtype,
     momentum_dtype: torch.dtype,
     max_inflight_bytes: int,
-    starved: str,
-    nonfinite: str,
+    **choices: str,
 ) -> None:
     if not float(lr) >= 0 or not weight_decay >= 0:
         raise MuonError(f"lr={lr}, weight_decay={weight_decay}: neither may be negative.")
@@ -295,9 +310,6 @@ def check_settings(
             raise MuonError(f"{what}={dtype}: use torch.bfloat16 or torch.float32.")
     if max_inflight_bytes < 1:
         raise MuonError(f"max_inflight_bytes={max_inflight_bytes}: pass a positive number; 1 << 30 is 1 GiB.")
-    for what, value, known in (
-        ("starved", starved, ("step", "skip", "decay_only")),
-        ("nonfinite", nonfinite, ("raise", "skip_unit", "unchecked")),
-    ):
-        if value not in known:
-            raise MuonError(f"{what}={value!r}: use one of {', '.join(known)}.")
+    for what, value in choices.items():
+        if value not in CHOICES[what]:
+            raise MuonError(f"{what}={value!r}: use one of {', '.join(CHOICES[what])}.")

@@ -134,10 +134,9 @@ class Exchange:
 
     def pieces(self, rank: int) -> Iterator[Piece]:
         """What `rank` stores, unit by unit."""
-        replica = next(r for r, ranks in enumerate(self.ranks) if rank in ranks)
+        replica, position = self.specs[0].storage.find(rank)
         num_positions = len(self.ranks[0])
         for spec, first in zip(self.specs, self.first_unit, strict=True):
-            _, position = spec.storage.find(rank)
             for cell, box in spec.units.overlaps(spec.storage.grid.box(position)):
                 owner = self.owners[first + cell]
                 is_sent = not self.is_split or owner // num_positions == replica

@@ -196,7 +196,8 @@ class Runner:
         self.me = members.index(rank)
         in_group = dist.get_process_group_ranks(group) if group is not None else list(members)
         self.order = [in_group.index(member) for member in members]
-        self.boxes = [spec.storage.grid.box(spec.storage.find(rank)[1]) for spec in exchange.specs]
+        _, position = exchange.specs[0].storage.find(rank)
+        self.boxes = [spec.storage.grid.box(position) for spec in exchange.specs]
         routes = exchange.routes(rank, self.order)
         self.tasks = [BucketTask(self, b, r) for b, r in zip(exchange.buckets, routes, strict=True)]
         self.stored = [piece for task in self.tasks for piece in task.routes.stored]
