@@ -19,7 +19,7 @@ PRELOAD = [
 ]
 
 
-def launch(num_ranks: int, function: str, *args: Any, timeout_s: float = 120.0) -> list[Any]:
+def launch(num_ranks: int, function: str, *args: Any, timeout_s: float = 280.0) -> list[Any]:
     """`module:function`(*args) in a process group of `num_ranks`; what each rank returned, in order of rank.
 
     Raises `AssertionError` with the traceback of the first rank that failed.

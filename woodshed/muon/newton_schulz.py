@@ -133,7 +133,7 @@ def standard(x: Tensor, triples: tuple[Triple, ...], symmetric: bool = False) ->
     for a, b, c in triples:
         gram = product(x, x, symmetric=symmetric)
         inner = product(gram, gram, gram, alpha=c, beta=b, symmetric=symmetric)
-        x = torch.baddbmm(x, inner, x, beta=a)
+        x = polynomial(inner, x, a)
     return x
 
 
@@ -153,8 +153,15 @@ def gram(x: Tensor, triples: tuple[Triple, ...], restart: int = GRAM_RESTART) ->
             collected = p if collected is None else product(collected, p, symmetric=symmetric)
             if index + 1 < len(part):
                 g = product(product(p, g, symmetric=symmetric), p, symmetric=symmetric)
-        x = torch.bmm(collected, x)
+        x = polynomial(collected, x, 0.0)
     return x
+
+
+def polynomial(inner: Tensor, x: Tensor, a: float) -> Tensor:
+    """inner x + a x. A tall batch, seen transposed, stays as it lies in memory: no transposing copy at the end."""
+    if x.stride(-1) == 1:
+        return torch.baddbmm(x, inner, x, beta=a)
+    return torch.baddbmm(x.mT, x.mT, inner.mT, beta=a).mT
 
 
 def product(

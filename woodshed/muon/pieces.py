@@ -27,6 +27,8 @@ class Places:
     """Elements between the starts of neighbouring rows."""
     uploaded: tuple[Tensor, ...] | None = None
     """What of this a GPU keeps: see `columns`."""
+    indexed: tuple[Tensor, Tensor] | None = None
+    """Tensor and offset of every piece as int64."""
 
     def __len__(self) -> int:
         return len(self.tensors)
@@ -57,9 +59,11 @@ class Places:
         """Pointers as int64; 0 for no place."""
         starts = torch.tensor([0 if t is None else t.data_ptr() for t in tensors] + [0], dtype=torch.int64)
         itemsize = next((t.element_size() for t in tensors if t is not None), 1)
-        index = torch.tensor(self.tensors, dtype=torch.int64)
+        if self.indexed is None:
+            self.indexed = torch.tensor(self.tensors), torch.tensor(self.offsets)
+        index, offset = self.indexed
         start = starts[index]
-        return torch.where(start == 0, 0, start + torch.tensor(self.offsets, dtype=torch.int64) * itemsize)
+        return torch.where(start == 0, 0, start + offset * itemsize)
 
 
 def fused(tensor: Tensor) -> bool:
