@@ -228,8 +228,8 @@ def test_kimi_k2_5_on_512_ranks():
 
 
 def test_a_plan_prints_what_it_does():
-    text = planner.build(stack(12, 8)).describe()
-    assert "12 of 64 x 96: 1 to 2 on a rank" in text
+    text = planner.build(stack(12, 8, layers=2)).describe()
+    assert "24 of 64 x 96: 3 to 3 on a rank" in text
     assert "prediction (H100, assumed" in text
     assert planner.build(stack(12, 8)).digest == planner.build(stack(12, 8)).digest
     assert (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
+import pickle
 import tempfile
 import traceback
 from pathlib import Path
@@ -55,8 +57,8 @@ def collect(pipes: list[Any], timeout_s: float) -> list[Any]:
         for pipe in ready:
             rank = waiting.pop(pipe)
             try:
-                ok, value = pipe.recv()
-            except EOFError:
+                ok, value = pickle.loads(pipe.recv_bytes())
+            except (EOFError, ConnectionResetError):
                 raise AssertionError(f"rank {rank} died") from None
             assert ok, f"rank {rank}:\n{value}"
             results[rank] = value
@@ -75,7 +77,8 @@ def work(rank: int, num_ranks: int, store: str, pipe: Any, function: str, args: 
         answer = (True, getattr(importlib.import_module(module), name)(*args))
     except BaseException:
         answer = (False, traceback.format_exc())
-    pipe.send(answer)
+    # plain pickle: the one of torch.multiprocessing shares memory with a process that is about to end
+    pipe.send_bytes(pickle.dumps(answer))
     if answer[0]:
         dist.barrier()
         dist.destroy_process_group()

@@ -127,7 +127,11 @@ class ShardedMuon(torch.optim.Optimizer):
         self._device = local((muon or self._adamw)[0].tensor).device
         specs = [spec(each.name, each.tensor, choose(each.name, each.tensor, units or {})) for each in muon]
         rules = planner.Rules(
-            placement, replica_mode, max_inflight_bytes // 3, wire_dtype.itemsize, self.newton_schulz.steps
+            placement,
+            replica_mode,
+            max(1, max_inflight_bytes // 3),
+            wire_dtype.itemsize,
+            self.newton_schulz.steps,
         )
         self.plan = planner.build(specs, rules)
         by_name = {each.name: each for each in muon}
@@ -283,13 +287,16 @@ class ShardedMuon(torch.optim.Optimizer):
                 if isinstance(value, Tensor) and key != "step":
                     check_saved(each, key, value)
         super().load_state_dict(state_dict)
-        # The base class casts state to the parameter's type; momentum keeps its own.
+        # The base class casts state to the parameter's type, where momentum keeps its own, and shares its memory.
         for each, index in zip(self.parameters(), saved, strict=True):
             value = state_dict["state"].get(index, {}).get("momentum_buffer")
             if value is not None:
                 buffer = torch.zeros_like(each.tensor.detach(), dtype=self.momentum_dtype)
                 local(buffer).copy_(local(value))
                 self.state[each.tensor]["momentum_buffer"] = buffer
+            else:
+                state = self.state[each.tensor]
+                state |= {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
 
 
 def check_settings(

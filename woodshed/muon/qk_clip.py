@@ -40,11 +40,11 @@ def qk_clip_(
     """
     num_heads = max_logits.numel()
     gamma = (threshold / max_logits.float().clamp_min(threshold)).cpu()
-    head_rows = rows_of_head(query, num_heads, "query")
+    head_rows = rows_of_head(query, num_heads)
     # Key heads are found by the rows that a query head meets: those without its rotary part.
     plain_rows = head_rows - query_rotary_rows
     num_keys = key.shape[0] // (plain_rows + key_value_rows)
-    if rows_of_head(key, num_keys, "key") != plain_rows + key_value_rows or num_heads % num_keys:
+    if not num_keys or num_heads % num_keys or num_keys * (plain_rows + key_value_rows) != key.shape[0]:
         raise MuonError(
             f"qk_clip_: {num_heads} query heads of {head_rows} rows do not fit a key of {key.shape[0]} rows."
         )
@@ -56,10 +56,10 @@ def qk_clip_(
     return gamma
 
 
-def rows_of_head(weight: Tensor, num_heads: int, what: str) -> int:
+def rows_of_head(weight: Tensor, num_heads: int) -> int:
     if num_heads < 1 or weight.ndim != 2 or weight.shape[0] % num_heads:
         raise MuonError(
-            f"qk_clip_: {num_heads} heads do not divide the rows of {what}, shape {tuple(weight.shape)}."
+            f"qk_clip_: {num_heads} heads do not divide the rows of query, shape {tuple(weight.shape)}."
         )
     return weight.shape[0] // num_heads
 
