@@ -287,6 +287,10 @@ class ShardedMuon(torch.optim.Optimizer):
                 if isinstance(value, Tensor) and key != "step":
                     check_saved(each, key, value)
         super().load_state_dict(state_dict)
+        # It also replaces the group dictionaries, so settings would be read from old ones.
+        groups = {id(tensor): group for group in self.param_groups for tensor in group["params"]}
+        for each in (*self._adamw, *(each for held in self._held for each in held)):
+            each.group = groups[id(each.tensor)]
         # The base class casts state to the parameter's type, where momentum keeps its own, and shares its memory.
         for each, index in zip(self.parameters(), saved, strict=True):
             value = state_dict["state"].get(index, {}).get("momentum_buffer")
