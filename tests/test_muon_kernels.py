@@ -1,0 +1,91 @@
+"""The Triton kernels against torch, run by Triton's interpreter, so without a GPU. Skipped where Triton is missing."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+from woodshed.muon import kernels, newton_schulz, pieces
+from woodshed.muon.pieces import Places
+
+
+def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("m", "k"), [(40, 72), (130, 200), (300, 96)])
+def test_half_of_a_symmetric_product(m: int, k: int):
+    x = randn(2, m, k)
+    gram = kernels.symmetric_product(x, x, None, 1.0, 0.0)
+    torch.testing.assert_close(gram, x @ x.mT, rtol=1e-4, atol=1e-3)
+    out = kernels.symmetric_product(gram, gram, gram, 0.5, -2.0)
+    expected = 0.5 * gram @ gram - 2.0 * gram
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
+    assert torch.equal(out, out.mT)
+    transposed = randn(2, k, m).mT  # what a tall batch passes
+    torch.testing.assert_close(
+        kernels.symmetric_product(transposed, transposed, None, 1.0, 0.0),
+        transposed @ transposed.mT,
+        rtol=1e-4,
+        atol=1e-3,
+    )
+
+
+def test_norms_in_one_pass():
+    x = randn(5, 60, 90)
+    x[1] *= 1e-25
+    x[2] = 0
+    x[3, 4, 5] = float("nan")
+    x[4, 4, 5] = float("inf")
+    ours = kernels.normalised(x, torch.float32)
+    torch.testing.assert_close(ours, newton_schulz.normalised(x, torch.float32), rtol=1e-5, atol=1e-8)
+    assert not ours[2:].any()
+
+
+def places(tensors: list[int], offsets: list[int], strides: list[int]) -> Places:
+    """Pieces of 3 x 4, 1 x 6 and 70 x 100: the last one is longer than a program."""
+    made = Places()
+    for tensor, offset, (rows, cols), stride in zip(
+        tensors, offsets, [(3, 4), (1, 6), (70, 100)], strides, strict=True
+    ):
+        made.add(tensor, offset, rows, cols, stride)
+    return made
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("wire", [torch.float32, torch.float16])
+def test_pieces_equal_the_loops(nesterov: bool, wire: torch.dtype):
+    at = places([0, 0, 1], [2, 50, 7], [10, 6, 110])
+    out_at = places([0, -1, 1], [0, 0, 5], [4, 6, 100])
+    grads: list[torch.Tensor | None] = [randn(60), randn(8000, seed=1)]
+    mu = [0.9, 0.95, 0.5]
+    results = []
+    for launch in (pieces.pack, pieces.launch_pack):
+        momenta, outs = [randn(60, seed=2), randn(8000, seed=3)], [torch.zeros(20), torch.zeros(7100)]
+        outs = [each.to(wire) for each in outs]
+        launch(grads, momenta, outs, at, out_at, mu, nesterov)
+        launch([None, grads[1]], momenta, outs, at, out_at, mu, nesterov)
+        results.append((*momenta, *outs))
+    for slow, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-3 if wire == torch.float16 else 1e-6, atol=1e-6)
+    back = places([0, 0, 1], [0, 13, 5], [4, 6, 100])
+    results = []
+    for launch in (pieces.apply, pieces.launch_apply):
+        weights = [randn(60, seed=4), randn(8000, seed=5)]
+        launch(
+            weights, at, [randn(20, seed=6).to(wire), randn(7100, seed=7).to(wire)], back, [0.9, 1.0, 0.5], mu
+        )
+        results.append(weights)
+    for slow, fast in zip(*results, strict=True):
+        torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-6)
+    results = []
+    for launch in (pieces.copy, pieces.launch_copy):
+        targets = [torch.zeros(60, dtype=wire), torch.zeros(8000, dtype=wire)]
+        launch([randn(20, seed=6).to(wire), randn(7100, seed=7).to(wire)], back, targets, at)
+        results.append(targets)
+    assert all(torch.equal(slow, fast) for slow, fast in zip(*results, strict=True))

@@ -1,0 +1,93 @@
+"""How long a step takes on a machine: the larger of products and transfers, then the passes over memory.
+
+    T = max(C / F, B / L) + E / H + fill
+
+C FLOPs of the busiest rank, F what batched products reach; B bytes that a rank sends, L what its links carry; E bytes
+that element-wise passes read and write, H memory bandwidth; fill is the first bucket's way there and the last one's way
+back, which nothing hides.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+ELEMENTWISE_BYTES = 24
+"""Per parameter element: read gradient (4), read and write momentum (8), write and read the wire in bfloat16 (4),
+read and write the weight (8)."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Ceilings of one card and its links. `benchmarks/muon/step.py` measures them and writes them as JSON."""
+
+    name: str = "H100, assumed"
+    product_flops: float = 650e12
+    """Batched bfloat16 products at the shapes of the model."""
+    memory_bytes_per_s: float = 2.8e12
+    link_bytes_per_s: float = 350e9
+    """What one card sends in an all-to-all inside its node."""
+    network_bytes_per_s: float = 45e9
+    """What one card sends to other nodes (400 Gb/s per card)."""
+    gpus_per_node: int = 8
+    gemm_factor: float = 1.0
+    """Time of the chosen Newton-Schulz form over that of the standard one: 0.72 symmetric, 0.44 Gram (2048 x 7168)."""
+    error: float = 0.3
+    """Relative error of the prediction; from calibration, or assumed while there is none."""
+    is_measured: bool = False
+
+    @classmethod
+    def load(cls, path: Path) -> Machine:
+        """The `machine` of a benchmark's JSON; keys that it lacks keep their assumed values."""
+        found = json.loads(path.read_text("utf-8"))["machine"]
+        return cls(**{field.name: found[field.name] for field in fields(cls) if field.name in found})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one exchange moves in one step."""
+
+    sent_bytes: float
+    """Per rank, to others, there and back."""
+    elements: float
+    """Parameter elements that one rank stores."""
+    num_ranks: int
+    num_buckets: int = 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of one step."""
+
+    products_s: float
+    transfer_s: float
+    elementwise_s: float
+    fill_s: float
+    error: float
+
+    @property
+    def total_s(self) -> float:
+        return max(self.products_s, self.transfer_s) + self.elementwise_s + self.fill_s
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        return self.total_s * (1 - self.error), self.total_s * (1 + self.error)
+
+
+def predict(busiest_flops: float, work: list[Work], machine: Machine) -> Prediction:
+    """Exchanges share the cards, so what they move adds up; `busiest_flops` is the busiest card's, over all of them."""
+    products = busiest_flops * machine.gemm_factor / machine.product_flops
+    transfers = [transfer_s(each, machine) for each in work]
+    passes = sum(each.elements for each in work) * ELEMENTWISE_BYTES / machine.memory_bytes_per_s
+    fill = sum(t / each.num_buckets for t, each in zip(transfers, work, strict=True))
+    return Prediction(products, sum(transfers), passes, fill, machine.error)
+
+
+def transfer_s(work: Work, machine: Machine) -> float:
+    """Peers in the node and outside of it are reached at the same time, over different wires."""
+    inside = min(machine.gpus_per_node - 1, work.num_ranks - 1) / max(work.num_ranks - 1, 1)
+    return max(
+        work.sent_bytes * inside / machine.link_bytes_per_s,
+        work.sent_bytes * (1 - inside) / machine.network_bytes_per_s,
+    )

@@ -1,0 +1,196 @@
+"""Triton kernels: half of a symmetric product, the norm in one pass, and element-wise work on many pieces at once.
+
+One configuration each and no tuning at run time: replicas that chose differently would no longer hold the same bits.
+Offsets are 64-bit: a stack of experts has more than 2^31 elements.
+"""
+
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOptionalOperand=false
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 4096
+"""Elements per program of the element-wise kernels."""
+TL_TYPES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.float64: tl.float64,
+}
+
+
+@triton.jit
+def symmetric_kernel(
+    x, y, z, out, m, k, alpha, beta,
+    x_batch, x_row, x_col, y_batch, y_row, y_col,
+    HAS_Z: tl.constexpr, SIDE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out = alpha x y^T + beta z on the tiles of the lower triangle; each is also written mirrored."""
+    tile = tl.program_id(0)
+    batch = tl.program_id(1).to(tl.int64)
+    row = ((tl.sqrt(8.0 * tile.to(tl.float32) + 1.0) - 1.0) / 2.0).to(tl.int32)
+    row = tl.where(row * (row + 1) // 2 > tile, row - 1, row)
+    row = tl.where((row + 1) * (row + 2) // 2 <= tile, row + 1, row)
+    col = tile - row * (row + 1) // 2
+    rows = row * SIDE + tl.arange(0, SIDE)
+    cols = col * SIDE + tl.arange(0, SIDE)
+    depth = tl.arange(0, DEPTH)
+    left = x + batch * x_batch + rows[:, None].to(tl.int64) * x_row + depth[None, :].to(tl.int64) * x_col
+    right = y + batch * y_batch + cols[None, :].to(tl.int64) * y_row + depth[:, None].to(tl.int64) * y_col
+    total = tl.zeros((SIDE, SIDE), dtype=tl.float32)
+    for start in range(0, k, DEPTH):
+        inside = depth < k - start
+        a = tl.load(left, mask=(rows[:, None] < m) & inside[None, :], other=0.0)
+        b = tl.load(right, mask=(cols[None, :] < m) & inside[:, None], other=0.0)
+        total = tl.dot(a, b, total, input_precision=PRECISION)
+        left += DEPTH * x_col
+        right += DEPTH * y_col
+    total *= alpha
+    mask = (rows[:, None] < m) & (cols[None, :] < m)
+    here = batch * m * m + rows[:, None].to(tl.int64) * m + cols[None, :]
+    if HAS_Z:
+        total += beta * tl.load(z + here, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + here, total, mask=mask)
+    if row != col:
+        there = batch * m * m + cols[:, None].to(tl.int64) * m + rows[None, :]
+        tl.store(out + there, tl.trans(total), mask=(cols[:, None] < m) & (rows[None, :] < m))
+
+
+def symmetric_product(x: Tensor, y: Tensor, z: Tensor | None, alpha: float, beta: float) -> Tensor:
+    """alpha x y^T + beta z for x, y (B, m, k) whose product is symmetric, and symmetric z (B, m, m) or None."""
+    num_matrices, m, k = x.shape
+    out = torch.empty((num_matrices, m, m), dtype=x.dtype, device=x.device)
+    side, depth = (128, 64) if m > 128 else (64, 64)
+    tiles = triton.cdiv(m, side)
+    symmetric_kernel[(tiles * (tiles + 1) // 2, num_matrices)](
+        x, y, out if z is None else z.contiguous(), out, m, k, alpha, beta, *x.stride(), *y.stride(),
+        HAS_Z=z is not None, SIDE=side, DEPTH=depth, PRECISION="ieee",
+        num_warps=8 if side == 128 else 4, num_stages=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def norm_kernel(x, largest, squares, numel, num_blocks, BLOCK: tl.constexpr):
+    """Per block of one matrix: the largest magnitude, and the squares of the rest relative to it. NaN gives Inf."""
+    block, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    index = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    value = tl.abs(tl.load(x + matrix * numel + index, mask=index < numel, other=0.0).to(tl.float32))
+    value = tl.where(value == value, value, float("inf"))
+    most = tl.max(value, axis=0)
+    scaled = value / tl.where(most > 0, most, 1.0)
+    tl.store(largest + matrix * num_blocks + block, most)
+    tl.store(squares + matrix * num_blocks + block, tl.sum(scaled * scaled, axis=0))
+
+
+@triton.jit
+def divide_kernel(x, out, first, second, numel, BLOCK: tl.constexpr):
+    """(x / first) / second per matrix: one division could leave float32. first = 0 stands for a zero result."""
+    block, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    index = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    value = tl.load(x + matrix * numel + index, mask=index < numel, other=0.0).to(tl.float32)
+    by = tl.load(first + matrix)
+    scaled = value / tl.where(by > 0, by, 1.0) / tl.load(second + matrix)
+    tl.store(out + matrix * numel + index, tl.where(by > 0, scaled, 0.0), mask=index < numel)
+
+
+def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
+    """`newton_schulz.normalised` in one pass to read and one to scale."""
+    x = batch.contiguous()
+    numel = x[0].numel()
+    num_blocks = triton.cdiv(numel, BLOCK)
+    largest = torch.empty((len(x), num_blocks), dtype=torch.float32, device=x.device)
+    squares = torch.empty_like(largest)
+    norm_kernel[(num_blocks, len(x))](x, largest, squares, numel, num_blocks, BLOCK=BLOCK)
+    most = largest.amax(1)
+    usable = torch.isfinite(most) & (most > 0)
+    first = torch.where(usable, most, 0.0)
+    share = torch.where(usable[:, None], largest / most.clamp_min(1e-45)[:, None], 0.0)
+    second = torch.where(usable, (squares * share * share).sum(1).sqrt(), 1.0)
+    out = torch.empty_like(x, dtype=dtype)
+    divide_kernel[(num_blocks, len(x))](x, out, first, second, numel, BLOCK=BLOCK)
+    return out
+
+
+# Pieces -----------------------------------------------------------------------------------------------------------
+# A table holds one column per piece: where it starts (an address; 0 is "none"), how long its rows are, and how far
+# apart rows lie. `pieces.py` builds the tables.
+
+
+@triton.jit
+def place(index, cols, stride):
+    """Offset of an element of a piece. Divisions stay in 32 bits, which every single piece fits."""
+    return (index // cols).to(tl.int64) * stride + index % cols
+
+
+@triton.jit
+def pack_kernel(
+    grads, momenta, outs, numels, cols, grad_strides, momentum_strides, out_strides, decays,
+    GRAD: tl.constexpr, MOMENTUM: tl.constexpr, OUT: tl.constexpr, NESTEROV: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """M <- mu M + G;  out <- G + mu M (Nesterov) or M."""
+    piece = tl.program_id(0)
+    numel, width = tl.load(numels + piece), tl.load(cols + piece)
+    if tl.program_id(1) * BLOCK >= numel:
+        return
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < numel
+    grad_at, out_at = tl.load(grads + piece), tl.load(outs + piece)
+    mu = tl.load(decays + piece)
+    grad = tl.load(
+        grad_at.to(tl.pointer_type(GRAD)) + place(index, width, tl.load(grad_strides + piece)),
+        mask=mask & (grad_at != 0), other=0.0,
+    ).to(tl.float32)  # fmt: skip
+    where = tl.load(momenta + piece).to(tl.pointer_type(MOMENTUM)) + place(
+        index, width, tl.load(momentum_strides + piece)
+    )
+    momentum = mu * tl.load(where, mask=mask, other=0.0).to(tl.float32) + grad
+    tl.store(where, momentum, mask=mask)
+    update = grad + mu * momentum if NESTEROV else momentum
+    to = out_at.to(tl.pointer_type(OUT)) + place(index, width, tl.load(out_strides + piece))
+    tl.store(to, update, mask=mask & (out_at != 0))
+
+
+@triton.jit
+def copy_kernel(
+    sources, targets, numels, cols, source_strides, target_strides, TYPE: tl.constexpr, BLOCK: tl.constexpr
+):
+    piece = tl.program_id(0)
+    numel, width = tl.load(numels + piece), tl.load(cols + piece)
+    if tl.program_id(1) * BLOCK >= numel:
+        return
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < numel
+    source = tl.load(sources + piece).to(tl.pointer_type(TYPE)) + place(
+        index, width, tl.load(source_strides + piece)
+    )
+    target = tl.load(targets + piece).to(tl.pointer_type(TYPE)) + place(
+        index, width, tl.load(target_strides + piece)
+    )
+    tl.store(target, tl.load(source, mask=mask), mask=mask)
+
+
+@triton.jit
+def apply_kernel(
+    weights, updates, numels, cols, weight_strides, update_strides, keeps, rates,
+    WEIGHT: tl.constexpr, UPDATE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """W <- keep W - rate O."""
+    piece = tl.program_id(0)
+    numel, width = tl.load(numels + piece), tl.load(cols + piece)
+    if tl.program_id(1) * BLOCK >= numel:
+        return
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < numel
+    weight = tl.load(weights + piece).to(tl.pointer_type(WEIGHT)) + place(
+        index, width, tl.load(weight_strides + piece)
+    )
+    update = tl.load(updates + piece).to(tl.pointer_type(UPDATE)) + place(
+        index, width, tl.load(update_strides + piece)
+    )
+    kept = tl.load(keeps + piece) * tl.load(weight, mask=mask, other=0.0).to(tl.float32)
+    moved = tl.load(rates + piece) * tl.load(update, mask=mask, other=0.0).to(tl.float32)
+    tl.store(weight, kept - moved, mask=mask)

@@ -1,0 +1,177 @@
+"""Newton-Schulz: a matrix to (nearly) its orthogonal factor U V^T, by products only.
+
+    X <- X / ||X||_F,   then `steps` times   X <- (a + b X X^T + c (X X^T)^2) X
+
+Source: Jordan et al. 2024 (Muon) for the quintic form and its coefficients; Amsel et al. 2025 (Polar Express, arXiv
+2505.16932) for coefficients that change with the step; Gram form: the polynomials act on X X^T alone, which for wide
+matrices is far smaller, and are multiplied into X at the end of every few steps.
+
+Shapes: a batch is (B, r, c); m is the shorter side, n the longer one. Wide and tall batches give the same numbers
+transposed: products run on the shorter side either way, without moving anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from woodshed.muon.errors import MuonError
+
+Triple = tuple[float, float, float]
+Backend = Literal["auto", "standard", "symmetric", "gram"]
+
+JORDAN: Triple = (3.4445, -4.7750, 2.0315)
+POLAR_EXPRESS: tuple[Triple, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845749493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+)
+"""Optimal for singular values in [1e-3, 1]; the last one is repeated."""
+POLAR_EXPRESS_SAFETY = 1.02
+"""Singular values are taken as this much larger, so that rounding does not push one beyond 1, where it would grow."""
+GRAM_RESTART = 2
+"""Gram steps before the polynomials are multiplied into X: rounding in X X^T would else be raised to high powers."""
+SYMMETRIC_MIN_SIDE = 1024
+"""Shorter side from which half of a symmetric product outweighs what the library's own kernel does better."""
+TINY = 1e-38
+
+
+@dataclass(frozen=True)
+class NewtonSchulz:
+    """How units are orthogonalised. Calling it returns a new batch of the same shape in `dtype`."""
+
+    coefficients: Literal["jordan", "polar_express"] | tuple[Triple, ...] = "jordan"
+    """A named set, or (a, b, c) for each step; the last one is repeated."""
+    steps: int = 5
+    """Iterations."""
+    dtype: torch.dtype = torch.bfloat16
+    """Of the products. The norm is taken in float32."""
+    backend: Backend = "auto"
+    """"standard" library products; "symmetric" computes half of X X^T and of its square (Triton); "gram" works on X X^T
+    (cheaper from n = 1.5 m on; rounds differently). "auto" is symmetric on a GPU where the side is long enough."""
+    triples: tuple[Triple, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise MuonError(f"steps={self.steps}: Newton-Schulz needs at least one; 5 is usual.")
+        if self.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            raise MuonError(f"dtype={self.dtype}: use bfloat16 (usual), float16, float32 or float64.")
+        object.__setattr__(self, "triples", triples(self.coefficients, self.steps))
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """(B, r, c) to (B, r, c). A matrix of zeros stays zero; one with NaN or Inf becomes zero."""
+        x = normalised(batch, self.dtype)
+        if x.shape[-2] > x.shape[-1]:
+            return self.iterate(x.mT).mT
+        return self.iterate(x)
+
+    def iterate(self, x: Tensor) -> Tensor:
+        m, n = x.shape[-2:]
+        backend = self.backend
+        if backend == "auto":
+            backend = "symmetric" if x.is_cuda and m >= SYMMETRIC_MIN_SIDE and has_triton() else "standard"
+        elif backend == "gram" and m == n:
+            backend = "standard"  # no gain for squares, and the worst rounding
+        if backend == "gram":
+            return gram(x, self.triples)
+        return standard(x, self.triples, backend == "symmetric")
+
+    def scratch_bytes(self, rows: int, cols: int) -> int:
+        """Temporaries for one unit: X twice, and three products of the shorter side."""
+        m, n = sorted((rows, cols))
+        return (2 * m * n + 4 * m * m) * self.dtype.itemsize
+
+
+def triples(coefficients: str | tuple[Triple, ...], steps: int) -> tuple[Triple, ...]:
+    if coefficients == "jordan":
+        return (JORDAN,) * steps
+    if coefficients == "polar_express":
+        s = POLAR_EXPRESS_SAFETY
+        listed = tuple((a / s, b / s**3, c / s**5) for a, b, c in POLAR_EXPRESS[:-1]) + POLAR_EXPRESS[-1:]
+    elif isinstance(coefficients, str) or not coefficients or any(len(each) != 3 for each in coefficients):
+        raise MuonError(f'coefficients={coefficients!r}: use "jordan", "polar_express" or ((a, b, c), ...).')
+    else:
+        listed = tuple(coefficients)
+    return (listed + listed[-1:] * steps)[:steps]
+
+
+def has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
+    """Every matrix over its Frobenius norm, which is taken in float32 after an exact scaling by a power of two.
+
+    Without the scaling, squares of entries below 1e-19 underflow; the usual 1e-7 beside the norm shrinks the update of
+    rarely used experts without a word.
+    """
+    if batch.is_cuda and has_triton():
+        from woodshed.muon import kernels
+
+        return kernels.normalised(batch, dtype)
+    largest = torch.linalg.vector_norm(batch, ord=float("inf"), dim=(-2, -1), keepdim=True).float()
+    usable = torch.isfinite(largest) & (largest > 0)
+    exponent = torch.frexp(torch.where(usable, largest, torch.ones_like(largest))).exponent
+    scaled = torch.ldexp(batch.float(), -exponent)
+    norm = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)
+    return torch.where(usable, scaled / norm, 0.0).to(dtype)
+
+
+def standard(x: Tensor, triples: tuple[Triple, ...], symmetric: bool = False) -> Tensor:
+    """x (B, m, n), m <= n, normalised."""
+    for a, b, c in triples:
+        gram = product(x, x, symmetric=symmetric)
+        inner = product(gram, gram, gram, alpha=c, beta=b, symmetric=symmetric)
+        x = polynomial(inner, x, a)
+    return x
+
+
+def gram(x: Tensor, triples: tuple[Triple, ...], restart: int = GRAM_RESTART) -> Tensor:
+    """The same polynomials, multiplied together on the m x m side; they commute, so every product is symmetric.
+
+    With P = a + b G + c G^2 a step is X <- P X, hence G <- P G P. After `restart` steps the collected product goes into
+    X, and G is computed anew; once is enough for five steps.
+    """
+    symmetric = x.is_cuda and x.shape[-2] >= SYMMETRIC_MIN_SIDE and has_triton()
+    for part in filter(None, (triples[:restart], triples[restart:])):
+        g = product(x, x, symmetric=symmetric)
+        collected = None
+        for index, (a, b, c) in enumerate(part):
+            p = product(g, g, g, alpha=c, beta=b, symmetric=symmetric)
+            p.diagonal(dim1=-2, dim2=-1).add_(a)
+            collected = p if collected is None else product(collected, p, symmetric=symmetric)
+            if index + 1 < len(part):
+                g = product(product(p, g, symmetric=symmetric), p, symmetric=symmetric)
+        x = polynomial(collected, x, 0.0)
+    return x
+
+
+def polynomial(inner: Tensor, x: Tensor, a: float) -> Tensor:
+    """inner x + a x. A tall batch, seen transposed, stays as it lies in memory: no transposing copy at the end."""
+    if x.stride(-1) == 1:
+        return torch.baddbmm(x, inner, x, beta=a)
+    return torch.baddbmm(x.mT, x.mT, inner.mT, beta=a).mT
+
+
+def product(
+    x: Tensor, y: Tensor, z: Tensor | None = None, *, alpha: float = 1.0, beta: float = 0.0, symmetric: bool
+) -> Tensor:
+    """alpha x y^T + beta z, for products that are symmetric; `symmetric` computes one half and mirrors it."""
+    if symmetric:
+        from woodshed.muon import kernels
+
+        return kernels.symmetric_product(x, y, z, alpha, beta)
+    if z is None:
+        return torch.bmm(x, y.mT)
+    return torch.baddbmm(z, x, y.mT, alpha=alpha, beta=beta)

@@ -1,0 +1,137 @@
+"""How long would a step of a 1T model take? A prediction from plans and measured or assumed ceilings.
+
+    python -m woodshed.muon.sim --gpus 64 128 256 512 1024 [--machine benchmarks/results/muon_step.json] [--target 0.2]
+
+Model: Kimi K2.5's text model (the DeepSeek-V3 family's configuration: 61 layers, 384 routed experts, 7168 wide). Expert
+weights lie on all cards without replicas, dense weights under HSDP. `cost` has the formula; only one card of the plan
+is looked at, so its links and clocks are taken as alike. Every figure is a prediction with an error bar: from
+calibration where `--machine` has one, else an assumption, as the printed line says.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from woodshed.muon import planner
+from woodshed.muon.cost import Machine, Prediction
+from woodshed.muon.layout import arrange
+from woodshed.muon.plan import Plan, Spec
+from woodshed.muon.units import Experts, Heads, Units, Whole
+
+
+@dataclass(frozen=True)
+class Family:
+    """The sizes that decide the matrices of a DeepSeek-V3-style model. Defaults: Kimi K2.5."""
+
+    hidden: int = 7168
+    layers: int = 61
+    dense_layers: int = 1
+    dense_width: int = 18432
+    experts: int = 384
+    shared_experts: int = 1
+    expert_width: int = 2048
+    heads: int = 64
+    q_rank: int = 1536
+    kv_rank: int = 512
+    nope: int = 128
+    """Rows per head of query and key without rotary position."""
+    rope: int = 64
+    value: int = 128
+
+
+def parameters(family: Family) -> dict[str, tuple[tuple[int, ...], Units]]:
+    """Name to shape and units of everything that Muon updates; embeddings and norms are AdamW's."""
+    f, found = family, {}
+    query = f.nope + f.rope
+    for layer in range(f.layers):
+        attention = f"layers.{layer}.self_attn"
+        found[f"{attention}.q_a_proj"] = ((f.q_rank, f.hidden), Whole())
+        found[f"{attention}.q_b_proj"] = ((f.heads * query, f.q_rank), Heads(rows=query))
+        found[f"{attention}.kv_a_proj_with_mqa"] = ((f.kv_rank + f.rope, f.hidden), Whole())
+        found[f"{attention}.kv_b_proj"] = (
+            (f.heads * (f.nope + f.value), f.kv_rank),
+            Heads(rows=f.nope + f.value),
+        )
+        found[f"{attention}.o_proj"] = ((f.hidden, f.heads * f.value), Whole())
+        mlp = f"layers.{layer}.mlp"
+        if layer < f.dense_layers:
+            found |= gated(mlp, f.hidden, f.dense_width)
+            continue
+        found[f"{mlp}.gate"] = ((f.experts, f.hidden), Whole())
+        found |= gated(f"{mlp}.shared_experts", f.hidden, f.shared_experts * f.expert_width)
+        for name in ("gate_proj", "up_proj"):
+            found[f"{mlp}.experts.{name}"] = ((f.experts, f.expert_width, f.hidden), Experts())
+        found[f"{mlp}.experts.down_proj"] = ((f.experts, f.hidden, f.expert_width), Experts())
+    return found
+
+
+def gated(name: str, hidden: int, width: int) -> dict[str, tuple[tuple[int, ...], Units]]:
+    return {
+        f"{name}.gate_proj": ((width, hidden), Whole()),
+        f"{name}.up_proj": ((width, hidden), Whole()),
+        f"{name}.down_proj": ((hidden, width), Whole()),
+    }
+
+
+def specs(family: Family, gpus: int, dense_shards: int = 64, expert_dim: int = 0) -> list[Spec]:
+    """Experts over all cards along `expert_dim`; dense weights in replicas of `dense_shards` cards."""
+    wide = torch.arange(gpus)
+    pairs = wide.view(-1, min(dense_shards, gpus))
+    return [
+        Spec(
+            name,
+            shape,
+            units.grid(name, shape),
+            arrange(name, shape, wide, [Shard(expert_dim)])
+            if len(shape) == 3
+            else arrange(name, shape, pairs, [Replicate(), Shard(0)]),
+            "torch.bfloat16",
+        )
+        for name, (shape, units) in parameters(family).items()
+    ]
+
+
+def predict(gpus: int, machine: Machine, family: Family, expert_dim: int = 0) -> tuple[Plan, Prediction]:
+    made = planner.build(specs(family, gpus, expert_dim=expert_dim), planner.Rules(bucket_bytes=1 << 29))
+    return made, made.predict(machine)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predicted step times of Kimi K2.5 under sharded Muon.")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[64, 128, 256, 384, 512, 1024])
+    parser.add_argument(
+        "--machine", type=Path, help="JSON of benchmarks/muon/step.py; assumed H100 rates without it"
+    )
+    parser.add_argument(
+        "--expert-dim", type=int, default=0, help="0: whole experts on cards; 1: every expert cut"
+    )
+    parser.add_argument("--target", type=float, default=0.2, help="seconds per step to ask for")
+    options = parser.parse_args()
+    machine = Machine.load(options.machine) if options.machine else Machine()
+    kind = "measured ceilings" if machine.is_measured else "ASSUMED ceilings"
+    print(f"PREDICTION for {machine.name}, {kind}, error bar {machine.error:.0%}; Kimi K2.5, standard Newton-Schulz x "
+          f"{machine.gemm_factor:.2f}")  # fmt: skip
+    print(f"{'cards':>6}{'step s':>9}{'low':>8}{'high':>8}{'products':>10}{'transfers':>11}{'element':>9}"
+          f"{'imbalance':>11}{'GB sent':>9}")  # fmt: skip
+    enough = []
+    for gpus in options.gpus:
+        made, seen = predict(gpus, machine, Family(), options.expert_dim)
+        sent = sum(each.work().sent_bytes for each in made.exchanges) / 1e9
+        low, high = seen.range_s
+        print(f"{gpus:>6}{seen.total_s:>9.3f}{low:>8.3f}{high:>8.3f}{seen.products_s:>10.3f}{seen.transfer_s:>11.3f}"
+              f"{seen.elementwise_s:>9.3f}{made.imbalance:>11.1%}{sent:>9.2f}")  # fmt: skip
+        enough += [(gpus, low, high)] if seen.total_s <= options.target else []
+    if enough:
+        gpus, low, high = enough[0]
+        print(f"{options.target} s: {gpus} cards of those asked for, predicted {low:.3f} to {high:.3f} s")
+    else:
+        print(f"{options.target} s: more cards than {max(options.gpus)}")
+
+
+if __name__ == "__main__":
+    main()
