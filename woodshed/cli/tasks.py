@@ -1,0 +1,266 @@
+"""`woodshed tasks`: practice tasks are made, proven, searched for leaks, hardened, counted and exported."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from woodshed.cli.verbs import (
+    keeping,
+    tasks_app,
+)
+from woodshed.records import TaskError
+from woodshed.terminal import progress_bars, say, say_columns, say_next
+
+if TYPE_CHECKING:
+    pass
+
+
+@tasks_app.command("make")
+def make_tasks(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE",
+            help="pypi:NAME==VERSION, git+https://...@REV, git+file://...@REV, or a folder.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder that receives one folder per task.")],
+    limit: Annotated[int, typer.Option(help="Most tasks per source; 0 makes all.")] = 0,
+    levels: Annotated[
+        str, typer.Option(help="Levels of difficulty, such as 0-6 or 1,3: branch, stub, ..., sub-package.")
+    ] = "0-6",
+    operators: Annotated[
+        str, typer.Option(help="What is taken away, such as stub,remove_class; by default everything.")
+    ] = "",
+    seed: Annotated[int, typer.Option(help="Seeds which candidates come first.")] = 0,
+    jobs: Annotated[int, typer.Option(help="Candidates proven at the same time.")] = 2,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting of task making.")
+    ] = None,
+) -> None:
+    """Make practice tasks from repositories.
+
+    Each task is proven in a sandbox: its hidden tests fail before, and pass after the original code is back.
+    Every candidate that did not become a task is logged with one reason.
+    """
+    from woodshed import settings, synthesis
+
+    given = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
+    if operators:
+        given.append(f"operators={json.dumps(operators.split(','))}")
+    chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
+    with keeping(f"tasks that were finished are in {out}"), progress_bars() as progress:
+        made = synthesis.make(sources, out, chosen, progress)
+    say(f"{len(made.accepted)} tasks in {out}")
+    for reason, count in made.rejected.most_common():
+        say(f"{count:6} candidates rejected: {reason}")
+    if made.rejected:
+        say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
+    say_next(f"woodshed tasks check {out}")
+
+
+@tasks_app.command("check")
+def check_tasks(
+    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+) -> None:
+    """Prove tasks again.
+
+    Hidden tests must fail before and pass after the original code is back, and the others pass both times. Exits
+    with 1 and one reason per bad task.
+    """
+    from woodshed import machine, synthesis
+    from woodshed.tasks import folder
+
+    def reason_against(path: Path) -> str:
+        try:
+            return "; ".join(synthesis.check(folder.load(path)))
+        except TaskError as error:
+            return str(error)
+
+    found = [path for given in folders for path in folder.task_folders(given)]
+    bad: list[str] = []
+    with (
+        keeping("checking writes nothing"),
+        progress_bars() as progress,
+        ThreadPoolExecutor(machine.cores()) as pool,
+    ):
+        for done, reason in enumerate(pool.map(reason_against, found), 1):
+            bad += [reason] if reason else []
+            progress(done, len(found), "checking")
+    for reason in bad:
+        say(f"bad  {reason}")
+    say(f"{len(found) - len(bad)} of {len(found)} tasks are proven")
+    if bad:
+        raise typer.Exit(1)
+    say_next(f"woodshed eval {' '.join(map(str, folders))} --model smollm2-135m --attempts 4")
+
+
+@tasks_app.command("leaks")
+def find_leaks(
+    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="More places that hold residue, as JSON; by default those that runs taught."),
+    ] = None,
+    whole: Annotated[
+        bool, typer.Option("--whole/--own", help="Search the machine and the dependencies as well.")
+    ] = True,
+    thief: Annotated[
+        bool, typer.Option("--thief", help="Also let a scripted thief try; it must earn 0.")
+    ] = False,
+    learn: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="First learn the places that this run's confirmed cheats used."),
+    ] = None,
+) -> None:
+    """Search what an attempt will see for what a task took away.
+
+    One line per task, with the evidence of every leak. Exits with 1 where there is one.
+    """
+    from woodshed.synthesis import leaks
+    from woodshed.synthesis.leaks.scan import SHARED
+    from woodshed.tasks import folder
+
+    found = folder.load_set(*folders)
+    if learn is not None:
+        _learn(learn, rules or leaks.rules_path())
+    places = leaks.read_rules(rules or leaks.rules_path())
+    bad = 0
+    with keeping("searching writes nothing"), progress_bars() as progress:
+        for report in leaks.scan(found, rules=places, shared=SHARED if whole else (), progress=progress):
+            bad += bool(report.leaks)
+            say(f"{'LEAK ' if report.leaks else 'clean'} {report.task}: {report.files} files of its own")
+            for leak in report.leaks:
+                say(f"      {leak.kind}: {leak.what} in {leak.where}: {leak.quote[:120]}")
+        for done, task in enumerate(found if thief else ()):
+            progress(done, len(found), f"a thief tries, {task.name}")
+            theft = leaks.steal(task)
+            bad += theft.reward > 0
+            verdict = "STOLEN" if theft.reward else "safe"
+            say(
+                f"{verdict:6} {task.name}: {len(theft.tricks)} tricks, {theft.trick or 'none'} earned something"
+            )
+    say(f"{bad} of {len(found)} tasks leak" if bad else f"{len(found)} tasks, no leak")
+    if bad:
+        raise typer.Exit(1)
+
+
+@tasks_app.command("harden")
+def harden_tasks(
+    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder that receives one folder per child.")],
+    operators: Annotated[
+        str, typer.Option(help="Which of H1 to H12, with commas; E1 and E2 make easier ones.")
+    ] = "",
+    run: Annotated[
+        Path | None, typer.Option(help="A run whose attempts tell what is solved, and how it was failed.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Most children; 0 makes all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seeds which drafts come first.")] = 0,
+) -> None:
+    """Make harder children of solved tasks, each proven.
+
+    With --run, only tasks that its attempts solved at least every other time have children. Without, all have.
+    """
+    from woodshed.synthesis import harden
+    from woodshed.tasks import folder
+
+    rates, failures = harden.outcomes_of(run) if run else ({}, {})
+    parents = [
+        task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
+    ]
+    chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
+    with keeping(f"children that were finished are in {out}"), progress_bars() as progress:
+        made = harden.harden(
+            parents,
+            out,
+            operators=chosen,
+            rates=rates,
+            failures=failures,
+            limit=limit,
+            seed=seed,
+            progress=progress,
+        )
+    harden.write_report(made, out / "harden.json")
+    say(f"{len(made.accepted)} children of {len(parents)} tasks in {out}")
+    for reason, count in made.rejected.most_common():
+        say(f"{count:6} drafts rejected: {reason}")
+    say_next(f"woodshed tasks check {out}")
+
+
+@tasks_app.command("stats")
+def show_stats(
+    tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="A folder of tasks.")],
+) -> None:
+    """Show what a set of tasks holds.
+
+    Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
+    in stats.svg.
+    """
+    from woodshed.synthesis import stats
+    from woodshed.tasks import folder
+
+    loaded = folder.load_set(tasks)
+    found = stats.summarise(loaded, tasks / "rejections.jsonl")
+    say_columns(stats.table(found))
+    say(f"{found.num_tasks} tasks, {found.acceptance:.0%} of the candidates that were tried")
+    for reason, count in found.rejected.items():
+        say(f"{count:6} candidates rejected: {reason}")
+    (tasks / "stats.svg").write_text(stats.picture(loaded), encoding="utf-8")
+    say(f"picture: {tasks / 'stats.svg'}")
+
+
+@tasks_app.command("export")
+def export_tasks(
+    tasks: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="File that receives one line per task.")],
+    format_: Annotated[str, typer.Option("--format", help="swebench or swesmith.")] = "swebench",
+) -> None:
+    """Write tasks as JSON lines for other harnesses.
+
+    SWE-bench: `patch` solves the task. SWE-smith: `patch` breaks the repository, `gold_patch` mends it.
+    """
+    from woodshed.tasks import export, folder
+
+    if format_ not in ("swebench", "swesmith"):
+        raise TaskError(f"no format {format_!r}; tasks are exported as swebench or swesmith")
+    count = export.export(folder.load_set(*tasks), format_, out)
+    say(f"{count} tasks in {out}")
+
+
+def _learn(run: Path, rules: Path) -> None:
+    """Confirmed cheats of a run become scrub rules, and cases that `woodshed monitor bench --cases` plays again."""
+    from woodshed.grading.monitors import learned
+    from woodshed.rundir import RunDir
+    from woodshed.synthesis import leaks
+    from woodshed.synthesis.leaks import residue
+
+    places, cases = learned.learn(RunDir.open(run))
+    leaks.add_rules(rules, [residue.Rule(p.pattern, p.why, p.provenance) for p in places])
+    kept = rules.with_name("confirmed-cheats.jsonl")
+    learned.keep_cases(kept, cases)
+    say(f"learned {len(places)} places in {rules} and {len(cases)} cases in {kept}")
+
+
+def _levels(text: str) -> list[int]:
+    """[0, 1, 2, 4] for "0-2,4".
+
+    Raises:
+        TaskError: anything else, or a level that does not exist.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+            raise TaskError(
+                f"levels {text!r} cannot be read; write a range such as 0-6, or a list such as 1,3"
+            )
+        found += range(int(first), int(last or first) + 1)
+    if not found or max(found) > 6:
+        raise TaskError(f"levels {text!r} are outside 0 to 6")
+    return sorted(set(found))

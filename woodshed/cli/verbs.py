@@ -1,0 +1,229 @@
+"""What every verb hangs on: the application, errors as messages and exit codes, and tables that several verbs show."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+
+import typer
+from typer.core import TyperGroup
+
+from woodshed.records import SamplerError, SandboxError, WoodshedError
+from woodshed.terminal import say, say_columns, tell
+
+if TYPE_CHECKING:
+    from woodshed.evals.measures import Row, Summary
+    from woodshed.evals.suite import SuiteSettings
+    from woodshed.inference.sampler import Sampler
+    from woodshed.rundir import RunDir
+    from woodshed.training.recipe import Recipe
+
+
+ORDER = [  # as a person meets them
+    "doctor",
+    "tasks",
+    "eval",
+    "train",
+    "grade",
+    "report",
+    "view",
+    "export",
+    "monitor",
+]
+
+
+class Verbs(TyperGroup):
+    """The one place where errors become messages and exit codes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except WoodshedError as error:
+            tell(f"{type(error).__name__}: {error}")
+            raise typer.Exit(2) from None
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "peft", "safetensors", "accelerate", "gguf"):
+                raise
+            tell(f"ModelError: this needs {error.name}; install it with pip install 'woodshed[train]'")
+            raise typer.Exit(2) from None
+        except Failed as failed:
+            tell(str(failed))
+            raise typer.Exit(3) from None
+        except Interrupted as stopped:
+            tell(f"\ninterrupted; {stopped}")
+            raise typer.Exit(130) from None
+        except KeyboardInterrupt:
+            tell("\ninterrupted; nothing was begun")
+            raise typer.Exit(130) from None
+        except BrokenPipeError:
+            # The reader (`| head`) has gone: nothing more can be said to it, also not when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        return result
+
+
+class Interrupted(Exception):
+    """Ctrl-C during work, with the line that says what is kept."""
+
+
+class Failed(Exception):
+    """An engine or sandbox that failed half way, with the line that says what is kept."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A sampler with a connection."""
+
+    def close(self) -> None: ...
+
+
+class Evaluations(TyperGroup):
+    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        short = args and args[0] not in self.commands and args[0] != "--help"
+        return super().parse_args(ctx, ["run", *args] if short else args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, "run")
+
+
+app = typer.Typer(
+    cls=Verbs,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train a coding agent on your own repositories.",
+    epilog="First time here: woodshed doctor, then docs/first-run.md.",
+)
+tasks_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tasks_app, name="tasks", help="Turn repositories into practice tasks, and prove them.")
+
+eval_app = typer.Typer(cls=Evaluations, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(
+    eval_app, name="eval", help="Measure a model on tasks (`eval TASKS` is `eval run TASKS`), and compare."
+)
+monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure how well that works.")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, one by one.")
+]
+
+
+def open_sampler(chosen: SuiteSettings) -> Sampler:
+    """The sampler that evaluation settings name: an endpoint, or weights loaded here."""
+    from woodshed.inference.renderer import create_renderer
+
+    if chosen.endpoint is not None:
+        from woodshed.inference.endpoint import HttpSampler
+        from woodshed.inference.weights import load_tokenizer
+
+        tokenizer, _ = load_tokenizer(chosen.model)
+        return HttpSampler(chosen.endpoint, create_renderer(tokenizer, codec=chosen.codec))
+    from woodshed.inference import local
+
+    adapter = Path(chosen.adapter) if chosen.adapter else None
+    loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
+    renderer = create_renderer(loaded.tokenizer, codec=chosen.codec, model_dir=loaded.directory)
+    return local.LocalSampler(loaded.model, renderer, chosen.sampler)
+
+
+def say_run(run: RunDir) -> None:
+    """The headline of a run: its first against its last evaluation, or the only one."""
+    from woodshed.evals import evaluation
+    from woodshed.grading.monitors import drift
+
+    found = evaluation.from_run(run)
+    for alarm in drift.from_run(run):
+        tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
+    if len(found) > 1:
+        say_rows(evaluation.before_after(found[0], found[-1]))
+    elif found:
+        say_summary(found[0].summary)
+
+
+def say_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) -> None:
+    from woodshed.evals import measures
+
+    table = [["", *names, "change [95% interval]", "smallest visible"]]
+    for row in rows:
+        sides = (row.before, row.after)
+        change = measures.write_change(row.measure, row.change)
+        visible = measures.write_detectable(row.measure, row.change.detectable)
+        figures = [measures.write_estimate(row.measure, side) for side in sides]
+        table.append([row.measure.label, *figures, change, visible])
+        table.append(["", *(measures.write_counts(row.measure, side) for side in sides), "", ""])
+    say_columns(table)
+
+
+def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
+    """What a new run keeps about its making, but for what only its evaluations know."""
+    from woodshed import machine
+    from woodshed.evals import ledger
+
+    prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
+    return machine.describe() | {"seed": chosen.seed, "prices": prices}
+
+
+def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
+    """The ledger of a run; what of it could not be read."""
+    from woodshed.evals import evaluation, ledger
+
+    books = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
+    attempts = [found.graded for found in evaluation.from_run(run, problems=[])]
+    say_columns(ledger.table(books, ledger.costs(books, attempts, ledger.solve_change(attempts))))
+    for missing in books.bill(books.total).unknown:
+        tell(
+            f"no price for {missing}; the total is a lower bound (table of {books.prices.date}; --prices FILE)"
+        )
+    for problem in books.problems:
+        tell(f"left out: {problem}")
+    return books.problems
+
+
+def say_summary(summary: Summary) -> None:
+    from woodshed.evals import measures
+
+    table = [["", "figure [95% interval]", "counted", "smallest visible"]]
+    solved = next(measure for measure in measures.MEASURES if measure.key == "solved")
+    figures = [(measure, measure.label, summary.estimates[measure.key]) for measure in measures.MEASURES]
+    figures += [(solved, name, figure) for name, figure in summary.passes.items() if not name.endswith("1")]
+    if summary.num_void:
+        figures.append((solved, "solve rate, void as failures", summary.strict["solved"]))
+    for measure, label, estimate in figures:
+        figure, counts = measures.write_estimate(measure, estimate), measures.write_counts(measure, estimate)
+        table.append([label, figure, counts, measures.write_detectable(measure, estimate.detectable)])
+    say_columns(table)
+    say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
+
+
+def free_name(name: str) -> str:
+    """`name`, or `name-2`, `name-3`, ... where runs of that name exist."""
+    taken = {path.name for path in Path("runs").glob(f"{name}*")}
+    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+
+
+@contextmanager
+def keeping(line: str, run: RunDir | None = None) -> Iterator[None]:
+    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(line) from None
+    except (SamplerError, SandboxError) as error:
+        if run is None:
+            raise
+        raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
+    finally:
+        if run is not None:
+            run.unlock()
