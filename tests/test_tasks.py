@@ -197,11 +197,20 @@ def test_sets_are_read_in_order(tiny_task: Task, tmp_path: Path):
         tasks.load_set(tmp_path / "nowhere")
     with pytest.raises(TaskError, match="holds no task"):
         tasks.load_set(tmp_path)
-    for name in ("b", "a"):
-        copy(tiny_task, tmp_path / name)
+    copy(tiny_task, tmp_path / "b")
+    other = copy(tiny_task, tmp_path / "a")
+    (other / "instruction.md").write_text(tiny_task.instruction + "Soon.\n")
+    text = (other / "task.toml").read_text()
+    (other / "task.toml").write_text(
+        text.replace(tiny_task.id, folder._content_id(folder.peek(other), other))
+    )
     (tmp_path / "rejections.jsonl").write_text("")
     assert [task.name for task in tasks.load_set(tmp_path)] == ["a", "b"]
     assert tasks.load_set(tmp_path / "b")[0].name == "b"
+    copy(tiny_task, tmp_path / "c")
+    with pytest.raises(TaskError, match="are the same task"):
+        tasks.load_set(tmp_path)
+    shutil.rmtree(tmp_path / "c")
     (tmp_path / "a/task.toml").unlink()
     with pytest.raises(TaskError, match=r"lacks task\.toml"):
         tasks.load_set(tmp_path)

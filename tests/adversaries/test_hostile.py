@@ -107,10 +107,8 @@ def test_a_flood_in_the_channel_takes_no_time():
 
 
 def test_the_tests_run_as_another_user_than_the_agent(tiny_task: Task):
-    code = "import os, sys\nprint(os.getuid(), os.environ['USER'], file=sys.stderr)\n"
+    code = "import os\nassert (os.getuid(), os.environ['USER']) == (1001, 'grader')\n"
     files: dict[str, str | None] = {
         "tally/words.py": code + (gold_patch(tiny_task).files["tally/words.py"] or "")
     }
-    verdict = grading.verify(tiny_task, Patch(files))
-    assert verdict.solved
-    assert "1001 grader" in verdict.detail
+    assert grading.verify(tiny_task, Patch(files)).solved

@@ -28,6 +28,7 @@ import stat
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files as package_files
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -91,9 +92,11 @@ def load(folder: Path) -> Task:
             raise TaskError(
                 f"{folder}: expected a task folder, {found}. Restore it, or make it with `woodshed tasks make`."
             )
-    task = _record(folder)
-    _lint(task, folder)
-    if (actual := _content_id(task, folder)) != task.id:
+    with _readable(folder):
+        task = _record(folder)
+        _lint(task, folder)
+        actual = _content_id(task, folder)
+    if actual != task.id:
         raise TaskError(
             f"{folder}: the contents hash to {actual}, task.toml says id = {task.id!r}: a file was changed after the "
             "task was made. Undo the change, or make the task again with `woodshed tasks make`."
@@ -107,8 +110,15 @@ def peek(folder: Path) -> Task:
     Raises:
         TaskError: texts that are missing or cannot be read.
     """
-    try:
+    with _readable(folder):
         return _record(folder)
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """A file that cannot be read (a folder of its name, no permission) is a damaged task."""
+    try:
+        yield
     except OSError as error:
         raise TaskError(f"{folder}: {error.filename} cannot be read: {error.strerror}") from None
 
