@@ -63,7 +63,7 @@ def traffic() -> list[dict[str, Any]]:
     """Counted and planned collectives of one step: whole experts, cut ones, uneven shards, split replicas."""
     world = dist.get_world_size()
     flat = init_device_mesh("cpu", (world,))
-    wide = init_device_mesh("cpu", (2, world // 2))
+    wide = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     experts = {"a": (2 * world, 8, 12), "b": (world, 12, 8)}
     mixed = {"o": (24, 40), "q": (48, 10), "e": (world + 1, 6, 10), "bias": (7,)}
     rows = []
@@ -257,7 +257,7 @@ def shard_toy(layout: str) -> Toy:
     flat = init_device_mesh("cpu", (world,))
     if layout == "fsdp":
         return fully_shard(model, mesh=flat)
-    wide = init_device_mesh("cpu", (2, world // 2))
+    wide = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     dense, expert = (wide, flat) if layout == "dual" else (flat, wide)
     fully_shard(model.experts, mesh=expert)
     return fully_shard(model, mesh=dense)

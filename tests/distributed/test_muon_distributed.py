@@ -23,7 +23,7 @@ FP32, BF16 = 1e-5, 2e-2
 def test_equals_full_matrices(world: int, layouts: list[str] | None):
     """Every layout x kind of unit x even, uneven and empty shards x placement and replica mode, three steps."""
     errors = launch(world, "muon_matrix:run", "float32", layouts)[0]
-    assert len(errors) >= 100
+    assert len(errors) >= 80
     assert {key: error for key, error in errors.items() if not error < FP32} == {}
 
 
