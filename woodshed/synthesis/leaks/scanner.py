@@ -19,7 +19,7 @@ from typing import Any
 from woodshed.synthesis.leaks import prints, readers
 from woodshed.synthesis.leaks.prints import Body
 
-SKIPPED = ("/proc", "/sys", "/dev", "/run/woodshed", "/run/supervisor.py", "/run/supervisor.pyc")
+SKIPPED = ("/proc", "/sys", "/dev", "/run/woodshed", "/run/supervisor.pyc", "/run/watcher.pyc")  # ours
 OWN = (
     "/workspace",
     "/home",
