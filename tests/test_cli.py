@@ -127,7 +127,7 @@ def test_tasks_are_proven_again(tiny_task: Task, tmp_path: Path):
 def test_a_set_is_shown_and_exported(tiny_task: Task, tmp_path: Path):
     shutil.copytree(tiny_task.folder, tmp_path / "set" / tiny_task.name)
     result = woodshed("tasks", "stats", str(tmp_path / "set"))
-    assert result.exit_code == 0 and "1 tasks, 100% of the candidates that were tried" in result.stdout
+    assert result.exit_code == 0 and result.stdout.splitlines().count("1 tasks") == 1
     assert (tmp_path / "set" / "stats.svg").read_text().startswith("<svg")
     out = tmp_path / "out.jsonl"
     result = woodshed("tasks", "export", str(tmp_path / "set"), "--format", "swesmith", "--out", str(out))

@@ -208,7 +208,8 @@ def show_stats(
     loaded = folder.load_set(tasks)
     found = stats.summarise(loaded, tasks / "rejections.jsonl")
     say_columns(stats.table(found))
-    say(f"{found.num_tasks} tasks, {found.acceptance:.0%} of the candidates that were tried")
+    tried = f", {found.acceptance:.0%} of the candidates that were tried" if found.rejected else ""
+    say(f"{found.num_tasks} tasks{tried}")
     for reason, count in found.rejected.items():
         say(f"{count:6} candidates rejected: {reason}")
     (tasks / "stats.svg").write_text(stats.picture(loaded), encoding="utf-8")

@@ -133,6 +133,9 @@ class Policy:
         if padded.visible is None or isinstance(padded.visible, Tensor):
             yield
             return
+        import torch._functorch.config as compiled
+
+        compiled.donated_buffer = False  # two losses go backward through one compiled forward
         config = self.model.config.get_text_config()
         own = config._attn_implementation
         try:

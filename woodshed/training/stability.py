@@ -1,7 +1,7 @@
 """When a run stops by itself and goes back to weights that were well.
 
 A low targeted loss is not success: teacher and student can agree on broken messages. Both prototypes' collapses showed
-in the invalid-call rate within three steps, and in the divergence from the start (docs/decisions.md).
+in the invalid-call rate within a few steps, and in the divergence from the start.
 """
 
 from __future__ import annotations
