@@ -157,7 +157,7 @@ def test_removal_takes_elements_out_of_literals_and_leaves_the_rest():
 def test_removal_of_a_method_follows_aliases_in_the_class():
     code = codebase(shapes=SHAPES, use="from .shapes import Box\n\nmeasure = Box.volume\n")
     deletion = removal(code, "Box.volume")
-    text = deletion.changed["pkg/shapes.py"]
+    text = deletion.changed["pkg/shapes.py"] or ""
     assert text.count("volume") == text.count("content") == 0 and "class Box:\n    size = 1\n" in text
     assert deletion.changed["pkg/use.py"] == "from .shapes import Box\n\n"
 
@@ -246,8 +246,8 @@ def test_symbols_are_public_defined_once_and_do_something():
         """
     )
     assert [s.name for s in operators.symbols(code)] == ["over", "Open.size"]
-    assert "over" not in removal(code, "over").changed["pkg/m.py"]
-    assert "size" not in removal(code, "Open.size").changed["pkg/m.py"]
+    assert "over" not in (removal(code, "over").changed["pkg/m.py"] or "over")
+    assert "size" not in (removal(code, "Open.size").changed["pkg/m.py"] or "size")
 
 
 def test_type_stubs_lose_the_name_too():
