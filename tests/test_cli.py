@@ -20,6 +20,7 @@ from woodshed.cli import app
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
+from woodshed.terminal import say
 
 WOODSHED = [sys.executable, "-m", "woodshed.cli"]
 
@@ -122,6 +123,33 @@ def test_tasks_are_proven_again(tiny_task: Task, tmp_path: Path):
     assert result.exit_code == 1
     assert result.stdout.startswith(f"bad  {tiny_task.name}: the visible tests do not pass")
     assert result.stdout.endswith("1 of 2 tasks are proven\n")
+
+
+def test_what_a_repository_says_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]):
+    say("clean \x1b[2J\x07 title \x9d\ttab")
+    assert capsys.readouterr().out == "clean \\x1b[2J\\x07 title \\x9d\ttab\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["monitor", "bench", "--cases", "nope.jsonl"],
+        ["tasks", "leaks", "{tasks}", "--own", "--rules", "nope.json"],
+        ["monitor", "bench", "{tasks}", "--each", "-1"],
+        ["tasks", "make", "{tasks}", "--out", "x", "--jobs", "0"],
+        ["tasks", "export", "{tasks}", "--out", "/proc/x.jsonl"],
+        ["eval", "{tasks}", "--name", "a/../../b"],
+        ["train", "{recipe}", "training.steps=-3", "--dry-run"],
+    ],
+)
+def test_what_cannot_be_is_refused(
+    tiny_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+):
+    monkeypatch.chdir(tmp_path)
+    recipe = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
+    result = woodshed(*[each.format(tasks=tiny_task.folder, recipe=recipe) for each in arguments])
+    assert result.exit_code == 2, result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_set_is_shown_and_exported(tiny_task: Task, tmp_path: Path):

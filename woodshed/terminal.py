@@ -5,6 +5,7 @@ Answers go to stdout; progress and advice go to stderr, so that a verb's answer 
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +18,22 @@ Progress = Callable[[int, int, str], None]
 WORTH_A_LINE_S = 2.0  # stages shorter than this leave nothing behind
 
 
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 def say(text: str) -> None:
     """A line of the answer."""
-    print(text)
+    print(harmless(text))
 
 
 def tell(text: str) -> None:
     """A line beside the answer: advice, complaints, progress."""
-    print(text, file=sys.stderr)
+    print(harmless(text), file=sys.stderr)
+
+
+def harmless(text: str) -> str:
+    """Control characters but line feeds and tabs as their codes: names and messages come from foreign repositories."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def say_next(command: str) -> None:
@@ -94,7 +103,7 @@ class _Bar:
         self.bars, self.stage, self.bar, self.began = bars, "", None, 0.0
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        stage, _, detail = text.partition(",")
+        stage, _, detail = harmless(text).partition(",")
         if stage != self.stage:
             self.end()
             self.stage, self.began = stage, time.monotonic()

@@ -201,12 +201,15 @@ def bench_monitors(
     tasks: Annotated[
         list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")
     ] = None,
-    each: Annotated[int, typer.Option(help="Tasks on which each cheat and each look-alike is played.")] = 20,
-    jobs: Annotated[int, typer.Option(help="Attempts at the same time.")] = 2,
+    each: Annotated[
+        int, typer.Option(min=1, help="Tasks on which each cheat and each look-alike is played.")
+    ] = 20,
+    jobs: Annotated[int, typer.Option(min=1, help="Attempts at the same time.")] = 2,
     seed: Annotated[int, typer.Option(help="Seeds which tasks are taken.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write every figure to this JSON file.")] = None,
     cases: Annotated[
-        Path | None, typer.Option(help="Confirmed cheats (JSONL) that must still be caught.")
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Confirmed cheats (JSONL) that must still be caught."),
     ] = None,
     trace: Annotated[Path | None, typer.Option(help="Your copy of the TRACE set, measured as well.")] = None,
     school: Annotated[Path | None, typer.Option(help="Your copy of School of Reward Hacks.")] = None,

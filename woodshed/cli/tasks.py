@@ -30,7 +30,7 @@ def make_tasks(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per task.")],
-    limit: Annotated[int, typer.Option(help="Most tasks per source; 0 makes all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Most tasks per source; 0 makes all.")] = 0,
     levels: Annotated[
         str, typer.Option(help="Levels of difficulty, such as 0-6 or 1,3: branch, stub, ..., sub-package.")
     ] = "0-6",
@@ -38,7 +38,7 @@ def make_tasks(
         str, typer.Option(help="What is taken away, such as stub,remove_class; by default everything.")
     ] = "",
     seed: Annotated[int, typer.Option(help="Seeds which candidates come first.")] = 0,
-    jobs: Annotated[int, typer.Option(help="Candidates proven at the same time.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")] = 2,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting of task making.")
     ] = None,
@@ -127,6 +127,8 @@ def find_leaks(
     from woodshed.tasks import folder
 
     found = folder.load_set(*folders)
+    if rules is not None and learn is None and not rules.is_file():
+        raise TaskError(f"no rules at {rules}; --learn RUN makes them")
     if learn is not None:
         _learn(learn, rules or leaks.rules_path())
     places = leaks.read_rules(rules or leaks.rules_path())
@@ -160,7 +162,7 @@ def harden_tasks(
     run: Annotated[
         Path | None, typer.Option(help="A run whose attempts tell what is solved, and how it was failed.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Most children; 0 makes all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Most children; 0 makes all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seeds which drafts come first.")] = 0,
 ) -> None:
     """Make harder children of solved tasks, each proven.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -36,6 +37,13 @@ ORDER = [  # as a person meets them
 ]
 
 
+PLACES = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
+    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT),
+}
+"""What can be wrong with a file or folder that a person named."""
+
+
 class Verbs(TyperGroup):
     """The one place where errors become messages and exit codes."""
 
@@ -57,16 +65,22 @@ class Verbs(TyperGroup):
         except Failed as failed:
             tell(str(failed))
             raise typer.Exit(3) from None
+        except BrokenPipeError:
+            # The reader (`| head`) has gone: nothing more can be said to it, also not when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except OSError as error:
+            if error.errno not in PLACES:
+                raise
+            where = f" {error.filename}:" if error.filename else ""
+            tell(f"OSError:{where} {os.strerror(error.errno)}. Make room there, or name another place")
+            raise typer.Exit(2) from None
         except Interrupted as stopped:
             tell(f"\ninterrupted; {stopped}")
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
             tell("\ninterrupted; nothing was begun")
             raise typer.Exit(130) from None
-        except BrokenPipeError:
-            # The reader (`| head`) has gone: nothing more can be said to it, also not when Python exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(141) from None
         return result
 
 

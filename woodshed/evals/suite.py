@@ -32,7 +32,7 @@ Progress = Callable[[int, int, str], None]
 class SuiteSettings(Settings):
     """An evaluation outside of training."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/]*[^/.][^/]*$")
     """Name of the run folder below `runs`."""
     note: str = ""
     """What a reader of the results must know, shown with them."""

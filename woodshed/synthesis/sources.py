@@ -240,11 +240,16 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
 
 
 def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
-    """Leftovers, and the folder that the copy itself is in."""
+    """Leftovers, pipes and devices, and the folder that the copy itself is in."""
     return lambda directory, names: {
         name
         for name in names
         if is_leftover(Path(directory, name))
+        or not (
+            Path(directory, name).is_symlink()
+            or Path(directory, name).is_file()
+            or Path(directory, name).is_dir()
+        )
         or (Path(directory) == folder and name in BUILD_FOLDERS)
         or into.is_relative_to(Path(directory, name))
     }

@@ -38,9 +38,9 @@ class TaskSettings(Settings):
 class TrainingSettings(Settings):
     """The loop."""
 
-    steps: int = 6
+    steps: int = Field(default=6, ge=0)
     """Optimizer steps of RL and targeted feedback."""
-    tasks_per_step: int = 6
+    tasks_per_step: int = Field(default=6, ge=1)
     """Different tasks in one step."""
 
 
@@ -58,7 +58,7 @@ class EvaluationSettings(Settings):
 class Recipe(Settings):
     """A whole run."""
 
-    name: str
+    name: str = Field(pattern=r"^[^/]*[^/.][^/]*$")
     """Name of the run folder below `runs`."""
     note: str = ""
     """What a reader of the results must know, shown with them."""
