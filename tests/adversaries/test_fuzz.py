@@ -134,7 +134,7 @@ def damage(root: Path, chance: random.Random) -> None:
         file.unlink()
         file.symlink_to(chance.choice(["/etc/passwd", "../../..", file.name, "nowhere"]))
     elif how == 4:
-        os.mkfifo(file.with_name("pipe"))
+        os.mkfifo(file.with_name(f"pipe-{chance.randrange(1 << 30)}"))
     else:
         file.write_text(json.dumps(chance.choice(JUNK)), errors="replace")
 
