@@ -135,7 +135,17 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
     assert run.path.joinpath("report.html").is_file()
 
 
-@pytest.mark.parametrize("after", ["oracle", ("warmup", 2), ("eval", 0), ("train", 0), ("train", 1)], ids=str)
+@pytest.mark.parametrize(
+    "after",
+    [
+        ("eval", 0),
+        ("train", 0),
+        pytest.param("oracle", marks=pytest.mark.slow),
+        pytest.param(("warmup", 2), marks=pytest.mark.slow),
+        pytest.param(("train", 1), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_killed_and_resumed_equals_never_stopped(recipe, whole, after):
     """Killed a moment after `after` was written, so in the middle of what follows it."""
     name = f"killed-{after if isinstance(after, str) else '-'.join(map(str, after))}"
