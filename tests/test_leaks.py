@@ -262,6 +262,7 @@ def test_the_thief_knows_enough_tricks_and_gets_nothing(task: Task):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["bytecode", pytest.param("wheel", marks=SLOW), pytest.param("packed git object", marks=SLOW)]
 )

@@ -113,7 +113,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.T
         (4, "dual"),
         (1, "single"),
         pytest.param(8, "swapped", marks=pytest.mark.slow),
-        (4, "swapped"),
+        pytest.param(4, "swapped", marks=pytest.mark.slow),
         (2, "fsdp"),
         pytest.param(8, "dual", marks=pytest.mark.slow),
     ],
