@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,12 @@ import pytest
 
 from woodshed.records import Environment, Task
 from woodshed.tasks import folder
+
+
+def pytest_configure() -> None:
+    """A shell that starts the suite in the background has it ignore Ctrl-C, which some tests are about."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 PYPROJECT = """\
 [project]

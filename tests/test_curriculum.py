@@ -4,33 +4,16 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from learner import informative_share, practise
+from learner import TASK, informative_share, practise
 
 from woodshed.curriculum import Arms, Curriculum, CurriculumSettings
 from woodshed.curriculum.levels import Levels
 from woodshed.curriculum.posterior import below, deviation, informative, level_offset, sigmoid
-from woodshed.records import Environment, RecipeError, Task, Verdict
+from woodshed.records import RecipeError, Task, Verdict
 
-TASK = Task(
-    id="",
-    name="",
-    folder=Path(),
-    instruction="",
-    environment=Environment("3.11", (), ()),
-    allowed_paths=(),
-    fail_to_pass=(),
-    pass_to_pass=(),
-    operator="stub",
-    level=1,
-    target_path="",
-    target_symbol="",
-    target_lines=(1, 1),
-    test_command="",
-)
 TASKS = [replace(TASK, id=f"{n:02}", name=f"task-{n}") for n in range(7)]
 
 

@@ -192,6 +192,17 @@ def test_nothing_is_left_of_a_task_that_cannot_be_written(tiny_task: Task, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_set_is_made_by_one_process_at_a_time(tmp_path: Path):
+    with (
+        folder.claimed(tmp_path / "set"),
+        pytest.raises(TaskError, match="another process is making tasks in"),
+        folder.claimed(tmp_path / "set"),
+    ):
+        pass
+    with folder.claimed(tmp_path / "set"):
+        assert list((tmp_path / "set").iterdir()) == []
+
+
 def test_sets_are_read_in_order(tiny_task: Task, tmp_path: Path):
     with pytest.raises(TaskError, match="no task set at"):
         tasks.load_set(tmp_path / "nowhere")

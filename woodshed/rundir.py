@@ -43,6 +43,10 @@ DONE = re.compile(
 R = TypeVar("R")
 
 
+class DamagedError(RunError, ValueError):
+    """Records that cannot be read; also a ValueError, for readers that go on without them."""
+
+
 class RunDir:
     """One run's folder. Open it with `create` or `open`; only one process may write to it at a time."""
 
@@ -171,7 +175,7 @@ class RunDir:
             problems: receives a sentence for every batch that cannot be read, which is then left out; None raises.
 
         Raises:
-            ValueError: a batch is damaged, or of another version.
+            DamagedError: a batch is damaged, or of another version.
         """
         found: list[tuple[str, int, R]] = []
         for (phase, step, part), place in self._catalog(kind).items():
@@ -180,7 +184,7 @@ class RunDir:
             except (ValueError, KeyError, TypeError) as error:
                 problem = f"{kind}.jsonl, {phase} {step} part {part}: {type(error).__name__}: {error}"
                 if problems is None:
-                    raise ValueError(problem) from error
+                    raise DamagedError(f"{self.path / problem}") from error
                 problems.append(f"{problem}; left out")
         return found
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from woodshed.grading.verifier import TestRun, run_tests
 from woodshed.sandbox import Sandbox, open_sandbox
@@ -132,6 +132,19 @@ class Bench:
     settings: SynthesisSettings
     _strengths: dict[tuple[str, str], Strength] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Where every task of this repository comes from."""
+        repository = self.baseline.repository
+        return {
+            "source": repository.source,
+            "sha256": repository.sha256,
+            "licence": repository.licence,
+            "generator": GENERATOR,
+            "seed": self.settings.seed,
+            "settings": self.settings.fingerprint,
+        }
 
     @cached_property
     def survey(self) -> Survey:

@@ -20,7 +20,7 @@ from pathlib import Path
 from woodshed.grading.verifier import verify
 from woodshed.records import Patch, Task
 from woodshed.synthesis import strength
-from woodshed.synthesis.bench import GENERATOR, Bench, Rejected
+from woodshed.synthesis.bench import Bench, Rejected
 from woodshed.synthesis.edits import Edit, Source, apply, parse
 from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.operators import Symbol
@@ -197,7 +197,6 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
 
 def _test_task(work: Bench, function: Symbol, name: str, right: int, wrong: int) -> Task:
     judge = f"{JUDGE}/test_judge.py"
-    repository = work.baseline.repository
     checks = f"{HOME}/check_{function.short}.py"
     text = (
         f"Write tests for `{function.name}` in {function.path}: a pytest file {checks} that stands alone and imports "
@@ -224,14 +223,7 @@ def _test_task(work: Bench, function: Symbol, name: str, right: int, wrong: int)
         target_lines=(1, 1),
         test_command=f'python -c "import {function.module}"',
         verify_timeout_s=max(work.settings.timeout_s, 300.0),
-        provenance={
-            "source": repository.source,
-            "sha256": repository.sha256,
-            "licence": repository.licence,
-            "generator": GENERATOR,
-            "seed": work.settings.seed,
-            "settings": work.settings.fingerprint,
-        },
+        provenance=work.provenance,
     )
 
 

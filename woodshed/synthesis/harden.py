@@ -107,20 +107,20 @@ def harden(
     """
     if unknown := sorted(set(operators) - set(DRAFTS)):
         raise TaskError(f"no operator {unknown[0]!r}; known: {', '.join(DRAFTS)}")
-    out.mkdir(parents=True, exist_ok=True)
     report = HardenReport()
     parents = [Parent.open(task, dict((failures or {}).get(task.name, {}))) for task in tasks]
     turns = [(parent, operator) for operator in operators for parent in parents]
-    for done, (parent, operator) in enumerate(turns):
-        progress(done, len(turns), f"hardening, {len(report.accepted)} children")
-        if limit and len(report.accepted) >= limit:
-            break
-        home = out / f"{parent.task.name}-{operator}"
-        if home.exists():
-            report.accepted.append(folder.load(home))
-            continue
-        rate = (rates or {}).get(parent.task.name, 0.8)
-        _one_child(parent, parents, operator, rate, home, seed, report)
+    with folder.claimed(out):
+        for done, (parent, operator) in enumerate(turns):
+            progress(done, len(turns), f"hardening, {len(report.accepted)} children")
+            if limit and len(report.accepted) >= limit:
+                break
+            home = out / f"{parent.task.name}-{operator}"
+            if home.exists():
+                report.accepted.append(folder.load(home))
+                continue
+            rate = (rates or {}).get(parent.task.name, 0.8)
+            _one_child(parent, parents, operator, rate, home, seed, report)
     progress(len(turns), len(turns), "hardening")
     return report
 

@@ -69,21 +69,21 @@ def make(
     """
     settings = settings or SynthesisSettings()
     report = MakeReport()
-    out.mkdir(parents=True, exist_ok=True)
-    for leftover in out.glob(".make-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-    for source in repositories:
-        if "revert" in settings.operators:
-            _make_reverts(source, out, settings, report, progress)
-        if settings.operators == ("revert",):
-            continue
-        with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
-            progress(0, 0, f"fetching {source}")
-            repository = sources.fetch(source, Path(scratch, "tree"))
-            measured = _measured_once(repository, out, settings, progress)
-            staging = Path(scratch, "staging")
-            staging.mkdir()
-            _make_from(bench(*measured, staging, settings), out, report, progress)
+    with folder.claimed(out):
+        for leftover in out.glob(".make-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for source in repositories:
+            if "revert" in settings.operators:
+                _make_reverts(source, out, settings, report, progress)
+            if settings.operators == ("revert",):
+                continue
+            with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
+                progress(0, 0, f"fetching {source}")
+                repository = sources.fetch(source, Path(scratch, "tree"))
+                measured = _measured_once(repository, out, settings, progress)
+                staging = Path(scratch, "staging")
+                staging.mkdir()
+                _make_from(bench(*measured, staging, settings), out, report, progress)
     return report
 
 

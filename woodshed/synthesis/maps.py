@@ -17,7 +17,7 @@ from woodshed.grading import verifier
 from woodshed.records import Environment, TaskError
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis.baseline import Baseline
-from woodshed.synthesis.names import Binding, Codebase, Module, dotted_parts
+from woodshed.synthesis.names import Binding, Codebase, Module, definitions, dotted_parts
 from woodshed.synthesis.project import PYTHON
 from woodshed.tasks.environment import prepare, resolve
 
@@ -118,33 +118,17 @@ def references(code: Codebase) -> dict[Binding, set[Binding]]:
 
     A name inside a class stands for the class's own attribute where `self.` or `cls.` precedes it.
     """
-    homes = {(path, name) for path in code.modules for name, _ in definitions(code.modules[path])}
+    homes = {
+        (path, name) for path in code.modules for name, _ in definitions(code.modules[path].source.tree.body)
+    }
     found: dict[Binding, set[Binding]] = {}
     for path, module in code.modules.items():
-        for name, node in [("", module.source.tree), *definitions(module)]:
+        for name, node in [("", module.source.tree), *definitions(module.source.tree.body)]:
             own = found.setdefault((path, name), set())
             for parts in _dotted(node):
                 own |= _leads_to(code, module, name, parts, homes)
             own.discard((path, name))
     return found
-
-
-def definitions(module: Module) -> list[tuple[str, ast.AST]]:
-    """Functions, methods and classes with their dotted names, those inside functions left out, in file order."""
-    return list(_inner(module.source.tree.body, ""))
-
-
-def _inner(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, ast.AST]]:
-    for node in body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield scope + node.name, node
-            case ast.ClassDef():
-                yield scope + node.name, node
-                yield from _inner(node.body, f"{scope}{node.name}.")
-            case ast.If() | ast.Try():
-                for block in (node.body, node.orelse, *(h.body for h in getattr(node, "handlers", ()))):
-                    yield from _inner(block, scope)
 
 
 def _dotted(node: ast.AST) -> Iterator[list[str]]:

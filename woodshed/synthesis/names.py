@@ -24,6 +24,23 @@ WHOLE_MODULE = "*"
 """The name in a binding that stands for a module as such: ("toolz/recipes.py", "*") is removed where the file is."""
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(body: Sequence[ast.stmt], scope: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:
+    """Functions, methods and classes with their dotted names, in file order; not those inside functions."""
+    for node in body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield scope + node.name, node
+            case ast.ClassDef():
+                yield scope + node.name, node
+                yield from definitions(node.body, f"{scope}{node.name}.")
+            case ast.If() | ast.Try():
+                for block in (node.body, node.orelse, *(h.body for h in getattr(node, "handlers", ()))):
+                    yield from definitions(block, scope)
+
+
 @dataclass(frozen=True, eq=False)
 class Module:
     """One parsed file."""

@@ -321,7 +321,6 @@ def _task(
     pass_to_pass: tuple[str, ...],
     facts: Mapping[str, object],
 ) -> Task:
-    repository = work.baseline.repository
     return Task(
         id="",
         name=candidate.name,
@@ -338,15 +337,7 @@ def _task(
         target_lines=deletion.gap,
         test_command=command,
         verify_timeout_s=work.settings.timeout_s,
-        provenance={
-            "source": repository.source,
-            "sha256": repository.sha256,
-            "licence": repository.licence,
-            "generator": GENERATOR,
-            "seed": work.settings.seed,
-            "settings": work.settings.fingerprint,
-            **facts,
-        },
+        provenance={**work.provenance, **facts},
     )
 
 

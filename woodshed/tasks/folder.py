@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import fcntl
 import functools
 import hashlib
 import json
@@ -141,6 +142,27 @@ def task_folders(path: Path) -> list[Path]:
             f"Make some with `woodshed tasks make SOURCE --out {path}`."
         )
     return folders
+
+
+@contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """A folder of tasks, made where it is not there, that no other process adds to meanwhile.
+
+    Raises:
+        TaskError: another process is adding to it.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise TaskError(
+                f"another process is making tasks in {out}; wait for it, or name another --out"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def load_set(*paths: Path) -> list[Task]:

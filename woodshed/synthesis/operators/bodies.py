@@ -6,14 +6,13 @@ import ast
 from dataclasses import replace
 
 from woodshed.synthesis.edits import Edit, Source, apply, body_end
-from woodshed.synthesis.names import Codebase
+from woodshed.synthesis.names import Codebase, definitions
 from woodshed.synthesis.operators.deletion import (
     CascadeError,
     Deletion,
     Function,
     Symbol,
     code_body,
-    definitions,
     find,
     find_function,
     is_declaration,

@@ -11,9 +11,7 @@ from difflib import SequenceMatcher
 from woodshed.records import TaskError
 from woodshed.synthesis.closure import Trace, close, drop_statement
 from woodshed.synthesis.edits import Source
-from woodshed.synthesis.names import WHOLE_MODULE, Binding, Codebase, dotted_parts
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+from woodshed.synthesis.names import WHOLE_MODULE, Binding, Codebase, Function, definitions, dotted_parts
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def is_public(name: str) -> bool:
 def every_symbol(code: Codebase) -> Iterator[Symbol]:
     """Functions and methods that are defined once and do something, and classes, in file order."""
     for path, module in code.modules.items():
-        found = list(definitions(module.source.tree.body, ""))
+        found = list(definitions(module.source.tree.body))
         counts = Counter(
             name for name, node in found if isinstance(node, ast.ClassDef) or not is_declaration(node)
         )
@@ -112,20 +110,6 @@ def every_symbol(code: Codebase) -> Iterator[Symbol]:
                 yield class_symbol(module.source, path, module.name, name, node)
             elif not is_declaration(node):
                 yield function_symbol(module.source, path, module.name, name, node)
-
-
-def definitions(body: list[ast.stmt], scope: str) -> Iterator[tuple[str, Function | ast.ClassDef]]:
-    """Functions, methods and classes with their dotted names, in file order; not those inside functions."""
-    for node in body:
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield scope + node.name, node
-            case ast.ClassDef():
-                yield scope + node.name, node
-                yield from definitions(node.body, f"{scope}{node.name}.")
-            case ast.If() | ast.Try():
-                for block in (node.body, node.orelse, *(h.body for h in getattr(node, "handlers", ()))):
-                    yield from definitions(block, scope)
 
 
 def function_symbol(source: Source, path: str, module: str, name: str, function: Function) -> Symbol:
@@ -198,7 +182,7 @@ def find(source: Source, name: str) -> Function | ast.ClassDef:
     """
     found = [
         node
-        for known, node in definitions(source.tree.body, "")
+        for known, node in definitions(source.tree.body)
         if known == name and (isinstance(node, ast.ClassDef) or not is_declaration(node))
     ]
     if not found:

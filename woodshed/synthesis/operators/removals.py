@@ -6,13 +6,12 @@ import ast
 from collections.abc import Iterator
 
 from woodshed.synthesis.edits import Edit, Source, apply, remove_statement
-from woodshed.synthesis.names import WHOLE_MODULE, Binding, Codebase, dotted_parts
+from woodshed.synthesis.names import WHOLE_MODULE, Binding, Codebase, definitions, dotted_parts
 from woodshed.synthesis.operators.deletion import (
     CascadeError,
     Deletion,
     Function,
     Symbol,
-    definitions,
     every_symbol,
     is_public,
     removal,
@@ -67,7 +66,7 @@ def _files_gone(
 
 def top_names(source: Source) -> set[str]:
     """What a module defines itself, in its own statements."""
-    found = {name for name, _ in definitions(source.tree.body, "") if "." not in name}
+    found = {name for name, _ in definitions(source.tree.body) if "." not in name}
     for node in source.tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         found |= {name.id for t in targets if t for name in ast.walk(t) if isinstance(name, ast.Name)}
@@ -96,7 +95,7 @@ def remove_command(code: Codebase, symbol: Symbol, max_cascade: int = 4) -> Dele
 
 def parsers(source: Source) -> Iterator[tuple[str, str, str]]:
     """argparse sub-commands that a module's functions add: name, variable of the parser, name of the handler."""
-    for _, node in definitions(source.tree.body, ""):
+    for _, node in definitions(source.tree.body):
         if not isinstance(node, Function):
             continue
         for statement in node.body:
@@ -130,7 +129,7 @@ def _handler(statement: ast.stmt, variable: str) -> str:
 
 
 def _parser_edits(source: Source, command: str) -> Iterator[Edit]:
-    for _, node in definitions(source.tree.body, ""):
+    for _, node in definitions(source.tree.body):
         if not isinstance(node, Function):
             continue
         variables = {a[1] for s in node.body if (a := _added(s)) and a[0] == command}
