@@ -14,7 +14,7 @@ from woodshed import cli, grading, tasks
 from woodshed.grading import GradingSettings, again, results, runner, verifier
 from woodshed.records import Group, Patch, Rollout, Task, TaskError
 from woodshed.rundir import RunDir
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import Sandbox, control, open_sandbox
 
 KINDS = """\
 import subprocess, sys
@@ -165,6 +165,17 @@ def test_a_broken_sandbox_is_no_verdict(tiny_task: Task, tmp_path: Path):
     lost = grading.verify(dataclasses.replace(tiny_task, folder=tmp_path), Patch({}))
     assert (lost.status, lost.reward, lost.solved) == ("invalid", 0.0, False)
     assert "no folder" in lost.detail
+
+
+def test_who_loses_the_sandbox_with_the_patch_alone_is_judged(
+    tiny_task: Task, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a patch could choose "invalid" where it expects a 0."""
+    monkeypatch.setattr(control, "GRACE_S", -25.0)  # of the 30 that the tests may take
+    hangs = Patch({"tally/words.py": "import time\ntime.sleep(99)\n"})
+    verdict = grading.verify(tiny_task, hangs)
+    assert (verdict.status, verdict.reward, verdict.integrity) == ("graded", 0.0, (verifier.LOST,))
+    assert set(verdict.outcomes.values()) == {"missing"}
 
 
 def test_what_crosses(tiny_task: Task):

@@ -60,6 +60,7 @@ SUSPECT = re.compile(
     r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
 )
 """Words of code that reaches for its caller, or for how values are compared."""
+LOST = "the sandbox was lost twice with this patch, and held without it"
 
 
 class GradingSettings(Settings):
@@ -207,7 +208,7 @@ def verify(
     rollout_id: str = "",
     apart: Apart = "suspect",
 ) -> Verdict:
-    """The verdict on a patch. A sandbox that failed twice makes it "invalid", which is no reward, not a reward of 0.
+    """The verdict on a patch: "invalid" where the sandbox is at fault, which is no reward, not a reward of 0.
 
     `apart` says when what passed runs once more with tests and code in two processes: then every test that passes
     there with the original code (`judged_apart`) must pass.
@@ -357,11 +358,17 @@ def _test_patch(
     *,
     apart: bool = False,
 ) -> TestRun:
-    """One run in a fresh sandbox, and a second one where the sandbox of the first was lost."""
-    try:
-        return _test_once(task, taken, expected, timeout_s, apart)
-    except SandboxError:
-        return _test_once(task, taken, expected, timeout_s, apart)
+    """One run in a fresh sandbox, and a second one where the sandbox of the first was lost.
+
+    A sandbox that is lost twice with a patch and holds without it was lost by the patch: no test passed.
+    """
+    for _ in range(2):
+        with contextlib.suppress(SandboxError):
+            return _test_once(task, taken, expected, timeout_s, apart)
+    held = _test_once(task, {}, expected, timeout_s, apart)
+    return dataclasses.replace(
+        held, outcomes=dict.fromkeys(expected, "missing"), integrity=(LOST,), log=f"{LOST}\n"
+    )
 
 
 def _test_once(

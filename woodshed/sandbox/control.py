@@ -24,7 +24,7 @@ SUPERVISOR = Path(__file__).with_name("supervisor.py")
 WATCHER = Path(__file__).with_name("watcher.py")
 START_S = 30.0
 """A machine that swaps may need seconds to start an interpreter."""
-GRACE_S = 15.0
+GRACE_S = 30.0
 """How much longer than a command's own timeout the supervisor may take to answer before it counts as lost."""
 WATCH_EVERY_S = 0.5
 FRAME_BYTES = 1 << 30
