@@ -346,7 +346,7 @@ def test_orphans_that_ended_do_not_count(box: Sandbox):
         ("x() { x | x & }; x; sleep 60", "limit", b"processes"),
         ("python -c 'x = b\"x\" * (1 << 29)'", "oom", b"memory"),
         (
-            "python -c 'import os; [os.fork() for _ in range(3)]; x = b\"x\" * (24 << 20); input()'; sleep 9",
+            "python -c 'import os, time; [os.fork() for _ in range(3)]; x = b\"x\" * (24 << 20); time.sleep(9)'",
             "oom",
             b"",
         ),
