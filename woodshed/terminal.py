@@ -93,7 +93,7 @@ class _Lines:
         finished = done >= total and now - self.began > WORTH_A_LINE_S
         if finished or now - self.told > self.EVERY_S:
             self.told = now
-            tell(f"{text}: {done}/{total} after {now - self.began:.0f} s")
+            tell(f"{text}{f': {done}/{total}' if total else ''} after {now - self.began:.0f} s")
 
 
 class _Bar:

@@ -300,4 +300,4 @@ def test_apart_the_expected_value_is_out_of_reach(tiny_task: Task):
 def test_the_honest_solution_earns_everything_apart(tiny_task: Task):
     verdict = grading.verify(tiny_task, gold_patch(tiny_task), apart="always")
     assert verdict.reward == 1.0
-    assert "judged apart: 6 of 6 tests" in verdict.detail
+    assert "judged apart: 4 of 4 fail-to-pass tests" in verdict.detail

@@ -73,8 +73,8 @@ class GradingSettings(Settings):
     timeout_s: float | None = None
     """Seconds for one verification's tests; None takes each task's own."""
     apart: Apart = "suspect"
-    """Run what passed a second time, tests and code under test in two processes: "always" (high stakes, twice the
-    time), "never", or where the patch mentions frames, the collector, pytest or comparisons of its own."""
+    """Run the fail-to-pass tests of what passed a second time, tests and code under test in two processes: "always"
+    (high stakes), "never", or where the patch mentions frames, the collector, pytest or comparisons of its own."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,8 @@ def verify(
 ) -> Verdict:
     """The verdict on a patch: "invalid" where the sandbox is at fault, which is no reward, not a reward of 0.
 
-    `apart` says when what passed runs once more with tests and code in two processes: then every test that passes
-    there with the original code (`judged_apart`) must pass.
+    `apart` says when the fail-to-pass tests of what passed run once more with tests and code in two processes: then
+    every one that passes there with the original code (`judged_apart`) must pass.
 
     Raises:
         TaskError: the task's environment cannot be built, or its folder is damaged.
@@ -225,8 +225,8 @@ def verify(
         run = _test_patch(task, taken, expected, limit_s)
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)
-            notes.append(f"judged apart: {len(judged)} of {len(expected)} tests")
-            again = _test_patch(task, taken, judged, limit_s, apart=True)
+            notes.append(f"judged apart: {len(judged)} of {len(task.fail_to_pass)} fail-to-pass tests")
+            again = _test_patch(task, taken, judged, 2 * limit_s, apart=True)
             run = dataclasses.replace(
                 run,
                 outcomes=run.outcomes | again.outcomes,
@@ -268,20 +268,22 @@ def brought(task: Task, path: str, data: bytes) -> list[int]:
 
 
 def judged_apart(task: Task) -> tuple[str, ...]:
-    """The expected tests that pass with the original code where tests and code are apart; found once per machine.
+    """The fail-to-pass tests that pass with the original code where tests and code are apart; found once per machine.
+
+    The others passed before the patch: it has nothing to win by faking them, and each call from one process to the
+    other takes its time.
 
     Raises:
         SandboxError: the sandbox was lost.
     """
     ours = hashlib.sha256(
-        b"".join(Path(__file__).with_name(name).read_bytes() for name in INSIDE)
+        b"".join(Path(__file__).with_name(name).read_bytes() for name in (*INSIDE, Path(__file__).name))
     ).hexdigest()
     kept = environment.cache_dir() / "apart" / f"{task.id}-{ours[:16]}.json"
     with contextlib.suppress(OSError, ValueError):
         return tuple(json.loads(kept.read_text("utf-8")))
     taken, _ = crossing(task, folder.gold_patch(task))
-    expected = (*task.fail_to_pass, *task.pass_to_pass)
-    run = _test_patch(task, taken, expected, 2 * task.verify_timeout_s, apart=True)
+    run = _test_patch(task, taken, task.fail_to_pass, task.verify_timeout_s, apart=True)
     found = tuple(test for test, outcome in run.outcomes.items() if outcome == "passed")
     if not run.timed_out:  # else the machine may have been busy
         kept.parent.mkdir(parents=True, exist_ok=True)
