@@ -403,6 +403,8 @@ def _record_reader(kind: type) -> Callable[[Any], Any]:
     readers = {name: reader for name in hints if (reader := _reader(hints[name])) is not _as_it_is}
 
     def read(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError(f"{kind.__name__} is {str(data)[:80]!r}, not a table of its fields")
         if unknown := set(data) - set(hints):
             raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
         values = dict(data)
@@ -410,7 +412,7 @@ def _record_reader(kind: type) -> Callable[[Any], Any]:
             for name in readers.keys() & data:
                 values[name] = readers[name](data[name])
             return kind(**values)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"{kind.__name__}: {error}") from error
 
     return read

@@ -22,10 +22,12 @@ import json
 import os
 import re
 import shutil
+import threading
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import orjson
 
@@ -64,17 +66,17 @@ class RunDir:
         Raises:
             RunError: the folder exists and holds a run, or cannot be written.
         """
-        if (path / "recipe.toml").exists():
-            raise RunError(
-                f"{path} already holds a run. Go on with `woodshed train --resume {path}`, "
-                "or choose another name with `name=OTHER`."
-            )
         run = cls(path)
-        with run._writing():
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-            write_atomically(path / "recipe.toml", recipe)
-        run.lock()
+        run._refuse_a_second()
+        with run._writing(), made(path):
+            run.lock()
+            try:
+                run._refuse_a_second()  # another process may have been faster
+                write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+                write_atomically(path / "recipe.toml", recipe)
+            except BaseException:
+                run._forget()
+                raise
         return run
 
     @classmethod
@@ -91,12 +93,13 @@ class RunDir:
         return cls(path)
 
     def lock(self) -> None:
-        """Claim the folder for writing until this process ends.
+        """Claim the folder for writing until this process ends; what a killed one left unfinished there goes.
 
         Raises:
-            RunError: another process is writing to it.
+            RunError: another process is writing to it, or it cannot be written.
         """
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with self._writing():
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -105,15 +108,69 @@ class RunDir:
             raise RunError(
                 f"{self.path} is being written by process {owner}; wait for it or stop it first"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
+        with self._writing():
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            sweep(self.path, self.path / "checkpoints", self.path / "tasks")
 
     def unlock(self) -> None:
         """Let another process write."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _refuse_a_second(self) -> None:
+        if (self.path / "recipe.toml").exists():
+            raise RunError(
+                f"{self.path} already holds a run. Go on with `{self.resuming}`, "
+                "or choose another name with `name=OTHER`."
+            )
+
+    def _forget(self) -> None:
+        """Take back a run that never began; one that was there stays."""
+        if not (self.path / "recipe.toml").exists():
+            for name in ("manifest.json", "lock"):
+                (self.path / name).unlink(missing_ok=True)
+        self.unlock()
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings of the run, as plain values.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        path = self.path / "recipe.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} cannot be read: {_reason(error)}. It holds the settings of the run: restore it, or run anew"
+            ) from None
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One section of the settings; {} where there is none.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        found = self.recipe().get(name, {})
+        if not isinstance(found, dict):
+            raise RunError(f"{self.path / 'recipe.toml'}: {name} = {found!r} should be a section of settings")
+        return found
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the run measures a model and trains none; a recipe of training has a table of tasks."""
+        try:
+            return isinstance(self.recipe().get("tasks"), list)
+        except RunError:
+            return False
+
+    @property
+    def resuming(self) -> str:
+        """The command that goes on with this run."""
+        return f"woodshed {'eval' if self.is_evaluation else 'train'} --resume {self.path}"
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -163,8 +220,9 @@ class RunDir:
 
     def find(self, kind: Kind, record: type[R], phase: str, step: int, *, part: int = 0) -> list[R] | None:
         """The completed records of one part of a step, or None when there are none."""
-        place = self._catalog(kind).get((phase, step, part))
-        return None if place is None else self._load(kind, record, place)
+        at = (phase, step, part)
+        place = self._catalog(kind).get(at)
+        return None if place is None else self._load(kind, record, at, place)
 
     def read(
         self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
@@ -176,16 +234,16 @@ class RunDir:
 
         Raises:
             DamagedError: a batch is damaged, or of another version.
+            RunError: the file cannot be read at all.
         """
         found: list[tuple[str, int, R]] = []
-        for (phase, step, part), place in self._catalog(kind).items():
+        for at, place in self._catalog(kind).items():
             try:
-                found += [(phase, step, each) for each in self._load(kind, record, place)]
-            except (ValueError, KeyError, TypeError) as error:
-                problem = f"{kind}.jsonl, {phase} {step} part {part}: {type(error).__name__}: {error}"
+                found += [(at[0], at[1], each) for each in self._load(kind, record, at, place)]
+            except DamagedError as error:
                 if problems is None:
-                    raise DamagedError(f"{self.path / problem}") from error
-                problems.append(f"{problem}; left out")
+                    raise
+                problems.append(f"{str(error).removeprefix(f'{self.path}/')}; left out")
         return found
 
     def has(self, kind: Kind) -> bool:
@@ -194,13 +252,13 @@ class RunDir:
 
     def scan(self, kind: Kind, record: type[R] = dict) -> Iterator[tuple[str, int, R]]:
         """What `read` gives, one record at a time: a run may hold more than memory does."""
-        for (phase, step, _part), (begin, end) in self._catalog(kind).items():
-            with (self.path / f"{kind}.jsonl").open("rb") as file:
+        for at, (begin, end) in self._catalog(kind).items():
+            with self._reading(kind) as file:
                 file.seek(begin)
                 while begin < end:
                     line = file.readline()
                     begin += len(line)
-                    yield phase, step, _record(line, record)
+                    yield at[0], at[1], self._record(kind, record, at, line)
 
     def batches(self, kind: Kind) -> list[At]:
         """Where completed records lie, as (phase, step, part), in order; `find` reads one."""
@@ -216,7 +274,7 @@ class RunDir:
         lines = [json.dumps({**at, "record": to_json(record)}, ensure_ascii=False) for record in records]
         lines.append(json.dumps({**at, "done": len(lines)}))
         path = self.path / f"{kind}.jsonl"
-        with self._writing(), path.open("a+b") as file:
+        with self._writing(), _whole_or_as_before(path), path.open("a+b") as file:
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -235,45 +293,57 @@ class RunDir:
         if not path.exists():
             return found
         batch: list[int] = []  # where its records begin
-        with path.open("rb") as file:
+        with self._reading(kind) as file:
             file.seek(offset)
             for line in file:
-                done = DONE.fullmatch(line)
+                done = _completed(line)
                 if done is None:
                     batch.append(offset)
-                elif (count := int(done["count"])) <= len(batch):
-                    at = (json.loads(done["phase"]), int(done["step"]), int(done["part"]))
-                    found.pop(at, None)
-                    found[at] = (batch[len(batch) - count] if count else offset, offset)
+                elif (count := done[1]) <= len(batch):
+                    found.pop(done[0], None)
+                    found[done[0]] = (batch[len(batch) - count] if count else offset, offset)
                 offset += len(line)
                 if done is not None:
                     batch = []
                     self._seen[kind] = (offset, found)
         return found
 
-    def _load(self, kind: Kind, record: type[R], place: Place) -> list[R]:
+    def _load(self, kind: Kind, record: type[R], at: At, place: Place) -> list[R]:
         begin, end = place
-        with (self.path / f"{kind}.jsonl").open("rb") as file:
+        with self._reading(kind) as file:
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")[:-1]
-        return [_record(line, record) for line in lines]
+        return [self._record(kind, record, at, line) for line in lines]
+
+    def _record(self, kind: Kind, record: type[R], at: At, line: bytes) -> R:
+        try:
+            return _parsed(line, record)
+        except (ValueError, KeyError, TypeError) as error:
+            where = "{} {} part {}".format(*at)
+            why = f"{type(error).__name__}: {error}"
+            raise DamagedError(f"{self.path / kind}.jsonl, {where}: {why}") from error
+
+    @contextmanager
+    def _reading(self, kind: Kind) -> Iterator[BinaryIO]:
+        path = self.path / f"{kind}.jsonl"
+        try:
+            with path.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {_reason(error)}") from error
 
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
     def save_checkpoint(self, name: str, fill: Callable[[Path], object]) -> Path:
         """A checkpoint folder that is either complete or absent; `fill` writes the files into a temporary one."""
         target = self.path / "checkpoints" / name
-        partial = target.with_name(f".{name}.partial")
-        with self._writing():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with self._writing(), staged(target) as partial:
+            partial.mkdir()
             fill(partial)
             for file in partial.rglob("*"):
                 if file.is_file():
                     with file.open("rb") as handle:
                         os.fsync(handle.fileno())
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
         return target
 
     def checkpoints(self, prefix: str) -> list[Path]:
@@ -285,13 +355,10 @@ class RunDir:
         target = self.path / "tasks" / name
         if target.exists():
             return target
-        partial = target.with_name(f".{name}.partial")
-        with self._writing():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with self._writing(), staged(target) as partial:
+            partial.mkdir()
             for folder in folders:
                 shutil.copytree(folder, partial / folder.name, copy_function=_link_or_copy, symlinks=True)
-            partial.rename(target)
         return target
 
     @contextmanager
@@ -299,25 +366,108 @@ class RunDir:
         try:
             yield
         except OSError as error:
-            raise RunError(
-                f"cannot write to {self.path}: {error.strerror or error}. "
-                f"Nothing that was complete is lost: make room, then `woodshed train --resume {self.path}`."
-            ) from error
+            kept = "Nothing that was complete is lost: make room, then"
+            onward = (
+                f"{kept} `{self.resuming}`" if (self.path / "recipe.toml").exists() else "Nothing was begun"
+            )
+            raise RunError(f"cannot write to {self.path}: {_reason(error)}. {onward}.") from error
 
 
-def _record(line: bytes, record: type[R]) -> R:
+def _completed(line: bytes) -> tuple[At, int] | None:
+    """The batch that a completion line completes, and the count of its records; None for any other line."""
+    done = DONE.fullmatch(line)
+    try:
+        return (json.loads(done["phase"]), int(done["step"]), int(done["part"])), int(done["count"])  # type: ignore
+    except (TypeError, ValueError):
+        return None
+
+
+def _parsed(line: bytes, record: type[R]) -> R:
     try:
         found = orjson.loads(line)["record"]
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
         found = json.loads(line.decode("utf-8", errors="surrogatepass"))["record"]
+    if not isinstance(found, dict):
+        raise ValueError(f"{str(found)[:80]!r} is no record")
     return found if record is dict else from_json(record, found)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file could not be read or written, in words."""
+    if isinstance(error, shutil.Error) and isinstance(
+        error.args[0], list
+    ):  # of a whole tree: (from, to, why)
+        (_, _, why), *others = error.args[0]
+        why = re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", str(why))
+        return why + (f" (for {len(others) + 1} files)" if others else "")
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# -- files and folders that are whole or absent ------------------------------------------------------------------------
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder, made where it is not there, and taken away again where nothing came into it."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # something is in it
+            for path in new:
+                path.rmdir()
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A path beside `target` at which a file or folder is made, and which then takes the place of `target`.
+
+    Whatever stops the work inside, `target` stays as it was and nothing else is left. Only a killed process leaves
+    its part behind, for `sweep`. A folder replaces a folder with all that was in it.
+    """
+    with made(target.parent):
+        partial = target.with_name(f".{target.name}.{threading.get_native_id()}.partial")
+        _remove(partial)
+        try:
+            yield partial
+            if partial.is_dir() and target.is_dir():
+                shutil.rmtree(target)
+            partial.replace(target)
+        finally:
+            _remove(partial)
+
+
+@contextmanager
+def _whole_or_as_before(path: Path) -> Iterator[None]:
+    """Takes back what was appended to a file where the disk was full in the middle of it."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
+
+
+def sweep(*folders: Path) -> None:
+    """Remove what killed processes of this machine left unfinished in these folders."""
+    for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
+        if not Path("/proc", partial.name.split(".")[-2]).exists():
+            _remove(partial)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content; readers see the old or the new, never a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
+    with staged(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _link_or_copy(source: str, target: str) -> None:

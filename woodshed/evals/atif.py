@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,7 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
     for _, _, hint in run.read("hints", Hint, problems=problems):
         hints.setdefault(hint.rollout_id, []).append(hint)
     graded = pair([r for _, _, r in rollouts], verdicts, flags=evaluation.flags(run, problems=problems))
-    recipe = tomllib.loads((run.path / "recipe.toml").read_text(encoding="utf-8"))
-    tasks, books, used = _tasks(run, problems), ledger.from_run(run), set()
+    recipe, tasks, books, used = run.recipe(), _tasks(run, problems), ledger.from_run(run), set()
     try:
         out.mkdir(parents=True, exist_ok=True)
         for (phase, step, _), attempt in zip(rollouts, graded, strict=True):

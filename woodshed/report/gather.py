@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,8 +133,8 @@ def gather(run: RunDir, number: int, archives: Archives) -> Story:
 
 
 def _gather(run: RunDir, number: int, archives: Archives) -> Story:
+    settings = run.recipe()
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
-    settings = tomllib.loads(recipe)
     said = _said(run)
     lines = tuple(
         _line(number, phase, step, rollout, said, archives)

@@ -329,7 +329,7 @@ class Viewer(App[None]):
         for number, at in enumerate(batches, 1):
             try:
                 rows = self.reader.rows(at)
-            except ValueError as error:
+            except (ValueError, RunError) as error:
                 self.call_from_thread(
                     self.exit, return_code=2, message=Text(unreadable(self.reader.run, error))
                 )
@@ -455,7 +455,7 @@ class Viewer(App[None]):
         self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
 
 
-def unreadable(run: RunDir, error: ValueError) -> str:
+def unreadable(run: RunDir, error: Exception) -> str:
     return f"{run.path} cannot be read by this version of Woodshed ({error})"
 
 
