@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from woodshed.cli.verbs import (
+    OUT_FILE,
     Closes,
     app,
     describe,
@@ -22,6 +23,7 @@ from woodshed.cli.verbs import (
     say_rows,
     say_summary,
 )
+from woodshed.records import RunError
 from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ def evaluate(
 
     if resume is not None:
         run = RunDir.open(resume)
+        if run.recipe() and not run.is_evaluation:
+            raise RunError(f"{resume} is a run of training; go on with `{run.resuming}`")
         chosen = settings.read(suite.SuiteSettings, resume / "recipe.toml")
         run.lock()
         sampler = open_sampler(chosen)
@@ -206,7 +210,10 @@ def bench_monitors(
     ] = 20,
     jobs: Annotated[int, typer.Option(min=1, help="Attempts at the same time.")] = 2,
     seed: Annotated[int, typer.Option(help="Seeds which tasks are taken.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also write every figure to this JSON file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write every figure to this JSON file.", **OUT_FILE),
+    ] = None,
     cases: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Confirmed cheats (JSONL) that must still be caught."),
@@ -223,6 +230,7 @@ def bench_monitors(
     from woodshed.evals import labelled, monitoring
     from woodshed.grading.monitors import learned
     from woodshed.records import to_json
+    from woodshed.rundir import write_atomically
     from woodshed.tasks import folder
 
     if not (tasks or cases or trace or school):
@@ -241,8 +249,7 @@ def bench_monitors(
     for case in missed:
         say(f"no longer caught: {case.rollout.id}, {case.rule} at turn {case.turn}")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(to_json(results), indent=1) + "\n", encoding="utf-8")
+        write_atomically(out, json.dumps(to_json(results), indent=1) + "\n")
     if missed:
         raise typer.Exit(1)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from woodshed.cli.verbs import (
+    OUT_FILE,
     Overrides,
     app,
     describe,
@@ -15,10 +16,8 @@ from woodshed.cli.verbs import (
     say_costs,
     say_run,
 )
+from woodshed.records import RunError
 from woodshed.terminal import progress_bars, say, say_next, tell
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command("doctor")
@@ -65,6 +64,8 @@ def train(
 
     if resume is not None:
         run = RunDir.open(resume)
+        if run.recipe() and run.is_evaluation:
+            raise RunError(f"{resume} is an evaluation; go on with `{run.resuming}`")
         chosen = settings.read(Recipe, resume / "recipe.toml")
         run.lock()
     else:
@@ -94,7 +95,10 @@ def make_report(
         list[Path], typer.Argument(metavar="RUN", help="Run folders, for example runs/quickstart.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default report.html in the run, or beside several runs.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="By default report.html in the run, or beside several runs.", **OUT_FILE
+        ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from woodshed.cli.verbs import (
-    keeping,
-    tasks_app,
-)
+from woodshed.cli.verbs import OUT_FILE, keeping, tasks_app
 from woodshed.records import TaskError
-from woodshed.terminal import progress_bars, say, say_columns, say_next
-
-if TYPE_CHECKING:
-    pass
+from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 
 @tasks_app.command("make")
@@ -61,6 +55,9 @@ def make_tasks(
         say(f"{count:6} candidates rejected: {reason}")
     if made.rejected:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
+    if not made.accepted:
+        tell("nothing became a task; take more away (--levels 0-6, no --operators), or another source")
+        raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
 
@@ -192,6 +189,9 @@ def harden_tasks(
     say(f"{len(made.accepted)} children of {len(parents)} tasks in {out}")
     for reason, count in made.rejected.most_common():
         say(f"{count:6} drafts rejected: {reason}")
+    if not made.accepted:
+        tell("no child; take other parents, or more --operators")
+        raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
 
@@ -204,6 +204,7 @@ def show_stats(
     Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
     in stats.svg.
     """
+    from woodshed.rundir import write_atomically
     from woodshed.synthesis import stats
     from woodshed.tasks import folder
 
@@ -214,14 +215,14 @@ def show_stats(
     say(f"{found.num_tasks} tasks{tried}")
     for reason, count in found.rejected.items():
         say(f"{count:6} candidates rejected: {reason}")
-    (tasks / "stats.svg").write_text(stats.picture(loaded), encoding="utf-8")
+    write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 
 
 @tasks_app.command("export")
 def export_tasks(
     tasks: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="File that receives one line per task.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Receives one line per task.", **OUT_FILE)],
     format_: Annotated[str, typer.Option("--format", help="swebench or swesmith.")] = "swebench",
 ) -> None:
     """Write tasks as JSON lines for other harnesses.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from woodshed.records import SamplerError, SandboxError, WoodshedError
+from woodshed.rundir import made
 from woodshed.terminal import say, say_columns, tell
 
 if TYPE_CHECKING:
@@ -132,6 +134,23 @@ app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, one by one.")
 ]
+
+
+def _can_be_written(path: Path | None) -> Path | None:
+    """A file that is written at the end of the work, tried before it; nothing of the trial stays."""
+    try:
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path is not None:
+            with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}; name another file") from None
+    return path
+
+
+OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
+"""Of an option that names a file to be written."""
 
 
 def open_sampler(chosen: SuiteSettings) -> Sampler:
