@@ -213,3 +213,13 @@ def test_one_task_under_two_names_is_refused(two_tasks: Path, tmp_path: Path):
     shutil.copytree(two_tasks / "one", two_tasks / "three")
     result = CliRunner().invoke(app, ["eval", str(two_tasks), "--model", "none"])
     assert result.exit_code == 2 and "are the same task" in result.stderr and "count twice" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_an_address_with_v1_is_the_same_address(server: Server, suffix: str):
+    settings = EndpointSettings(url=server.url + suffix, retries=0)
+    assert settings.url == server.url
+    with closing(HttpSampler(settings, server.renderer)) as sampler:
+        assert sampler.sample([REQUEST])
+    with pytest.raises(SamplerError, match=r"^http://127\.0\.0\.1:1/v1/models failed"):
+        HttpSampler(EndpointSettings(url=f"http://127.0.0.1:1{suffix}", retries=0), server.renderer)

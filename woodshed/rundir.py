@@ -70,12 +70,12 @@ class RunDir:
         run._refuse_a_second()
         with run._writing(), made(path):
             run.lock()
+            run._refuse_a_second()  # another process may have been faster
             try:
-                run._refuse_a_second()  # another process may have been faster
                 write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
                 write_atomically(path / "recipe.toml", recipe)
             except BaseException:
-                run._forget()
+                run.forget()
                 raise
         return run
 
@@ -122,16 +122,19 @@ class RunDir:
 
     def _refuse_a_second(self) -> None:
         if (self.path / "recipe.toml").exists():
+            self.unlock()
             raise RunError(
                 f"{self.path} already holds a run. Go on with `{self.resuming}`, "
                 "or choose another name with `name=OTHER`."
             )
 
-    def _forget(self) -> None:
-        """Take back a run that never began; one that was there stays."""
-        if not (self.path / "recipe.toml").exists():
-            for name in ("manifest.json", "lock"):
-                (self.path / name).unlink(missing_ok=True)
+    def forget(self) -> None:
+        """Take back a run that this process began, as long as nothing was made in it: its name is free again."""
+        if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
+            for name in ("recipe.toml", "manifest.json", "tasks", "lock"):
+                _remove(self.path / name)
+            with suppress(OSError):  # something else is in it
+                self.path.rmdir()
         self.unlock()
 
     def recipe(self) -> dict[str, Any]:

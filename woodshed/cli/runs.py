@@ -78,7 +78,7 @@ def train(
     if chosen.note:
         say(chosen.note)
     with (
-        keeping(f"go on with: woodshed train --resume {run.path}", run),
+        keeping(f"go on with: {run.resuming}", run, is_new=resume is None),
         tracking.following(run, chosen.tracking),
         progress_bars() as progress,
     ):

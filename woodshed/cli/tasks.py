@@ -26,21 +26,31 @@ def make_tasks(
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per task.")],
     limit: Annotated[int, typer.Option(min=0, help="Most tasks per source; 0 makes all.")] = 0,
     levels: Annotated[
-        str, typer.Option(help="Levels of difficulty, such as 0-6 or 1,3: branch, stub, ..., sub-package.")
+        str,
+        typer.Option(
+            help="Levels of difficulty, such as 0-6 or 1,3: 0 takes one branch away, 6 a sub-package."
+        ),
     ] = "0-6",
     operators: Annotated[
-        str, typer.Option(help="What is taken away, such as stub,remove_class; by default everything.")
+        str,
+        typer.Option(help="Ways to take code away, with commas, such as stub,remove_class; by default all."),
     ] = "",
     seed: Annotated[int, typer.Option(help="Seeds which candidates come first.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")] = 2,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting of task making.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists what there is.",
+        ),
     ] = None,
 ) -> None:
     """Make practice tasks from repositories.
 
     Each task is proven in a sandbox: its hidden tests fail before, and pass after the original code is back.
-    Every candidate that did not become a task is logged with one reason.
+    Every candidate that did not become a task is logged with one reason. What was stopped goes on with the same
+    command. Exits with 1 where nothing became a task.
     """
     from woodshed import settings, synthesis
 
@@ -102,17 +112,27 @@ def find_leaks(
     folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
     rules: Annotated[
         Path | None,
-        typer.Option(help="More places that hold residue, as JSON; by default those that runs taught."),
+        typer.Option(
+            metavar="FILE",
+            help="JSON file of more places to search, as --learn writes it; by default the one in the cache.",
+        ),
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--whole/--own", help="Search the machine and the dependencies as well.")
+        bool,
+        typer.Option(
+            "--whole/--own",
+            help="Search the machine and the dependencies as well, or each task's own files only.",
+        ),
     ] = True,
     thief: Annotated[
         bool, typer.Option("--thief", help="Also let a scripted thief try; it must earn 0.")
     ] = False,
     learn: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="First learn the places that this run's confirmed cheats used."),
+        typer.Option(
+            metavar="RUN",
+            help="First write the places that this run's confirmed cheats used into the file of --rules.",
+        ),
     ] = None,
 ) -> None:
     """Search what an attempt will see for what a task took away.
@@ -154,10 +174,15 @@ def harden_tasks(
     folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per child.")],
     operators: Annotated[
-        str, typer.Option(help="Which of H1 to H12, with commas; E1 and E2 make easier ones.")
+        str,
+        typer.Option(
+            help="With commas: H1 (a second deletion) to H12 (no test command), by default all of these; "
+            "E1 and E2 make easier children."
+        ),
     ] = "",
     run: Annotated[
-        Path | None, typer.Option(help="A run whose attempts tell what is solved, and how it was failed.")
+        Path | None,
+        typer.Option(metavar="RUN", help="A run whose attempts tell what is solved, and how it was failed."),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Most children; 0 makes all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seeds which drafts come first.")] = 0,
@@ -165,6 +190,7 @@ def harden_tasks(
     """Make harder children of solved tasks, each proven.
 
     With --run, only tasks that its attempts solved at least every other time have children. Without, all have.
+    Exits with 1 where no child could be proven.
     """
     from woodshed.synthesis import harden
     from woodshed.tasks import folder
@@ -202,7 +228,7 @@ def show_stats(
     """Show what a set of tasks holds.
 
     Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
-    in stats.svg.
+    in TASKS/stats.svg.
     """
     from woodshed.rundir import write_atomically
     from woodshed.synthesis import stats

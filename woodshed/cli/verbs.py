@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 import typer
 from typer.core import TyperGroup
 
-from woodshed.records import SamplerError, SandboxError, WoodshedError
+from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
 from woodshed.rundir import made
 from woodshed.terminal import say, say_columns, tell
 
@@ -126,13 +126,16 @@ app.add_typer(tasks_app, name="tasks", help="Turn repositories into practice tas
 
 eval_app = typer.Typer(cls=Evaluations, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(
-    eval_app, name="eval", help="Measure a model on tasks (`eval TASKS` is `eval run TASKS`), and compare."
+    eval_app,
+    name="eval",
+    help="Measure a model on tasks, and compare runs.\n\n`eval TASKS` is short for `eval run TASKS`.",
 )
 monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure how well that works.")
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, one by one.")
+    list[str] | None,
+    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as training.steps=2."),
 ]
 
 
@@ -247,8 +250,12 @@ def free_name(name: str) -> str:
 
 
 @contextmanager
-def keeping(line: str, run: RunDir | None = None) -> Iterator[None]:
-    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run."""
+def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> Iterator[None]:
+    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run.
+
+    A new run that stops at a mistake before anything was made in it is taken back, so that its name is free for the
+    corrected command.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -257,6 +264,10 @@ def keeping(line: str, run: RunDir | None = None) -> Iterator[None]:
         if run is None:
             raise
         raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
+    except WoodshedError as error:
+        if run is not None and is_new and not isinstance(error, RunError):  # which says how to go on
+            run.forget()
+        raise
     finally:
         if run is not None:
             run.unlock()

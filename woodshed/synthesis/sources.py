@@ -220,7 +220,7 @@ def clone(source: str, into: Path) -> tuple[str, str]:
 
 def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
     folder = Path(source).expanduser()
-    if not folder.is_dir():
+    if not source or not folder.is_dir():
         raise TaskError(
             f"no folder {source!r}; a source is a path, pypi:name==version or git+https://...@rev"
         )
