@@ -16,6 +16,7 @@ import pytest
 from tiny_model import tiny_tokenizer
 from typer.testing import CliRunner
 
+from woodshed import doctor
 from woodshed.cli import app
 from woodshed.evals import ledger
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
@@ -223,3 +224,10 @@ def test_an_address_with_v1_is_the_same_address(server: Server, suffix: str):
         assert sampler.sample([REQUEST])
     with pytest.raises(SamplerError, match=r"^http://127\.0\.0\.1:1/v1/models failed"):
         HttpSampler(EndpointSettings(url=f"http://127.0.0.1:1{suffix}", retries=0), server.renderer)
+
+
+@pytest.mark.parametrize("url", ["http://a..b", "http://host:99999999/v1", "http://[::1", "localhost:8000"])
+def test_an_address_that_no_machine_can_have_is_refused(url: str):
+    with pytest.raises(RecipeError, match=r"url = "):
+        read(EndpointSettings, None, [f"url={json.dumps(url)}"])
+    assert not doctor._endpoint(url).ok

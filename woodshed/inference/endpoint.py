@@ -25,7 +25,18 @@ from woodshed.settings import Settings
 
 
 def address(url: str) -> str:
-    """The address in front of /v1, where everybody else writes it with /v1 or with a slash."""
+    """The address in front of /v1, where everybody else writes it with /v1 or with a slash.
+
+    Raises:
+        ValueError: no machine can have this address.
+    """
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"no machine can have this address: {error}") from None
+    if not 0 < (parsed.port or 80) < 1 << 16:
+        raise ValueError(f"there is no port {parsed.port}")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 

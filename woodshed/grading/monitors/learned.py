@@ -127,7 +127,9 @@ def read_cases(path: Path) -> list[Case]:
     try:
         return [_case(json.loads(line)) for line in lines if line.strip()]
     except (ValueError, KeyError, TypeError) as error:
-        raise TaskError(f"{path} does not hold cases ({error}); `learned.keep_cases` writes them") from None
+        raise TaskError(
+            f"{path} does not hold cases ({error}); `woodshed tasks leaks TASKS --learn RUN` writes them"
+        ) from None
 
 
 def _case(data: dict[str, Any]) -> Case:
