@@ -417,8 +417,8 @@ def made(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # something is in it
-            for path in new:
+        for path in new:
+            with suppress(OSError):  # something is in it
                 path.rmdir()
 
 
