@@ -246,7 +246,7 @@ class RunDir:
             except DamagedError as error:
                 if problems is None:
                     raise
-                problems.append(f"{str(error).removeprefix(f'{self.path}/')}; left out")
+                problems.append(str(error).removeprefix(f"{self.path}/"))
         return found
 
     def has(self, kind: Kind) -> bool:
@@ -387,11 +387,12 @@ def _completed(line: bytes) -> tuple[At, int] | None:
 
 def _parsed(line: bytes, record: type[R]) -> R:
     try:
-        found = orjson.loads(line)["record"]
+        whole = orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
-        found = json.loads(line.decode("utf-8", errors="surrogatepass"))["record"]
+        whole = json.loads(line.decode("utf-8", errors="surrogatepass"))
+    found = whole.get("record") if isinstance(whole, dict) else None
     if not isinstance(found, dict):
-        raise ValueError(f"{str(found)[:80]!r} is no record")
+        raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
     return found if record is dict else from_json(record, found)
 
 

@@ -49,8 +49,11 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
         hints.setdefault(hint.rollout_id, []).append(hint)
     graded = pair([r for _, _, r in rollouts], verdicts, flags=evaluation.flags(run, problems=problems))
     recipe, tasks, books, used = run.recipe(), _tasks(run, problems), ledger.from_run(run), set()
+    if not rollouts:
+        raise RunError(
+            f"{run.path} holds no rollout that can be read; {'; '.join(problems) or 'none was finished'}"
+        )
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for (phase, step, _), attempt in zip(rollouts, graded, strict=True):
             bill = books.bill(ledger.of_rollout(attempt.rollout))
             made = trajectory(
@@ -65,10 +68,6 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
             write_atomically(out / _file_name(attempt.rollout.id, used), json.dumps(made) + "\n")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}") from error
-    if not rollouts:
-        raise RunError(
-            f"{run.path} holds no rollout that can be read; {'; '.join(problems) or 'none was finished'}"
-        )
     return len(rollouts)
 
 

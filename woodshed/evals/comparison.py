@@ -38,7 +38,7 @@ def compare(a: Sequence[RunDir], b: Sequence[RunDir]) -> Comparison:
     sides = [[last(run, problems) for run in arm] for arm in (a, b)]
     graded: list[list[Sequence[Graded]]] = [[found.graded for found in side] for side in sides]
     refusals, warnings = _may(a, b)
-    warnings += problems
+    warnings += [f"left out: {problem}" for problem in problems]
     tasks = [set.intersection(*({g.rollout.task_id for g in made} for made in side)) for side in graded]
     if not tasks[0] & tasks[1]:
         raise RunError(
