@@ -276,6 +276,7 @@ def test_several_results_are_numbered():
         ),
         ("{{ messages[0]['content'] + 1 }}", "line 1 of the chat template: TypeError"),
     ],
+    ids=["syntax", "filter", "name", "kind"],
 )
 def test_a_broken_template_is_named_with_its_line(template: str, complaint: str, tmp_path: Path):
     (tmp_path / "chat_template.jinja").write_text(template)

@@ -202,6 +202,8 @@ DAMAGED = {
     "a record that is null": b'{"record": null}',
     "a line that is null": b"null",
     "a list": b'{"record": []}',
+    "null where a number should be": b'{"record": {"rollout_id": "r", "task_id": "t", "status": "graded",'
+    b' "reward": null, "solved": false, "outcomes": {}}}',
     "null where a list should be": b'{"record": {"rollout_id": "r", "integrity": null}}',
     "not JSON": b"\xff\x00{",
 }
@@ -239,6 +241,9 @@ def test_files_of_a_run_that_cannot_be_read_are_named(run):
         (run.path / "recipe.toml").write_bytes(text)
         with pytest.raises(RunError, match=r"recipe\.toml cannot be read: .*restore it"):
             run.recipe()
+    (run.path / "manifest.json").write_text("[]")
+    with pytest.raises(RunError, match=r"manifest\.json cannot be read: it holds '\[\]'"):
+        _ = run.manifest
     (run.path / "recipe.toml").write_text("grading = 3\n")
     with pytest.raises(RunError, match=r"recipe\.toml: grading = 3 should be a section"):
         run.section("grading")

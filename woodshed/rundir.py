@@ -187,11 +187,13 @@ class RunDir:
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError(f"it holds {str(found)[:80]!r}")
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{path} cannot be read: {error}. Restore it, or delete it to go on without"
             ) from None
-        return found if isinstance(found, dict) else {}
+        return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest.
@@ -390,7 +392,7 @@ def _parsed(line: bytes, record: type[R]) -> R:
         whole = orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
         whole = json.loads(line.decode("utf-8", errors="surrogatepass"))
-    found = whole.get("record") if isinstance(whole, dict) else None
+    found: Any = whole.get("record") if isinstance(whole, dict) else None
     if not isinstance(found, dict):
         raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
     return found if record is dict else from_json(record, found)

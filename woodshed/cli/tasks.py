@@ -199,6 +199,9 @@ def harden_tasks(
     parents = [
         task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
     ]
+    if not parents:
+        tell(f"none of these tasks was solved at least every other time in {run}")
+        raise typer.Exit(1)
     chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
     with keeping(f"children that were finished are in {out}"), progress_bars() as progress:
         made = harden.harden(
