@@ -254,3 +254,18 @@ def test_two_that_begin_one_run_do_not_mix(tmp_path, run):
     with pytest.raises(RunError, match=f"being written by process {os.getpid()}"):
         RunDir.create(run.path, recipe="name = 'two'\n", manifest={})
     assert not (run.path / "recipe.toml").exists()
+
+
+def test_a_run_that_is_taken_back_takes_nothing_of_others_along(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine").touch()
+    run = RunDir.create(tmp_path, recipe="", manifest={})
+    run.keep_tasks("eval", [])
+    run.forget()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["eval", "mine", "tasks"]
+    run = RunDir.create(tmp_path / "runs" / "new", recipe="", manifest={})
+    run.append("metrics", [{"loss": 1.0}], "train", 0)
+    run.forget()
+    assert RunDir.open(run.path).has("metrics")
+    RunDir.open(run.path).forget()
+    assert RunDir.open(run.path).has("metrics")

@@ -55,6 +55,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._not_ours = {path.name for path in path.iterdir()} if path.is_dir() else set[str]()
         self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
         self.on_metrics: Callable[[], object] | None = None
         """Called whenever a metrics line was completed."""
@@ -129,9 +130,9 @@ class RunDir:
             )
 
     def forget(self) -> None:
-        """Take back a run that this process began, as long as nothing was made in it: its name is free again."""
+        """Take back a run that this object created, as long as nothing was made in it: its name is free again."""
         if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
-            for name in ("recipe.toml", "manifest.json", "tasks", "lock"):
+            for name in {"recipe.toml", "manifest.json", "tasks", "lock"} - self._not_ours:
                 _remove(self.path / name)
             with suppress(OSError):  # something else is in it
                 self.path.rmdir()
