@@ -27,7 +27,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import orjson
 
@@ -393,10 +393,10 @@ def _parsed(line: bytes, record: type[R]) -> R:
         whole = orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
         whole = json.loads(line.decode("utf-8", errors="surrogatepass"))
-    found: Any = whole.get("record") if isinstance(whole, dict) else None
+    found = whole.get("record") if isinstance(whole, dict) else None
     if not isinstance(found, dict):
         raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
-    return found if record is dict else from_json(record, found)
+    return cast("R", found) if record is dict else from_json(record, found)
 
 
 def _reason(error: Exception) -> str:
