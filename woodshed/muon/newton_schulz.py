@@ -13,6 +13,8 @@ transposed: products run on the shorter side either way, without moving anything
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 from dataclasses import dataclass, field
 from typing import Literal
@@ -115,12 +117,9 @@ def fastest(m: int, n: int, symmetric: bool) -> Literal["standard", "symmetric",
     return "gram" if 2 * n > 3 * m else "standard"
 
 
+@functools.cache
 def has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("triton") is not None
 
 
 def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
