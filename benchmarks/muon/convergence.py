@@ -1,7 +1,7 @@
 """Does Muon reach AdamW's best loss in fewer steps? A small byte-level model on real code, dense and with experts.
 
     python benchmarks/muon/convergence.py                                # GPU: 3 seeds, both models
-    python benchmarks/muon/convergence.py --size small --models moe      # CPU, 20 minutes of one core
+    python benchmarks/muon/convergence.py --size small --models moe      # CPU, 10 minutes of one core
     python benchmarks/muon/convergence.py --size toy --seeds 1           # CPU, seconds: shows that it runs, no more
 
 Bar: at equal batch, the step at which Muon's held-out loss first is at most AdamW's best is at most 0.75 of the steps
@@ -14,12 +14,13 @@ Newton-Schulz, at the learning rate that was best for Muon.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import math
+import multiprocessing
 import os
 import statistics
-import time
-from collections.abc import Callable
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Size:
 
 SIZES = {
     "full": Size(),
-    "small": Size(width=128, layers=4, heads=4, context=128, batch=16, steps=250),
+    "small": Size(width=96, layers=3, heads=3, context=128, batch=16, steps=150),
     "toy": Size(width=48, layers=2, heads=2, context=64, batch=8, steps=40),
 }
 
@@ -126,7 +127,6 @@ def mixture_model(size: Size) -> nn.Module:
         num_hidden_layers=size.layers,
         num_attention_heads=size.heads,
         num_key_value_heads=size.heads,
-        head_dim=size.width // size.heads,
         max_position_embeddings=size.context,
         num_experts=size.num_experts,
         num_experts_per_tok=2,
@@ -143,6 +143,7 @@ def build(size: Size) -> nn.Module:
     return mixture_model(size) if size.num_experts else DenseModel(size)
 
 
+@functools.cache
 def code() -> tuple[Tensor, Tensor]:
     """The standard library as bytes: training files, and every twentieth file held out."""
     root = Path(os.__file__).parent
@@ -179,9 +180,10 @@ def losses(model: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
     return functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()), BALANCE * balance
 
 
-def train(kind: str, lr: float, seed: int, size: Size, data: tuple[Tensor, Tensor]) -> Curve:
+def train(size: Size, kind: str, lr: float, seed: int) -> Curve:
     """Held-out loss in nats per byte, every `eval_every` steps. Learning rate: warm-up, flat, then linear to 0."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device, data = torch.device("cuda" if torch.cuda.is_available() else "cpu"), code()
+    torch.backends.cuda.matmul.allow_tf32 = True
     torch.manual_seed(seed)
     model = build(size).to(device)
     optimizer = make_optimizer(model, kind, lr, size)
@@ -205,13 +207,14 @@ def train(kind: str, lr: float, seed: int, size: Size, data: tuple[Tensor, Tenso
     return curve
 
 
-def best_lr(kind: str, run: Callable[[str, float, int], Curve]) -> float:
+def best_lr(kind: str, size: Size, pool: Executor) -> float:
     """From the list; while an end of it is best, the next power of two beyond is tried too."""
     ends: dict[float, float] = {}
     lrs = list(LRS[kind])
     while missing := [lr for lr in lrs if lr not in ends]:
-        for lr in missing:
-            least = min(loss for _, loss in run(kind, lr, 0))
+        runs = {lr: pool.submit(train, size, kind, lr, 0) for lr in missing}
+        for lr, run in runs.items():
+            least = min(loss for _, loss in run.result())
             ends[lr] = least if math.isfinite(least) else math.inf
         best = min(lrs, key=lambda lr: ends[lr])
         lrs += [2 * best] if best == max(lrs) else [best / 2] if best == min(lrs) else []
@@ -219,21 +222,15 @@ def best_lr(kind: str, run: Callable[[str, float, int], Curve]) -> float:
     return min(ends, key=lambda lr: ends[lr])
 
 
-def compare(size: Size, kinds: list[str], seeds: list[int], data: tuple[Tensor, Tensor]) -> dict[str, Any]:
-    def run(kind: str, lr: float, seed: int) -> Curve:
-        return train(kind, lr, seed, size, data)
-
-    lrs = {kind: best_lr(kind, run) for kind in kinds if kind in LRS}
+def compare(size: Size, kinds: list[str], seeds: list[int], pool: Executor) -> dict[str, Any]:
+    lrs = {kind: best_lr(kind, size, pool) for kind in kinds if kind in LRS}
     lrs |= {"gram": lrs["muon"]} if "gram" in kinds else {}
+    runs = {(seed, kind): pool.submit(train, size, kind, lrs[kind], seed) for seed in seeds for kind in lrs}
     rows = []
     for seed in seeds:
-        row: dict[str, Any] = {"seed": seed, "curves": {}}
-        for kind, lr in lrs.items():
-            row["curves"][kind] = curve = run(kind, lr, seed)
-            row[f"{kind}_best"] = min(loss for _, loss in curve)
-        print(
-            f"  seed {seed}: " + "; ".join([f"{kind} {row[f'{kind}_best']:.4f}" for kind in lrs]), flush=True
-        )
+        row: dict[str, Any] = {"seed": seed, "curves": {kind: runs[seed, kind].result() for kind in lrs}}
+        row |= {f"{kind}_best": min(loss for _, loss in row["curves"][kind]) for kind in lrs}
+        print(f"  seed {seed}: " + "; ".join(f"{kind} {row[f'{kind}_best']:.4f}" for kind in lrs), flush=True)
         if "adamw" in kinds:
             row |= shares(row["curves"])
         rows.append(row)
@@ -260,23 +257,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--models", nargs="+", choices=["dense", "moe"], default=["dense", "moe"])
     parser.add_argument("--kinds", nargs="+", choices=["adamw", "muon", "gram"], default=["adamw", "muon"])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parents[1] / "results" / "muon_convergence.json"
     )
     options = parser.parse_args()
-    torch.backends.cuda.matmul.allow_tf32 = True
     chosen = SIZES[options.size]
     steps = options.steps or chosen.steps
     chosen = replace(chosen, steps=steps, eval_every=max(5, min(25, steps // 40)))
-    data, report = code(), {}
-    started = time.process_time()
-    for name in options.models:
-        size = replace(chosen, num_experts=8 if name == "moe" else 0)
-        print(
-            f"{name}: {sum(p.numel() for p in build(size).parameters()) / 1e6:.1f} M parameters, {vars(size)}"
-        )
-        report[name] = compare(size, options.kinds, options.seeds, data)
-    report |= {"machine": machine.describe(), "bar": BAR, "cpu_s": round(time.process_time() - started, 1)}
+    report: dict[str, Any] = {}
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        for name in options.models:
+            size = replace(chosen, num_experts=8 if name == "moe" else 0)
+            millions = sum(p.numel() for p in build(size).parameters()) / 1e6
+            print(f"{name}: {millions:.1f} M parameters, {vars(size)}", flush=True)
+            report[name] = compare(size, options.kinds, options.seeds, pool)
+    report |= {"machine": machine.describe(), "bar": BAR}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report) + "\n")
     print(f"written to {options.out}")

@@ -8,11 +8,12 @@ import torch
 import torch.distributed as dist
 from muon_matrix import chunk, lay
 from torch import Tensor, nn
-from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from woodshed.muon import Experts, Heads, MuonError, NewtonSchulz, ShardedMuon, clip_grad_norm_, qk_clip_
@@ -257,11 +258,13 @@ def shard_toy(layout: str) -> Toy:
         return model
     flat = init_device_mesh("cpu", (world,))
     if layout == "fsdp":
-        return fully_shard(model, mesh=flat)
+        fully_shard(model, mesh=flat)
+        return model
     wide = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
     dense, expert = (wide, flat) if layout == "dual" else (flat, wide)
     fully_shard(model.experts, mesh=expert)
-    return fully_shard(model, mesh=dense)
+    fully_shard(model, mesh=dense)
+    return model
 
 
 def toy_grads(model: Toy, step: int) -> None:
@@ -329,9 +332,9 @@ def refusals() -> dict[str, str]:
     plain = nn.Parameter(torch.randn(8, 8))
     shard = local(a.detach())[: chunk(torch.empty(8), world, rank).numel()]
     false = DTensor.from_local(
-        shard[:, :3].contiguous(), flat, [Shard(0)], run_check=False, shape=(8, 8), stride=(8, 1)
+        shard[:, :3].contiguous(), flat, [Shard(0)], run_check=False, shape=torch.Size((8, 8)), stride=(8, 1)
     )
-    partial = DTensor.from_local(torch.randn(8, 8), flat, run_check=False, placements=[dist.tensor.Partial()])
+    partial = DTensor.from_local(torch.randn(8, 8), flat, run_check=False, placements=[Partial()])
     said = {}
 
     def expect(what: str, act: Any) -> None:
