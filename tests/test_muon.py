@@ -259,6 +259,20 @@ def test_the_cost_model_in_closed_form():
     assert outside.total_s == pytest.approx(9 + 0.9)
 
 
+def test_how_many_cards_for_a_target():
+    small = sim.Family(
+        hidden=256, layers=4, dense_width=512, experts=128, expert_width=128, heads=4, q_rank=64, kv_rank=64
+    )
+    machine = Machine(product_flops=1e11, error=0.3)
+    predictions = {gpus: sim.predict(gpus, machine, small)[1] for gpus in (64, 128)}
+    slow, fast = predictions[64].total_s, predictions[128].total_s
+    assert fast < 0.6 * slow
+    assert sim.fewest(1.1 * fast, predictions).split(": ")[1].startswith("128 cards (")
+    assert sim.fewest(1.1 * slow, predictions).split(": ")[1].startswith("64 cards (64 if")
+    assert "more than 128 cards (128 if the low end of" in sim.fewest(0.8 * fast, predictions)
+    assert "more than 128 if the high end" in sim.fewest(1.1 * fast, predictions)
+
+
 # Newton-Schulz ----------------------------------------------------------------------------------------------------
 
 

@@ -222,8 +222,10 @@ def best_lr(kind: str, size: Size, pool: Executor) -> float:
     return min(ends, key=lambda lr: ends[lr])
 
 
-def compare(size: Size, kinds: list[str], seeds: list[int], pool: Executor) -> dict[str, Any]:
-    lrs = {kind: best_lr(kind, size, pool) for kind in kinds if kind in LRS}
+def compare(
+    size: Size, kinds: list[str], seeds: list[int], given: dict[str, float], pool: Executor
+) -> dict[str, Any]:
+    lrs = {kind: given.get(kind) or best_lr(kind, size, pool) for kind in kinds if kind in LRS}
     lrs |= {"gram": lrs["muon"]} if "gram" in kinds else {}
     runs = {(seed, kind): pool.submit(train, size, kind, lrs[kind], seed) for seed in seeds for kind in lrs}
     rows = []
@@ -257,6 +259,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--models", nargs="+", choices=["dense", "moe"], default=["dense", "moe"])
     parser.add_argument("--kinds", nargs="+", choices=["adamw", "muon", "gram"], default=["adamw", "muon"])
+    parser.add_argument("--lrs", nargs="+", default=[], metavar="KIND=LR", help="instead of a search")
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parents[1] / "results" / "muon_convergence.json"
@@ -265,13 +268,14 @@ def main() -> None:
     chosen = SIZES[options.size]
     steps = options.steps or chosen.steps
     chosen = replace(chosen, steps=steps, eval_every=max(5, min(25, steps // 40)))
-    report: dict[str, Any] = {}
+    given = {kind: float(lr) for kind, _, lr in (each.partition("=") for each in options.lrs)}
+    report: dict[str, Any] = {"lrs_given": given}
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
         for name in options.models:
             size = replace(chosen, num_experts=8 if name == "moe" else 0)
             millions = sum(p.numel() for p in build(size).parameters()) / 1e6
             print(f"{name}: {millions:.1f} M parameters, {vars(size)}", flush=True)
-            report[name] = compare(size, options.kinds, options.seeds, pool)
+            report[name] = compare(size, options.kinds, options.seeds, given, pool)
     report |= {"machine": machine.describe(), "bar": BAR}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report) + "\n")
