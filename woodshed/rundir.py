@@ -82,13 +82,17 @@ class RunDir:
         """A run folder for reading.
 
         Raises:
-            RunError: there is no run at `path`; names the runs beside it.
+            RunError: there is no run at `path`; names the run that was meant, or the runs beside it.
         """
-        if not (path / "recipe.toml").is_file():
-            beside = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
-            known = f"; runs there: {', '.join(beside)}" if beside else ""
-            raise RunError(f"no run at {path}{known}")
-        return cls(path)
+        if (path / "recipe.toml").is_file():
+            return cls(path)
+        if path.is_file():
+            meant = f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
+            raise RunError(f"{path} is a file, and a run is a folder{meant}")
+        why = ": the folder holds no recipe.toml" if path.is_dir() else ""
+        beside = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
+        known = f"; runs there: {', '.join(beside)}" if beside else ""
+        raise RunError(f"no run at {path}{why}{known}")
 
     def lock(self) -> None:
         """Claim the folder for writing until this process ends.
@@ -177,30 +181,27 @@ class RunDir:
         Raises:
             DamagedError: a batch is damaged, or of another version.
         """
-        found: list[tuple[str, int, R]] = []
+        return list(self.scan(kind, record, problems=problems))
+
+    def scan(
+        self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
+    ) -> Iterator[tuple[str, int, R]]:
+        """What `read` gives, batch by batch: a run may hold more than memory does."""
         for (phase, step, part), place in self._catalog(kind).items():
             try:
-                found += [(phase, step, each) for each in self._load(kind, record, place)]
+                found = self._load(kind, record, place)
             except (ValueError, KeyError, TypeError) as error:
                 problem = f"{kind}.jsonl, {phase} {step} part {part}: {type(error).__name__}: {error}"
                 if problems is None:
                     raise DamagedError(f"{self.path / problem}") from error
                 problems.append(f"{problem}; left out")
-        return found
+            else:
+                for each in found:
+                    yield phase, step, each
 
     def has(self, kind: Kind) -> bool:
         """Whether anything of this kind was completed, be it an empty batch."""
         return bool(self._catalog(kind))
-
-    def scan(self, kind: Kind, record: type[R] = dict) -> Iterator[tuple[str, int, R]]:
-        """What `read` gives, one record at a time: a run may hold more than memory does."""
-        for (phase, step, _part), (begin, end) in self._catalog(kind).items():
-            with (self.path / f"{kind}.jsonl").open("rb") as file:
-                file.seek(begin)
-                while begin < end:
-                    line = file.readline()
-                    begin += len(line)
-                    yield phase, step, _record(line, record)
 
     def batches(self, kind: Kind) -> list[At]:
         """Where completed records lie, as (phase, step, part), in order; `find` reads one."""

@@ -194,7 +194,7 @@ def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
     from woodshed.evals import evaluation, ledger
 
     books = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
-    attempts = [found.graded for found in evaluation.from_run(run, problems=[])]
+    attempts = [ledger.solves(found.graded) for found in evaluation.from_run(run, problems=[])]
     say_columns(ledger.table(books, ledger.costs(books, attempts, ledger.solve_change(attempts))))
     for missing in books.bill(books.total).unknown:
         tell(

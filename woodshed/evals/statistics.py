@@ -7,10 +7,11 @@ all of its attempts. (Resampling attempts inside resampled tasks as well would c
 
 - a share: Wilson's (1927) score interval with the effective number of attempts of a clustered sample (Korn and
   Graubard 1998) and Student's t with the number of tasks. Stays in [0, 1], right also for rare events;
-- a count, and a difference paired by task: percentile bootstrap of tasks, widened for few tasks as in Hesterberg
-  (2015), "What Teachers Should Know About the Bootstrap" (the expanded percentile interval);
-- a difference in shares where few tasks differ at all: Bonett and Price (2012), two pseudo-tasks that cancel;
-- where every task gave the same 0 or 1: the exact binomial bound with the number of tasks as its n.
+- a count, and a difference in counts paired by task: percentile bootstrap of tasks, widened for few tasks as in
+  Hesterberg (2015), "What Teachers Should Know About the Bootstrap" (the expanded percentile interval);
+- a difference in shares: Student's t of the tasks' gains; where fewer tasks differ than an exact test could tell from
+  chance, with half a task added to each of the four ways a pair can end (Agresti and Min 2005);
+- where every task gave the same 0 or 1, or none differs: the exact binomial bound with the number of tasks as its n.
 
 Several runs of one arm under different seeds are the level above: `arms`. What is random has a fixed seed: the same
 data gives the same interval. Letters: N tasks, S seeds (runs) of an arm, B resamples.
@@ -33,7 +34,7 @@ POWER = 0.8
 RESAMPLES = 4000
 _CHUNK = 250  # resamples drawn at once: bounds memory for suites of thousands of tasks
 _KEPT_TASKS = 600  # up to this many tasks all draws are kept between calls: at most 20 MB
-_FEW = 10  # tasks that differ; below this a bootstrap sees too little of what could have happened
+_FEW = 6  # tasks that differ; five that all go one way are still p = 0.0625 by McNemar's exact test
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,10 @@ def rate(
     value = _ratio(part, whole)
     if value is None or len(part_N) < 2:
         return Estimate(value, None, None, part, whole, len(part_N), len(parts))
-    error = standard_error([(part_N, whole_N)], [1.0])
-    low, high = (
-        _share_interval(part_N, whole_N, error) if is_share else _bootstrap([(part_N, whole_N)], [1.0])
-    )
-    detectable = _detectable(math.sqrt(2) * error, len(part_N)) if error else (high - low or None)
+    side, degrees = (part_N, whole_N), len(part_N) - 1
+    error = standard_error([side], [1.0])
+    low, high = _share_interval(value, side, error, degrees) if is_share else _bootstrap([side], [1.0])
+    detectable = _detectable(math.sqrt(2) * error, degrees) if error else (high - low or None)
     return Estimate(value, low, high, part, whole, len(part_N), len(parts), detectable)
 
 
@@ -128,7 +128,7 @@ def sums(parts: Sequence[float], wholes: Sequence[float], tasks: Sequence[Hashab
 
 
 def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Difference:
-    """rate(after) - rate(before) on the tasks that both have, each task resampled with both of its sides."""
+    """rate(after) - rate(before) on the tasks that both have, each task as a pair."""
     common = sorted(set(before) & set(after), key=str)
     sides = [
         (table_2N[0], table_2N[1]) for table_2N in (_table([side], common)[0] for side in (after, before))
@@ -139,9 +139,13 @@ def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Differen
     value = values[0] - values[1]
     if len(common) < 2:
         return Difference(value, None, None, len(common))
-    low, high = _difference_interval(sides, value, is_share)
-    error = standard_error(sides, [1.0, -1.0])
-    detectable = _detectable(error, len(common)) if error else (high - value or None)
+    degrees, error = len(common) - 1, standard_error(sides, _MINUS)
+    if is_share:
+        middle, variance = _over_tasks(sides)
+        low, high = _gain_interval(value, sides, middle, math.sqrt(variance), degrees)
+    else:
+        low, high = _bootstrap(sides, _MINUS)
+    detectable = _detectable(error, degrees) if error else (high - value or None)
     return Difference(value, low, high, len(common), detectable)
 
 
@@ -156,17 +160,25 @@ def record(before: Sums, after: Sums) -> Record:
     return Record(up, down, len(gains) - up - down)
 
 
-def arm(seeds: Sequence[Sums]) -> Estimate:
+def arm(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
     """One arm's figure over its seeds: what another seed on other such tasks would give, as `arms`."""
     common = _common(seeds)
     side_SN = _table(seeds, common)
-    part, whole = float(side_SN[:, 0].sum()), float(side_SN[:, 1].sum())
+    side = (side_SN[:, 0], side_SN[:, 1])
+    part, whole = float(side[0].sum()), float(side[1].sum())
     value = _ratio(part, whole)
-    low, high, _ = _crossed([side_SN], [1.0], value) if value is not None else (None, None, None)
-    return Estimate(value, low, high, part, whole, len(common), len(seeds))
+    if value is None or len(common) < 2:
+        return Estimate(value, None, None, part, whole, len(common), len(seeds))
+    _, error, degrees = _crossed([side])
+    if is_share:
+        low, high = _share_interval(value, side, error, degrees)
+    else:
+        low, high = value - _t(degrees) * error, value + _t(degrees) * error
+    detectable = _detectable(math.sqrt(2) * error, degrees) if error else (high - low or None)
+    return Estimate(value, low, high, part, whole, len(common), len(seeds), detectable)
 
 
-def arms(before: Sequence[Sums], after: Sequence[Sums]) -> Difference:
+def arms(before: Sequence[Sums], after: Sequence[Sums], *, is_share: bool = False) -> Difference:
     """rate(after) - rate(before) where each side is several runs under different seeds on the same tasks.
 
     Seeds and tasks are crossed, not nested: every seed meets every task. Variances of the mean add up as in a two-way
@@ -175,12 +187,19 @@ def arms(before: Sequence[Sums], after: Sequence[Sums]) -> Difference:
     two thirds of the true one.) A side with one seed says nothing about other seeds; then only tasks count.
     """
     common = _common([*before, *after])
-    sides = [_table(side, common) for side in (after, before)]
-    values = [_ratio(side[:, 0].sum(), side[:, 1].sum()) for side in sides]
+    sides = [(table[:, 0], table[:, 1]) for table in (_table(side, common) for side in (after, before))]
+    values = [_ratio(part_SN.sum(), whole_SN.sum()) for part_SN, whole_SN in sides]
     if values[0] is None or values[1] is None:
         return Difference(None, None, None, len(common))
     value = values[0] - values[1]
-    low, high, detectable = _crossed(sides, [1.0, -1.0], value)
+    if len(common) < 2:
+        return Difference(value, None, None, len(common))
+    middle, error, degrees = _crossed(sides, is_share=is_share)
+    if is_share:
+        low, high = _gain_interval(value, sides, middle, error, degrees)
+    else:
+        low, high = value - _t(degrees) * error, value + _t(degrees) * error
+    detectable = _detectable(error, degrees) if error else (high - value or None)
     return Difference(value, low, high, len(common), detectable)
 
 
@@ -266,7 +285,8 @@ def _ratio(part: float, whole: float) -> float | None:
 
 # -- intervals over tasks ----------------------------------------------------------------------------------------
 
-Side = tuple[np.ndarray, np.ndarray]  # part_N, whole_N
+Side = tuple[np.ndarray, np.ndarray]  # part, whole: of tasks (N), or of seeds and tasks (S, N)
+_MINUS = (1.0, -1.0)
 
 
 def standard_error(sides: Sequence[Side], signs: Sequence[float]) -> float:
@@ -280,9 +300,8 @@ def _pull(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return (part - part.sum() / whole.sum() * whole) / whole.mean()
 
 
-def _detectable(error: float, num_tasks: int) -> float:
+def _detectable(error: float, degrees: float) -> float:
     """Of a test at 5% that shall succeed with `POWER`; agrees with the noncentral t to a percent from 10 tasks on."""
-    degrees = num_tasks - 1
     return error * (_t(degrees) + float(special.stdtrit(degrees, POWER)))
 
 
@@ -290,32 +309,44 @@ def _t(degrees: float) -> float:
     return float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2))
 
 
-def _share_interval(part_N: np.ndarray, whole_N: np.ndarray, error: float) -> tuple[float, float]:
-    num_tasks, share = len(part_N), float(part_N.sum() / whole_N.sum())
-    if _is_constant([(part_N, whole_N)]):
+def _share_interval(share: float, side: Side, error: float, degrees: float) -> tuple[float, float]:
+    num_tasks = side[0].shape[-1]
+    if _is_constant([side]):
         return _exact(share, num_tasks, paired=False)
     size = share * (1 - share) / error**2 if error else num_tasks  # attempts that were worth as much alone
-    t = _t(num_tasks - 1)
+    t = _t(degrees)
     middle, shrunk = share + t**2 / (2 * size), 1 + t**2 / size
     reach = t * math.sqrt(share * (1 - share) / size + t**2 / (4 * size**2))
     return (middle - reach) / shrunk, (middle + reach) / shrunk
 
 
-def _difference_interval(sides: Sequence[Side], value: float, is_share: bool) -> tuple[float, float]:
-    if not is_share:
-        return _bootstrap(sides, [1.0, -1.0])
+def _over_tasks(sides: Sequence[Side]) -> tuple[float, float]:
+    """Mean gain from the second side to the first, and its variance over tasks; as `difference` says for few."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        gain_N = np.nan_to_num(sides[0][0] / sides[0][1] - sides[1][0] / sides[1][1])
-    num_tasks, differ = len(gain_N), int((np.abs(gain_N) > 1e-12).sum())
-    if not differ or _is_constant(sides):
-        return _exact(value, num_tasks, paired=True)
-    if differ >= _FEW:
-        return _bootstrap(sides, [1.0, -1.0])
-    most = float(np.abs(gain_N).max())
-    pull_N = value + _pull(*sides[0]) - _pull(*sides[1])
-    padded = np.append(pull_N, [most, -most])
-    reach = _t(num_tasks - 1) * float(padded.std()) / math.sqrt(len(padded))
-    return max(float(padded.mean()) - reach, -1.0), min(float(padded.mean()) + reach, 1.0)
+        rates = [np.nan_to_num(part / whole) for part, whole in sides]
+    gain_N = _of_tasks(rates[0]) - _of_tasks(rates[1])
+    pulls = [_of_tasks(_pull(part, whole)) for part, whole in sides]
+    value = sides[0][0].sum() / sides[0][1].sum() - sides[1][0].sum() / sides[1][1].sum()
+    pull_N, num_tasks = value + pulls[0] - pulls[1], len(gain_N)
+    if (np.abs(gain_N) > 1e-12).sum() >= _FEW:
+        return float(value), float(np.var(pull_N, ddof=1)) / num_tasks
+    more = num_tasks + 2
+    middle, square = float(pull_N.sum()) / more, float((pull_N**2).sum() + np.abs(gain_N).max() ** 2) / more
+    return middle, (square - middle**2) / more
+
+
+def _of_tasks(values: np.ndarray) -> np.ndarray:
+    """Mean over seeds, where there are several: (S, N) or (N) to (N)."""
+    return values.mean(0) if values.ndim > 1 else values
+
+
+def _gain_interval(
+    value: float, sides: Sequence[Side], middle: float, error: float, degrees: float
+) -> tuple[float, float]:
+    """Of a difference in shares: Student's t around `middle`, or the exact bound where nothing differs."""
+    if _is_constant(sides) or error < 1e-12:
+        return _exact(value, sides[0][0].shape[-1], paired=True)
+    return max(middle - _t(degrees) * error, -1.0), min(middle + _t(degrees) * error, 1.0)
 
 
 def _bootstrap(sides: Sequence[Side], signs: Sequence[float]) -> tuple[float, float]:
@@ -372,16 +403,15 @@ def _expanded_tail(num_tasks: int) -> float:
 # -- tasks and seeds ---------------------------------------------------------------------------------------------
 
 
-def _crossed(
-    sides: Sequence[np.ndarray], signs: Sequence[float], value: float
-) -> tuple[float | None, float | None, float | None]:
-    """Ends of the interval over tasks and seeds, and what is detectable. Each side is (S, 2, N)."""
-    num_tasks = sides[0].shape[2]
-    if num_tasks < 2:
-        return None, None, None
-    pulls = [sign * _pull(side[:, 0], side[:, 1]) for sign, side in zip(signs, sides, strict=True)]  # (S, N)
+def _crossed(sides: Sequence[Side], *, is_share: bool = False) -> tuple[float, float, float]:
+    """Middle, standard error and degrees of freedom of one side, or of the first less the second."""
+    pulls = [sign * _pull(part, whole) for sign, (part, whole) in zip(_MINUS, sides, strict=False)]  # (S, N)
+    num_tasks = pulls[0].shape[1]
     task_N = np.sum([pull_SN.mean(0) for pull_SN in pulls], axis=0)
-    components = [(float(np.var(task_N, ddof=1)) / num_tasks, num_tasks - 1)]  # variance, degrees of freedom
+    middle, variance = 0.0, float(np.var(task_N, ddof=1)) / num_tasks
+    if is_share:
+        middle, variance = _over_tasks(sides)
+    components = [(variance, num_tasks - 1)]  # variance of the mean, its degrees of freedom
     for pull_SN in pulls:
         num_seeds = len(pull_SN)
         if num_seeds > 1:
@@ -391,9 +421,5 @@ def _crossed(
             extra = float(np.var(seed_S, ddof=1)) - rest / num_tasks  # the rest is in the tasks' part already
             components.append((max(extra, 0.0) / num_seeds, num_seeds - 1))
     variance = sum(v for v, _ in components)
-    if not variance:
-        return value, value, 0.0
-    degrees = variance**2 / sum(v**2 / nu for v, nu in components)
-    error = math.sqrt(variance)
-    power = float(special.stdtrit(degrees, POWER))
-    return value - _t(degrees) * error, value + _t(degrees) * error, (_t(degrees) + power) * error
+    degrees = variance**2 / sum(v**2 / nu for v, nu in components) if variance else num_tasks - 1
+    return middle, math.sqrt(variance), degrees
