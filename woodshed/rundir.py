@@ -310,8 +310,13 @@ def _record(line: bytes, record: type[R]) -> R:
     try:
         found = orjson.loads(line)["record"]
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
-        found = json.loads(line.decode("utf-8", errors="surrogatepass"))["record"]
+        found = json.loads(line.decode("utf-8", errors="surrogatepass"), parse_int=_integer)["record"]
     return found if record is dict else from_json(record, found)
+
+
+def _integer(digits: str) -> int | float:
+    """What orjson makes of an integer: beyond 64 bits a float."""
+    return int(digits) if len(digits) < 20 else float(digits)
 
 
 def write_atomically(path: Path, text: str) -> None:

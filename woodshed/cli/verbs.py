@@ -152,13 +152,25 @@ def open_sampler(chosen: SuiteSettings) -> Sampler:
     return local.LocalSampler(loaded.model, renderer, chosen.sampler)
 
 
+def open_arm(text: str) -> list[RunDir]:
+    """The run, or the runs under different seeds that commas join.
+
+    Raises:
+        RunError: there is no run at one of the paths.
+    """
+    from woodshed.rundir import RunDir
+
+    names = [text] if Path(text).exists() else [name for name in text.split(",") if name]
+    return [RunDir.open(Path(name)) for name in names or [text]]
+
+
 def say_run(run: RunDir) -> None:
     """The headline of a run: its first against its last evaluation, or the only one."""
     from woodshed.evals import evaluation
     from woodshed.grading.monitors import drift
 
-    found = evaluation.from_run(run)
-    for alarm in drift.from_run(run):
+    found = evaluation.from_run(run, problems=[])
+    for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
         say_rows(evaluation.before_after(found[0], found[-1]))

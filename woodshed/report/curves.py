@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from woodshed.report.arms import Arm
-from woodshed.report.gather import Point, Story
+from woodshed.report.gather import Point, Story, number
 from woodshed.report.visible import label
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F7F7F", "#6A3D9A")
@@ -193,7 +193,7 @@ def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
     for a, arm in enumerate(arms):
         seeds: list[Series] = []
         for story in arm.stories:
-            levels = {line.task.id: float(line.task.level) for line in story.tasks}
+            levels = {line.task.id: number(line.task.level) for line in story.tasks}
             seeds.append(_by_step(story, lambda line, known=levels: known.get(line.task_id, math.nan)))
         yield _named(arms, arm, ""), a, a, seeds
 
