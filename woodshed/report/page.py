@@ -81,9 +81,10 @@ def write(
         RunError: a run is named twice or its recipe is damaged, or the page cannot be written.
     """
     groups = [[run] if isinstance(run, RunDir) else list(run) for run in runs]
-    folders = [run.path.resolve() for group in groups for run in group]
-    if twice := next((folder for folder in folders if folders.count(folder) > 1), None):
-        raise RunError(f"{twice} is named twice; a run is one seed of one arm")
+    folders = [run.path for group in groups for run in group]
+    for folder, times in Counter(folder.resolve() for folder in folders).items():
+        if times > 1:
+            raise RunError(f"{folder} is named twice; a run is one seed of one arm")
     path = path or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     text = render(groups, problems if problems is not None else [])
     try:
