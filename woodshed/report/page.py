@@ -75,7 +75,7 @@ def write(
     Args:
         runs: each a run, or the seeds of one arm. Single runs that differ in their seed only are one arm, too.
         path: by default `report.html` in the run folder, or, for several runs, beside the first of them.
-        problems: receives a sentence for everything that could not be read; the page says it as well.
+        problems: receives a sentence for everything that could not be read, and for a run without any measurement.
 
     Raises:
         RunError: a run is named twice or its recipe is damaged, or the page cannot be written.
@@ -99,7 +99,9 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     archives = Archives()
     stories = [gather(run, n, archives) for n, run in enumerate(run for group in groups for run in group)]
     stories = [_told_apart(story, stories) for story in stories]
-    problems += [f"{story.path}: {problem}" for story in stories for problem in story.problems]
+    for story in stories:
+        empty = [] if story.lines or story.metrics else ["nothing was measured yet"]
+        problems += [f"{story.path}: {problem}" for problem in (*story.problems, *empty)]
     left = iter(stories)
     found = arms.arms([[next(left) for _ in group] for group in groups])
     drawn, maps = curves.charts(found), curves.curriculum_maps(stories)
