@@ -351,6 +351,7 @@ def test_costs_and_behaviour_stand_below_the_headline(tmp_path: Path):
     for row in ledger.table(books, ledger.costs(books, [])):
         if row[0] in ("sampled tokens", "total"):
             assert f"<th>{row[0]}</th><td>{row[1]}</td><td>{row[2]}</td>" in text
+    assert "Effort against difficulty" in text
     summary = evaluation.from_run(run)[0].summary
     for measure in measures.BEHAVIOUR:
         figure = measures.write_estimate(measure, summary.behaviour[measure.key])

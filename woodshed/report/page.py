@@ -11,7 +11,7 @@ import functools
 import secrets
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -22,7 +22,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from woodshed import __version__
-from woodshed.evals import ledger, measures
+from woodshed.evals import effort, ledger, measures
+from woodshed.evals.effort import Bucket, Spent
 from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
 from woodshed.report import arms, curves
@@ -62,6 +63,9 @@ class Figures:
     faults: list[tuple[str, list[str]]]
     against: list[tuple[measures.Measure, measures.Difference]]
     """The headline against the first arm's."""
+    effort: list[Bucket]
+    """What the last evaluation spent on tasks of like difficulty."""
+    calibration: float | None
     refusals: list[str]
     """Why it is not compared with the first arm, or its seeds not with one another."""
     warnings: list[str]
@@ -102,6 +106,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     for story in stories:
         empty = [] if story.lines or story.metrics else ["nothing was measured yet"]
         problems += [f"{story.path}: {problem}" for problem in (*story.problems, *empty)]
+    difficulty = effort.difficulties(_spent(line for story in stories for line in story.lines))
     left = iter(stories)
     found = arms.arms([[next(left) for _ in group] for group in groups])
     drawn, maps = curves.charts(found), curves.curriculum_maps(stories)
@@ -114,7 +119,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
         .get_template("page.html.j2")
         .render(
             stories=stories,
-            arms=[_figures(arm, found[0]) for arm in found],
+            arms=[_figures(arm, found[0], difficulty) for arm in found],
             charts=drawn,
             maps=maps,
             figures=Markup(_json([chart.figure for chart in charts])),
@@ -140,14 +145,29 @@ def _told_apart(story: Story, stories: Sequence[Story]) -> Story:
     return story if is_alone else replace(story, name=str(story.path))
 
 
-def _figures(arm: Arm, first: Arm) -> Figures:
+SOLVED = {"solved": True, "failed": False}  # of other results it is not known
+
+
+def _spent(lines: Iterable[Line]) -> list[Spent]:
+    return [
+        Spent(line.task_id, SOLVED.get(line.result), line.tokens, line.turns)
+        for line in lines
+        if line.phase == "eval" and not line.is_void
+    ]
+
+
+def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
     refusals, warnings = first.doubts(arm)
+    before, after = arm.sides()
+    spent = _spent(line for lines in after or before for line in lines)
     return Figures(
         arm,
         arms.rows(arm, MEASURES),
         arms.rows(arm, BEHAVIOUR),
         _faults(arm),
         arms.against(first, arm, MEASURES) if arm is not first and not refusals else [],
+        effort.by_difficulty(spent, difficulty),
+        effort.calibration(spent, difficulty),
         refusals,
         warnings,
     )
@@ -155,9 +175,8 @@ def _figures(arm: Arm, first: Arm) -> Figures:
 
 def _costs(books: ledger.Ledger, story: Story) -> tuple[list[list[str]], tuple[str, ...]]:
     """The ledger as rows, and what has no price."""
-    solved = {"solved": True, "failed": False}
     made = [
-        [(line.task_id, solved.get(line.result)) for line in found] for found in story.evaluations().values()
+        [(line.task_id, SOLVED.get(line.result)) for line in found] for found in story.evaluations().values()
     ]
     costs = ledger.costs(books, made, ledger.solve_change(made))
     return ledger.table(books, costs), costs.unknown
@@ -290,6 +309,7 @@ def _environment() -> Environment:
     here = files("woodshed.report")
     environment.globals.update(
         measures=measures,
+        by_key={measure.key: measure for measure in MEASURES},
         version=__version__,
         source={
             name: Markup((here / name).read_text("utf-8")) for name in ("style.css", "viewer.js", "charts.js")
