@@ -54,6 +54,15 @@ class StepTable:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What runs used and what that cost, a column a run."""
+
+    runs: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Figures:
     """What the page says of one arm."""
 
@@ -124,11 +133,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
             maps=maps,
             figures=Markup(_json([chart.figure for chart in charts])),
             notable=[notable(story) for story in stories],
-            costs=[
-                (story, *_costs(story.books, story))
-                for story in stories
-                if story.books and story.books.phases
-            ],
+            costs=_costs(stories),
             tables=[[_table(phase, steps) for phase, steps in story.metrics.items()] for story in stories],
             phases=sorted({line.phase for story in stories for line in story.lines}),
             num_rollouts=sum(len(story.lines) for story in stories),
@@ -173,13 +178,25 @@ def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
     )
 
 
-def _costs(books: ledger.Ledger, story: Story) -> tuple[list[list[str]], tuple[str, ...]]:
-    """The ledger as rows, and what has no price."""
-    made = [
-        [(line.task_id, SOLVED.get(line.result)) for line in found] for found in story.evaluations().values()
-    ]
-    costs = ledger.costs(books, made, ledger.solve_change(made))
-    return ledger.table(books, costs), costs.unknown
+def _costs(stories: Sequence[Story]) -> Costs:
+    """The ledgers of all runs side by side."""
+    columns: dict[str, dict[str, str]] = {}
+    notes: dict[str, None] = {}
+    for story in stories:
+        if (books := story.books) is None or not books.phases:
+            continue
+        evaluations = story.evaluations().values()
+        made = [[(line.task_id, SOLVED.get(line.result)) for line in lines] for lines in evaluations]
+        costs = ledger.costs(books, made, ledger.solve_change(made))
+        rows = ledger.table(books, costs)[1:]
+        columns[story.name] = {label: cost or amount for label, amount, cost in rows}
+        notes[f"Prices of {books.prices.date}."] = None
+        notes |= dict.fromkeys(
+            f"No price for {missing}: totals are lower bounds." for missing in costs.unknown
+        )
+    labels = dict.fromkeys(label for column in columns.values() for label in column)
+    table = tuple((label, tuple(column.get(label, "") for column in columns.values())) for label in labels)
+    return Costs(tuple(columns), table, tuple(notes))
 
 
 def notable(story: Story) -> list[Notable]:
