@@ -89,7 +89,7 @@ def test_a_finished_run(run: RunDir):
     text = report.write(run).read_text("utf-8")
     assert "finished, 2 steps" in text and "Half of the faults were seeded." in text
     headline = re.search(
-        r"invalid-call rate</td><td>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
+        r"invalid-call rate</td><td[^>]*>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
     )
     assert headline, "the headline compares the first and the last evaluation"
     assert "Worst: least reward, most faults" in text and "sentinel passed" in text

@@ -298,7 +298,7 @@ class Curriculum:
 
     def counts(self) -> dict[str, int]:
         """Tasks by what becomes of them; those in quarantine are in no other count. They add up to the pool."""
-        found = dict.fromkeys((*get_args(Status), "quarantined"), 0)
+        found: dict[str, int] = dict.fromkeys((*get_args(Status), "quarantined"), 0)
         for name, belief in self._beliefs.items():
             found["quarantined" if name in self._quarantined else belief.status] += 1
         return found

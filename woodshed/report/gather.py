@@ -145,16 +145,17 @@ def gather(run: RunDir, number: int, archives: Archives) -> Story:
         RunError: the recipe is damaged, or the folder cannot be read.
     """
     try:
-        recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
-        settings = tomllib.loads(recipe)
-        return _gather(run, number, archives, recipe, settings)
-    except ValueError as error:
-        raise RunError(f"{run.path / 'recipe.toml'} cannot be read: {error}. Restore it") from error
-    except OSError as error:
+        return _gather(run, number, archives)
+    except (OSError, ValueError) as error:
         raise RunError(f"{run.path} cannot be read: {error}") from error
 
 
-def _gather(run: RunDir, number: int, archives: Archives, recipe: str, settings: Mapping[str, Any]) -> Story:
+def _gather(run: RunDir, number: int, archives: Archives) -> Story:
+    recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
+    try:
+        settings = tomllib.loads(recipe)
+    except ValueError as error:
+        raise RunError(f"{run.path / 'recipe.toml'} cannot be read: {error}. Restore it") from error
     problems: list[str] = []
     said = _said(run, problems)
     used = list(ledger.of_verdicts(said.judged))
@@ -217,10 +218,10 @@ def _said(run: RunDir, problems: list[str]) -> _Said:
     for _, step, lesson in run.scan("lessons", Lesson, problems=problems):
         said.lessons.setdefault(lesson.rollout_id, {})[lesson.turn] = lesson
         said.gains.setdefault(lesson.detector, {}).setdefault(step, []).append(lesson.gain)
-    raised = evaluation.flags(run, problems=problems)
-    said.flags = None if raised is None else {}
-    for flag in raised or ():
-        said.flags.setdefault(flag.rollout_id, []).append(flag)
+    if (raised := evaluation.flags(run, problems=problems)) is not None:
+        flags = said.flags = {}
+        for flag in raised:
+            flags.setdefault(flag.rollout_id, []).append(flag)
     for _, _, found in run.scan("pieces", problems=problems):
         said.pieces |= {int(i): text for i, text in found.items()}
     return said
