@@ -343,6 +343,21 @@ def test_arms_whose_scores_were_made_differently_are_not_set_against_each_other(
     assert "max_turns: 6 against 12" in text and "<th>against" not in text
 
 
+def test_effort_stands_against_difficulty_where_tasks_differ(run: RunDir):
+    """The hard tasks take two turns, the solved ones one."""
+    easy = [attempt("eval", 0, task, turn()) for task in "ab"]
+    hard = [attempt("eval", 0, task, turn(), turn()) for task in "cde"]
+    solved = [(made, dataclasses.replace(verdict, solved=True, reward=1.0)) for made, verdict in easy]
+    fill(run, "eval", 0, *hard)
+    assert "Effort against difficulty" not in report.write(run).read_text("utf-8")
+    fill(run, "eval", 2, *hard, *solved)
+    text = report.write(run).read_text("utf-8")
+    assert (
+        "<td>0.0 to 0.25</td><td>2</td><td>2.00" in text and "<td>0.75 to 1.0</td><td>3</td><td>4.00" in text
+    )
+    assert "Rank correlation of difficulty and tokens: 1.00" in text
+
+
 def test_costs_and_behaviour_stand_below_the_headline(tmp_path: Path):
     run = make_run(tmp_path / "small", Shape())
     text = report.write(run).read_text("utf-8")
@@ -351,7 +366,6 @@ def test_costs_and_behaviour_stand_below_the_headline(tmp_path: Path):
     for row in ledger.table(books, ledger.costs(books, [])):
         if row[0] in ("sampled tokens", "total"):
             assert f"<th>{row[0]}</th><td>{row[2] or row[1]}</td>" in text
-    assert "Effort against difficulty" in text
     summary = evaluation.from_run(run)[0].summary
     for measure in measures.BEHAVIOUR:
         figure = measures.write_estimate(measure, summary.behaviour[measure.key])
