@@ -129,24 +129,12 @@ def sums(parts: Sequence[float], wholes: Sequence[float], tasks: Sequence[Hashab
 
 def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Difference:
     """rate(after) - rate(before) on the tasks that both have, each task as a pair."""
-    common = sorted(set(before) & set(after), key=str)
-    sides = [
-        (table_2N[0], table_2N[1]) for table_2N in (_table([side], common)[0] for side in (after, before))
-    ]
-    values = [_ratio(part_N.sum(), whole_N.sum()) for part_N, whole_N in sides]
-    if values[0] is None or values[1] is None:
-        return Difference(None, None, None, len(common))
-    value = values[0] - values[1]
-    if len(common) < 2:
-        return Difference(value, None, None, len(common))
-    degrees, error = len(common) - 1, standard_error(sides, _MINUS)
-    if is_share:
-        middle, variance = _over_tasks(sides)
-        low, high = _gain_interval(value, sides, middle, math.sqrt(variance), degrees)
-    else:
-        low, high = _bootstrap(sides, _MINUS)
-    detectable = _detectable(error, degrees) if error else (high - value or None)
-    return Difference(value, low, high, len(common), detectable)
+    found = arms([before], [after], is_share=is_share)
+    if is_share or found.low is None:
+        return found
+    common = _common([before, after])
+    low, high = _bootstrap([_side([side], common) for side in (after, before)], [1.0, -1.0])
+    return replace(found, low=low, high=high)
 
 
 def record(before: Sums, after: Sums) -> Record:
@@ -163,13 +151,13 @@ def record(before: Sums, after: Sums) -> Record:
 def arm(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
     """One arm's figure over its seeds: what another seed on other such tasks would give, as `arms`."""
     common = _common(seeds)
-    side_SN = _table(seeds, common)
-    side = (side_SN[:, 0], side_SN[:, 1])
+    side = _side(seeds, common)
     part, whole = float(side[0].sum()), float(side[1].sum())
     value = _ratio(part, whole)
     if value is None or len(common) < 2:
         return Estimate(value, None, None, part, whole, len(common), len(seeds))
-    _, error, degrees = _crossed([side])
+    variance = float(np.var(_pull(*side).mean(0), ddof=1)) / len(common)
+    error, degrees = _crossed([side], variance)
     if is_share:
         low, high = _share_interval(value, side, error, degrees)
     else:
@@ -187,17 +175,20 @@ def arms(before: Sequence[Sums], after: Sequence[Sums], *, is_share: bool = Fals
     two thirds of the true one.) A side with one seed says nothing about other seeds; then only tasks count.
     """
     common = _common([*before, *after])
-    sides = [(table[:, 0], table[:, 1]) for table in (_table(side, common) for side in (after, before))]
+    sides = [_side(seeds, common) for seeds in (after, before)]
     values = [_ratio(part_SN.sum(), whole_SN.sum()) for part_SN, whole_SN in sides]
     if values[0] is None or values[1] is None:
         return Difference(None, None, None, len(common))
     value = values[0] - values[1]
     if len(common) < 2:
         return Difference(value, None, None, len(common))
-    middle, error, degrees = _crossed(sides, is_share=is_share)
     if is_share:
+        middle, variance = _over_tasks(value, sides)
+        error, degrees = _crossed(sides, variance)
         low, high = _gain_interval(value, sides, middle, error, degrees)
     else:
+        task_N = _pull(*sides[0]).mean(0) - _pull(*sides[1]).mean(0)
+        error, degrees = _crossed(sides, float(np.var(task_N, ddof=1)) / len(common))
         low, high = value - _t(degrees) * error, value + _t(degrees) * error
     detectable = _detectable(error, degrees) if error else (high - value or None)
     return Difference(value, low, high, len(common), detectable)
@@ -273,10 +264,11 @@ def _common(sides: Sequence[Sums]) -> list[Any]:
     return sorted(set.intersection(*(set(side) for side in sides)), key=str) if sides else []
 
 
-def _table(seeds: Sequence[Sums], tasks: Sequence[Any]) -> np.ndarray:
-    """(S, 2, N): parts and wholes of every seed and task."""
+def _side(seeds: Sequence[Sums], tasks: Sequence[Any]) -> Side:
+    """Parts and wholes of every seed and task."""
     table = np.array([[seed[task] for task in tasks] for seed in seeds], dtype=float)
-    return table.reshape(len(seeds), len(tasks), 2).transpose(0, 2, 1)
+    table = table.reshape(len(seeds), len(tasks), 2)
+    return table[:, :, 0], table[:, :, 1]
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -285,8 +277,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 # -- intervals over tasks ----------------------------------------------------------------------------------------
 
-Side = tuple[np.ndarray, np.ndarray]  # part, whole: of tasks (N), or of seeds and tasks (S, N)
-_MINUS = (1.0, -1.0)
+Side = tuple[np.ndarray, np.ndarray]  # part, whole: (N) or (S, N)
 
 
 def standard_error(sides: Sequence[Side], signs: Sequence[float]) -> float:
@@ -320,39 +311,35 @@ def _share_interval(share: float, side: Side, error: float, degrees: float) -> t
     return (middle - reach) / shrunk, (middle + reach) / shrunk
 
 
-def _over_tasks(sides: Sequence[Side]) -> tuple[float, float]:
-    """Mean gain from the second side to the first, and its variance over tasks; as `difference` says for few."""
+def _over_tasks(value: float, sides: Sequence[Side]) -> tuple[float, float]:
+    """Middle and variance over tasks of the first side less the second, whose difference is `value`."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        rates = [np.nan_to_num(part / whole) for part, whole in sides]
-    gain_N = _of_tasks(rates[0]) - _of_tasks(rates[1])
-    pulls = [_of_tasks(_pull(part, whole)) for part, whole in sides]
-    value = sides[0][0].sum() / sides[0][1].sum() - sides[1][0].sum() / sides[1][1].sum()
-    pull_N, num_tasks = value + pulls[0] - pulls[1], len(gain_N)
-    if (np.abs(gain_N) > 1e-12).sum() >= _FEW:
-        return float(value), float(np.var(pull_N, ddof=1)) / num_tasks
-    more = num_tasks + 2
-    middle, square = float(pull_N.sum()) / more, float((pull_N**2).sum() + np.abs(gain_N).max() ** 2) / more
+        rates = [np.nan_to_num(part_SN / whole_SN).mean(0) for part_SN, whole_SN in sides]
+    gain_N = np.abs(rates[0] - rates[1])
+    pulls = [_pull(part_SN, whole_SN).mean(0) for part_SN, whole_SN in sides]
+    pull_N, num_differ = value + pulls[0] - pulls[1], int((gain_N > 1e-12).sum())
+    if not num_differ:
+        return value, 0.0
+    if num_differ >= _FEW:
+        return value, float(np.var(pull_N, ddof=1)) / len(pull_N)
+    more = len(pull_N) + 2  # one goes up by half and down by half, the other stays
+    middle, square = float(pull_N.sum()) / more, float((pull_N**2).sum() + gain_N.max() ** 2) / more
     return middle, (square - middle**2) / more
-
-
-def _of_tasks(values: np.ndarray) -> np.ndarray:
-    """Mean over seeds, where there are several: (S, N) or (N) to (N)."""
-    return values.mean(0) if values.ndim > 1 else values
 
 
 def _gain_interval(
     value: float, sides: Sequence[Side], middle: float, error: float, degrees: float
 ) -> tuple[float, float]:
     """Of a difference in shares: Student's t around `middle`, or the exact bound where nothing differs."""
-    if _is_constant(sides) or error < 1e-12:
+    if _is_constant(sides) or not error:
         return _exact(value, sides[0][0].shape[-1], paired=True)
     return max(middle - _t(degrees) * error, -1.0), min(middle + _t(degrees) * error, 1.0)
 
 
 def _bootstrap(sides: Sequence[Side], signs: Sequence[float]) -> tuple[float, float]:
     """Expanded percentile interval of sum(sign * part / whole), tasks resampled together on all sides."""
-    num_tasks = len(sides[0][0])
-    draws = _resample(sides, signs, num_tasks)
+    num_tasks = sides[0][0].shape[-1]
+    draws = _resample([(part.reshape(-1), whole.reshape(-1)) for part, whole in sides], signs, num_tasks)
     tail = _expanded_tail(num_tasks)
     low, high = np.quantile(draws[np.isfinite(draws)], [tail, 1 - tail])
     return float(low), float(high)
@@ -403,16 +390,11 @@ def _expanded_tail(num_tasks: int) -> float:
 # -- tasks and seeds ---------------------------------------------------------------------------------------------
 
 
-def _crossed(sides: Sequence[Side], *, is_share: bool = False) -> tuple[float, float, float]:
-    """Middle, standard error and degrees of freedom of one side, or of the first less the second."""
-    pulls = [sign * _pull(part, whole) for sign, (part, whole) in zip(_MINUS, sides, strict=False)]  # (S, N)
-    num_tasks = pulls[0].shape[1]
-    task_N = np.sum([pull_SN.mean(0) for pull_SN in pulls], axis=0)
-    middle, variance = 0.0, float(np.var(task_N, ddof=1)) / num_tasks
-    if is_share:
-        middle, variance = _over_tasks(sides)
+def _crossed(sides: Sequence[Side], variance: float) -> tuple[float, float]:
+    """Standard error and degrees of freedom, once the seeds of each side are added to the variance over tasks."""
+    num_tasks = sides[0][0].shape[1]
     components = [(variance, num_tasks - 1)]  # variance of the mean, its degrees of freedom
-    for pull_SN in pulls:
+    for pull_SN in (_pull(part_SN, whole_SN) for part_SN, whole_SN in sides):
         num_seeds = len(pull_SN)
         if num_seeds > 1:
             seed_S = pull_SN.mean(1)
@@ -420,6 +402,6 @@ def _crossed(sides: Sequence[Side], *, is_share: bool = False) -> tuple[float, f
             rest = float((rest_SN**2).sum()) / ((num_seeds - 1) * (num_tasks - 1))
             extra = float(np.var(seed_S, ddof=1)) - rest / num_tasks  # the rest is in the tasks' part already
             components.append((max(extra, 0.0) / num_seeds, num_seeds - 1))
-    variance = sum(v for v, _ in components)
-    degrees = variance**2 / sum(v**2 / nu for v, nu in components) if variance else num_tasks - 1
-    return middle, math.sqrt(variance), degrees
+    total = sum(v for v, _ in components)
+    degrees = total**2 / sum(v**2 / nu for v, nu in components) if total else num_tasks - 1
+    return math.sqrt(total), degrees
