@@ -87,7 +87,7 @@ def two_arms(num_tasks: int, attempts: int, seeds: int, seed_spread: float, tria
             ]
             for gain in (0.0, 0.05)
         ]
-        change = statistics.arms(*sides)
+        change = statistics.arms(*sides, is_share=True)
         hits += holds(change.low, change.high, 0.05)
     return hits / trials
 
