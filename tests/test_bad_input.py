@@ -10,7 +10,7 @@ import pytest
 
 from woodshed import synthesis
 from woodshed.records import TaskError
-from woodshed.synthesis import baseline, sources
+from woodshed.synthesis import baseline, project, sources
 from woodshed.tasks import folder
 
 CODE = "def twice(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n"
@@ -207,7 +207,29 @@ def test_kinds_that_are_refused(kind: str, tmp_path: Path):
     out = tmp_path / "out"
     with pytest.raises(TaskError, match=f"(?s){message}"):
         synthesis.make([str(lay(tmp_path / "odd", files))], out, synthesis.SynthesisSettings(timeout_s=300))
-    assert [path.name for path in out.iterdir()] == []  # nothing half-written
+    assert not out.exists()  # nothing half-written
+
+
+def test_a_build_that_does_not_end_is_stopped_and_says_so(tmp_path: Path):
+    loop = "import time\nprint('asking', flush=True)\nwhile True:\n    time.sleep(1)\n"
+    root = lay(tmp_path / "odd", {"pyproject.toml": BUILD, "tools/backend.py": loop, "odd.py": CODE})
+    repository = sources.fetch(str(root), tmp_path / "tree")
+    with pytest.raises(TaskError, match=r"(?s)took longer than 3 s.*asking.*without pyproject\.toml"):
+        project.read(repository, timeout_s=3)
+    said: list[str] = []
+    with pytest.raises(TaskError):
+        baseline.measure(
+            sources.fetch(str(lay(tmp_path / "none", {"x.txt": ""})), tmp_path / "tree"),
+            progress=lambda done, total, text: said.append(text),
+        )
+    assert said == ["building none, which may take 300 s"]
+
+
+def test_a_clone_that_fails_says_what_git_complained_about(tmp_path: Path):
+    with pytest.raises(
+        TaskError, match=r"cannot be cloned: fatal: '/none/x' does not appear to be a git repository$"
+    ):
+        sources.fetch("git+file:///none/x", tmp_path / "tree")
 
 
 def test_an_odd_repository_becomes_proven_tasks(tmp_path: Path):

@@ -85,6 +85,14 @@ def run(tmp_path: Path) -> RunDir:
             "TaskError: no format 'z'; tasks are exported as",
         ),
         (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
+        (["tasks", "make", "", "--out", "made"], "TaskError: no folder ''"),
+        (["tasks", "make", "none", "--out", "a/b/made"], "TaskError: no folder 'none'"),
+        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "RecipeError: settings: limit = -1"),
+        (["eval", "--resume", "runs/none", "--attempts", "3"], "only a run with --resume RUN"),
+        (["monitor", "bench", "x", "--out", "/proc/x/y"], "/proc/x/y cannot be written: No such file"),
+        (["monitor", "bench", "x", "--out", "/"], "is a directory"),
+        (["monitor", "bench", "--trace", "none.jsonl"], "does not exist"),
+        (["report", "runs/none", "--out", "/proc/x/y"], "/proc/x/y cannot be written: No such file"),
     ],
 )
 def test_mistakes_exit_with_2_and_one_message(
@@ -139,6 +147,8 @@ def test_what_a_repository_says_cannot_steer_the_terminal(capsys: pytest.Capture
         ["tasks", "make", "{tasks}", "--out", "x", "--jobs", "0"],
         ["tasks", "export", "{tasks}", "--out", "/proc/x.jsonl"],
         ["eval", "{tasks}", "--name", "a/../../b"],
+        ["eval", "{tasks}", "--model", ""],
+        ["eval", "{tasks}", "--model", "", "--endpoint", "http://127.0.0.1:1"],
         ["train", "{recipe}", "training.steps=-3", "--dry-run"],
     ],
 )
@@ -293,7 +303,11 @@ def test_eval_measures_a_model_and_keeps_everything(
     assert [(phase, step) for phase, step, _ in run.read("metrics")] == [("eval", 0)]
     assert tomllib.loads((run.path / "recipe.toml").read_text())["agent"]["max_turns"] == 2
     again = woodshed("eval", str(tiny_task.folder), "--model", str(tiny_model_dir), "--name", "first")
-    assert again.exit_code == 2 and "already holds a run" in again.stderr
+    assert again.exit_code == 2 and "already holds a run. Go on with `woodshed eval --resume" in again.stderr
+    shutil.rmtree(run.path / "tasks")  # as where it was killed before it had kept its tasks
+    resumed = woodshed("eval", "--resume", "runs/first")
+    assert resumed.exit_code == 0, resumed.output
+    assert len(run.read("rollouts", Rollout)) == 2 and (run.path / "tasks" / "eval" / tiny_task.name).is_dir()
 
 
 def test_two_tasks_of_one_name_are_refused(tiny_task: Task, tmp_path: Path):
@@ -340,3 +354,68 @@ def test_train_measures_before_and_after_and_a_finished_run_stays(
     resumed = woodshed("train", "--resume", "runs/short")
     assert resumed.exit_code == 0 and resumed.stdout == trained.stdout
     assert {path: path.read_bytes() for path in Path("runs/short").glob("*.jsonl")} == before
+
+
+def test_a_run_goes_on_with_its_own_verb(tmp_path: Path, run: RunDir):
+    run.unlock()
+    measured = RunDir.create(tmp_path / "measured", recipe='name = "m"\ntasks = ["x"]\n', manifest={})
+    measured.unlock()
+    result = woodshed("train", "--resume", str(measured.path))
+    assert result.exit_code == 2
+    assert f"is an evaluation; go on with `woodshed eval --resume {measured.path}`" in result.stderr
+    result = woodshed("eval", "--resume", str(run.path))
+    assert result.exit_code == 2
+    assert f"is a run of training; go on with `woodshed train --resume {run.path}`" in result.stderr
+    result = woodshed("export", str(measured.path), "--to", "hf")
+    assert result.exit_code == 2 and "measured a model and trained none" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["export", "{run}", "--to", "atif"],
+        ["grade", "{run}"],
+        ["report", "{run}"],
+        ["train", "--resume", "{run}"],
+    ],
+)
+def test_a_damaged_recipe_of_a_run_is_named(run: RunDir, arguments: list[str]):
+    run.unlock()
+    (run.path / "recipe.toml").write_text("name = [")
+    result = woodshed(*[each.format(run=run.path) for each in arguments])
+    assert result.exit_code == 2, result.output
+    assert f"RunError: {run.path / 'recipe.toml'} cannot be read" in result.stderr
+
+
+def test_learning_from_a_run_without_its_tasks_names_them(run: RunDir, tiny_task: Task, tmp_path: Path):
+    rules = str(tmp_path / "rules.json")
+    result = woodshed(
+        "tasks", "leaks", str(tiny_task.folder), "--own", "--rules", rules, "--learn", str(run.path)
+    )
+    assert result.exit_code == 2 and f"{run.path} does not hold its tasks" in result.stderr
+    assert not Path(rules).exists()
+
+
+def test_no_task_is_a_no_and_nothing_is_recommended(tiny_repository: Path, tmp_path: Path):
+    arguments = ["tasks", "make", str(tiny_repository), "--out", str(tmp_path / "made")]
+    result = woodshed(*arguments, "--operators", "remove_command")  # it has no commands
+    assert result.exit_code == 1, result.output
+    assert result.stdout.startswith("0 tasks in") and "next:" not in result.stderr
+    assert "nothing became a task" in result.stderr and "building tally" in result.stderr
+
+
+def test_a_run_that_stops_at_a_mistake_leaves_its_name_free(
+    tiny_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("short.toml").write_text(f'name = "short"\n[tasks]\ntrain = ["{tiny_task.folder}"]\n')
+    for mistake in ("policy.model=nonsense", "tasks.train=['none']"):
+        result = woodshed("train", "short.toml", mistake)
+        assert result.exit_code == 2 and "already holds" not in result.stderr, result.output
+        assert not Path("runs/short").exists()
+
+
+def test_attempts_that_nobody_judged_are_not_compared(run: RunDir):
+    result = woodshed("eval", "compare", str(run.path), str(run.path))
+    assert result.exit_code == 2
+    assert f"not judged yet; `woodshed train --resume {run.path}` does it" in result.stderr

@@ -16,6 +16,7 @@ import pytest
 from tiny_model import tiny_tokenizer
 from typer.testing import CliRunner
 
+from woodshed import doctor
 from woodshed.cli import app
 from woodshed.evals import ledger
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
@@ -213,3 +214,20 @@ def test_one_task_under_two_names_is_refused(two_tasks: Path, tmp_path: Path):
     shutil.copytree(two_tasks / "one", two_tasks / "three")
     result = CliRunner().invoke(app, ["eval", str(two_tasks), "--model", "none"])
     assert result.exit_code == 2 and "are the same task" in result.stderr and "count twice" in result.stderr
+
+
+@pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
+def test_an_address_with_v1_is_the_same_address(server: Server, suffix: str):
+    settings = EndpointSettings(url=server.url + suffix, retries=0)
+    assert settings.url == server.url
+    with closing(HttpSampler(settings, server.renderer)) as sampler:
+        assert sampler.sample([REQUEST])
+    with pytest.raises(SamplerError, match=r"^http://127\.0\.0\.1:1/v1/models failed"):
+        HttpSampler(EndpointSettings(url=f"http://127.0.0.1:1{suffix}", retries=0), server.renderer)
+
+
+@pytest.mark.parametrize("url", ["http://a..b", "http://host:99999999/v1", "http://[::1", "localhost:8000"])
+def test_an_address_that_no_machine_can_have_is_refused(url: str):
+    with pytest.raises(RecipeError, match=r"url = "):
+        read(EndpointSettings, None, [f"url={json.dumps(url)}"])
+    assert not doctor._endpoint(url).ok

@@ -172,7 +172,7 @@ def test_the_exported_model_gives_the_same_logps(tiny_model_dir: Path, tiny_task
     assert card.startswith("---\nlibrary_name: transformers\n") and "# tuned \\| \\<b\\>" in card
     assert "| tally | MIT | 1 | train |" in card and "no monitor looked" in card and "Not measured." in card
     result = CliRunner().invoke(app, ["export", str(run.path), "--to", "hf", "--out", str(out)])
-    assert result.exit_code == 2 and "is not empty" in result.stderr
+    assert result.exit_code == 2 and "is not an empty folder" in result.stderr
 
 
 def test_the_card_of_a_measured_run(tiny_task: Task, tmp_path: Path):

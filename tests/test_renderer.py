@@ -257,3 +257,28 @@ def test_several_results_are_numbered():
     calls = (Call("call_0", "shell", {}, ""), Call("call_1", "shell", {}, ""))
     context = renderer.extend((5, 2), "stop", [Observation("call_0", "a"), Observation("call_1", "b")], calls)
     assert "user\n[1] a\n[2] b<|im_end|>" in shown(renderer, context.ids)
+
+
+@pytest.mark.parametrize(
+    ("template", "complaint"),
+    [
+        (
+            "{% for m in messages %}\n{{ m['content'] }}\n{% endfo %}",
+            "line 3 of the chat template: TemplateSyntaxError",
+        ),
+        (
+            f"{CHATML}\n{{{{ messages | missing }}}}",
+            "line [0-9]+ of the chat template: TemplateAssertionError: No filter",
+        ),
+        (
+            f"{CHATML}\n{{{{ bos.no.such }}}}",
+            "line [0-9]+ of the chat template: UndefinedError: 'bos' is undefined",
+        ),
+        ("{{ messages[0]['content'] + 1 }}", "line 1 of the chat template: TypeError"),
+    ],
+    ids=["syntax", "filter", "name", "kind"],
+)
+def test_a_broken_template_is_named_with_its_line(template: str, complaint: str, tmp_path: Path):
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with pytest.raises(ModelError, match=f"^{tmp_path}/chat_template.jinja, {complaint}"):
+        create_renderer(tiny_tokenizer(template, name=str(tmp_path)), codec="plain")

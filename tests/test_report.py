@@ -170,14 +170,12 @@ def test_what_cannot_be_read_is_a_line_on_the_page_and_the_rest_is_there(run: Ru
     problems: list[str] = []
     text = report.write(RunDir.open(run.path), problems=problems).read_text("utf-8")
     assert len(problems) == 3 and "3 parts of first could not be read and are missing here" in text
-    assert (
-        "Rollout has no field &#39;rounds&#39;; left out" in text and "manifest.json cannot be read" in text
-    )
+    assert "Rollout has no field &#39;rounds&#39;" in text and "manifest.json cannot be read" in text
     rows = json.loads(unpack(text, "rows"))
     assert [row[rows["columns"].index("id")] for row in rows["rows"]] == ["eval-0-c-0"]
 
 
-def test_numbers_beyond_64_bits_are_shown(run: RunDir):
+def test_numbers_beyond_64_bits_stop_no_report(run: RunDir):
     """As orjson reads them, as the standard library does (a line with a lone surrogate), and beyond any float."""
     fill(run, "eval", 0, attempt("eval", 0, "a", turn()), attempt("eval", 0, "b", turn("\udcff")))
     path = run.path / "rollouts.jsonl"
@@ -194,13 +192,8 @@ def test_numbers_beyond_64_bits_are_shown(run: RunDir):
             step,
         )
     problems: list[str] = []
-    text = report.write(RunDir.open(run.path), problems=problems).read_text("utf-8")
-    assert problems == []
-    rows = json.loads(unpack(text, "rows"))
-    assert [row[rows["columns"].index("attempt")] for row in rows["rows"]] == [2.0**70] * 2
-    archives = [json.loads(unpack(text, f"a{n}")) for n in range(2)]
-    assert [archive["r"][0]["t"][0]["v"] for archive in archives] == [str(2**60)] * 2
-    assert [archive["r"][0]["t"][0]["l"][-1] for archive in archives] == ["}"] * 2, "the least likely level"
+    report.write(RunDir.open(run.path), problems=problems)
+    assert len(problems) == 1 and "rollouts.jsonl, eval 0 part 0" in problems[0]
 
 
 def test_texts_that_json_cannot_carry_are_still_shown(run: RunDir):

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from woodshed.records import Hint, RunError
-from woodshed.rundir import DONE, RunDir
+from woodshed.records import Hint, RunError, Verdict
+from woodshed.rundir import DONE, DamagedError, RunDir, staged, sweep
 
 HINTS = [
     Hint("r0", 1, "unknown_tool", "Reminder: é ✓ \udcff \u2028 \x85 \x0c"),
@@ -135,3 +135,157 @@ def test_a_checkpoint_is_whole_or_absent(run):
     assert run.checkpoints("rl-") == []
     run.save_checkpoint("rl-000001", lambda folder: (folder / "weights").write_text("whole"))
     assert [p.name for p in run.checkpoints("rl-")] == ["rl-000001"]
+
+
+FULL = """
+import json, sys
+from pathlib import Path
+from woodshed.records import RunError
+from woodshed.rundir import RunDir, write_atomically
+
+disk, tasks = Path(sys.argv[1]), Path(sys.argv[2])
+recipe = {"train": "name = 'a'\\n", "eval": "name = 'b'\\ntasks = ['x']\\n"}
+runs = {name: RunDir.create(disk / name, recipe=text, manifest={}) for name, text in recipe.items()}
+run, big = runs["train"], "0" * 1_000_000
+writers = {
+    "checkpoint": lambda: run.save_checkpoint("rl-1", lambda at: (at / "w").write_text(big)),
+    "manifest": lambda: run.write_manifest({"x": big}),
+    "tasks": lambda: run.keep_tasks("eval", sorted(tasks.iterdir())),
+    "records": lambda: runs["eval"].append("metrics", [{"x": big}], "eval", 0),
+    "text": lambda: write_atomically(run.path / "report.html", big),
+    "run": lambda: RunDir.create(disk / "new" / "run", recipe=big, manifest={}),
+}
+for name, write in writers.items():
+    try:
+        write()
+    except (RunError, OSError) as error:
+        left = sorted(str(p.relative_to(disk)) for p in disk.rglob("*") if p.stat().st_size or p.is_dir())
+        print(json.dumps([name, str(error), left]))
+"""
+
+
+def test_a_full_disk_leaves_no_part_behind_and_says_how_to_go_on(tmp_path):
+    """A file system of 64 KiB, where a hard link to the tasks cannot be made."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        for number in range(9):
+            (tmp_path / "set" / name / f"{number}.py").write_text("x = 1\n" * 1000)
+    command = f"mount -t tmpfs -o size=64k none {disk} && exec {sys.executable} - {disk} {tmp_path / 'set'}"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", command],
+        input=FULL,
+        text=True,
+        capture_output=True,
+        check=False,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [name for name, _, _ in answers] == ["checkpoint", "manifest", "tasks", "records", "text", "run"]
+    kept = ["eval", "eval/lock", "eval/manifest.json", "eval/recipe.toml"]
+    kept += [path.replace("eval", "train") for path in kept]
+    for name, message, left in answers:
+        assert left == kept, name
+        assert "No space left on device" in message and len(message) < 400 and "[(" not in message
+        verb = "eval" if name == "records" else "train"
+        onward = "Nothing was begun." if name == "run" else f"`woodshed {verb} --resume {disk / verb}`."
+        assert name == "text" or message.endswith(onward), message
+
+
+def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(run):
+    run.unlock()
+    script = (
+        "import os, signal, sys; from pathlib import Path; from woodshed.rundir import RunDir, staged;"
+        "run = RunDir.open(Path(sys.argv[1])); run.lock();"
+        "staged(run.path / 'policy').__enter__().mkdir();"
+        "run.save_checkpoint('rl-1', lambda _: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    subprocess.run([sys.executable, "-c", script, str(run.path)], check=False)
+    left = list(run.path.rglob(".*.partial"))
+    assert sorted(path.name.split(".")[1] for path in left) == ["policy", "rl-1"]
+    with staged(run.path / "report.html") as ours:
+        ours.touch()
+        run.lock()
+        assert list(run.path.rglob(".*.partial")) == [ours]
+
+
+def test_a_file_never_takes_the_place_of_a_folder(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "photo").touch()
+    with pytest.raises(OSError), staged(tmp_path / "mine") as partial:
+        partial.write_text("x")
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "photo"]
+
+
+DAMAGED = {
+    "a record that is null": b'{"record": null}',
+    "a line that is null": b"null",
+    "a list": b'{"record": []}',
+    "null where a number should be": b'{"record": {"rollout_id": "r", "task_id": "t", "status": "graded",'
+    b' "reward": null, "solved": false, "outcomes": {}}}',
+    "null where a list should be": b'{"record": {"rollout_id": "r", "integrity": null}}',
+    "not JSON": b"\xff\x00{",
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_records_are_named_or_left_out(run, kind):
+    run.append("verdicts", [{}], "eval", 0)
+    path = run.path / "verdicts.jsonl"
+    line = path.read_bytes().splitlines()[0]
+    path.write_bytes(path.read_bytes().replace(line, DAMAGED[kind]))
+    place = r"verdicts\.jsonl, eval 0 part 0: "
+    with pytest.raises(DamagedError, match=place):
+        run.read("verdicts", Verdict)
+    with pytest.raises(DamagedError, match=place):
+        run.find("verdicts", Verdict, "eval", 0)
+    with pytest.raises(DamagedError, match=place):
+        list(run.scan("verdicts", Verdict))
+    problems: list[str] = []
+    assert run.read("verdicts", Verdict, problems=problems) == []
+    assert len(problems) == 1 and problems[0].startswith("verdicts.jsonl, eval 0 part 0")
+
+
+def test_files_of_a_run_that_cannot_be_read_are_named(run):
+    (run.path / "rollouts.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"rollouts\.jsonl cannot be read: Is a directory"):
+        run.has("rollouts")
+    run.append("metrics", [{"loss": 1.0}], "train", 0)
+    assert run.has("metrics")
+    (run.path / "metrics.jsonl").unlink()
+    (run.path / "metrics.jsonl").mkdir()
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+        run.find("metrics", dict, "train", 0)
+    for text in (b"x = [", b"\xff"):
+        (run.path / "recipe.toml").write_bytes(text)
+        with pytest.raises(RunError, match=r"recipe\.toml cannot be read: .*restore it"):
+            run.recipe()
+    (run.path / "manifest.json").write_text("[]")
+    with pytest.raises(RunError, match=r"manifest\.json cannot be read: it holds '\[\]'"):
+        _ = run.manifest
+    (run.path / "recipe.toml").write_text("grading = 3\n")
+    with pytest.raises(RunError, match=r"recipe\.toml: grading = 3 should be a section"):
+        run.section("grading")
+
+
+def test_two_that_begin_one_run_do_not_mix(tmp_path, run):
+    (run.path / "recipe.toml").unlink()  # locked, and its recipe not written yet
+    with pytest.raises(RunError, match=f"being written by process {os.getpid()}"):
+        RunDir.create(run.path, recipe="name = 'two'\n", manifest={})
+    assert not (run.path / "recipe.toml").exists()
+
+
+def test_a_run_that_is_taken_back_takes_nothing_of_others_along(tmp_path):
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine").touch()
+    run = RunDir.create(tmp_path, recipe="", manifest={})
+    run.keep_tasks("eval", [])
+    run.forget()
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["eval", "mine", "tasks"]
+    run = RunDir.create(tmp_path / "runs" / "new", recipe="", manifest={})
+    run.append("metrics", [{"loss": 1.0}], "train", 0)
+    run.forget()
+    assert RunDir.open(run.path).has("metrics")
+    RunDir.open(run.path).forget()
+    assert RunDir.open(run.path).has("metrics")

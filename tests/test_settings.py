@@ -109,3 +109,34 @@ def test_files_that_cannot_be_read(tmp_path: Path):
 def test_settings_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         Whole().name = "b"  # type: ignore[misc]
+
+
+NEGATIVE = {"seed", "max_gain"}  # the only numbers that may be below zero
+
+
+def numbers(kind: type[Settings], prefix: str = "") -> list[str]:
+    """Dotted names of every number of these settings."""
+    found = []
+    for name, field in kind.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            found += numbers(field.annotation, f"{prefix}{name}.")
+        elif field.annotation in (int, float, int | None, float | None) and name not in NEGATIVE:
+            found.append(prefix + name)
+    return found
+
+
+def test_no_number_of_a_recipe_may_be_negative():
+    from woodshed.evals.suite import SuiteSettings
+    from woodshed.synthesis import SynthesisSettings
+    from woodshed.training.recipe import Recipe
+
+    for kind, more in (
+        (Recipe, ["name=x"]),
+        (SuiteSettings, ["name=x", "tasks=['t']"]),
+        (SynthesisSettings, []),
+    ):
+        names = numbers(kind)
+        assert len(names) > 5
+        for name in names:
+            with pytest.raises(RecipeError, match=f"{name} = -1"):
+                settings.read(kind, None, [*more, f"{name}=-1"])

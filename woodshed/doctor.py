@@ -85,8 +85,10 @@ def _torch() -> Iterator[Check]:
 def _endpoint(url: str) -> Check:
     import httpx
 
+    from woodshed.inference.endpoint import address
+
     try:
-        answer = httpx.get(f"{url.rstrip('/').removesuffix('/v1')}/v1/models", timeout=10)
+        answer = httpx.get(f"{address(url)}/v1/models", timeout=10)
         models = [model["id"] for model in answer.raise_for_status().json()["data"]]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__

@@ -372,7 +372,7 @@ def from_json(kind: type[R], data: Any) -> R:
     """The record that `to_json` wrote.
 
     Raises:
-        ValueError: a field is unknown or missing (a run of another version).
+        ValueError: a field is unknown, missing or of another kind (a run of another version, or a damaged one).
     """
     return _reader(kind)(data)
 
@@ -401,19 +401,33 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 def _record_reader(kind: type) -> Callable[[Any], Any]:
     hints = typing.get_type_hints(kind)
     readers = {name: reader for name in hints if (reader := _reader(hints[name])) is not _as_it_is}
+    plain = {name: kinds for name in hints if (kinds := _plain(hints[name]))}
 
     def read(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise ValueError(f"{kind.__name__} is {str(data)[:80]!r}, not a table of its fields")
         if unknown := set(data) - set(hints):
             raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+        for name in plain.keys() & data:
+            if not isinstance(data[name], plain[name]):
+                raise ValueError(f"{kind.__name__}.{name} is {str(data[name])[:80]!r}")
         values = dict(data)
         try:
             for name in readers.keys() & data:
                 values[name] = readers[name](data[name])
             return kind(**values)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise ValueError(f"{kind.__name__}: {error}") from error
 
     return read
+
+
+def _plain(hint: Any) -> tuple[type, ...]:
+    """What a number or text in JSON is read as; () for anything else. Elements of lists are not looked at: tokens."""
+    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    if not all(kind in (int, float, str, bool, type(None)) for kind in kinds):
+        return ()
+    return (*kinds, int) if float in kinds else kinds
 
 
 def _as_it_is(data: Any) -> Any:

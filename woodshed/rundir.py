@@ -22,10 +22,12 @@ import json
 import os
 import re
 import shutil
+import threading
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import orjson
 
@@ -53,6 +55,7 @@ class RunDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: int | None = None
+        self._not_ours = {path.name for path in path.iterdir()} if path.is_dir() else set[str]()
         self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
         self.on_metrics: Callable[[], object] | None = None
         """Called whenever a metrics line was completed."""
@@ -64,17 +67,17 @@ class RunDir:
         Raises:
             RunError: the folder exists and holds a run, or cannot be written.
         """
-        if (path / "recipe.toml").exists():
-            raise RunError(
-                f"{path} already holds a run. Go on with `woodshed train --resume {path}`, "
-                "or choose another name with `name=OTHER`."
-            )
         run = cls(path)
-        with run._writing():
-            path.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
-            write_atomically(path / "recipe.toml", recipe)
-        run.lock()
+        run._refuse_a_second()
+        with run._writing(), made(path):
+            run.lock()
+            run._refuse_a_second()  # another process may have been faster
+            try:
+                write_atomically(path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+                write_atomically(path / "recipe.toml", recipe)
+            except BaseException:
+                run.forget()
+                raise
         return run
 
     @classmethod
@@ -95,12 +98,13 @@ class RunDir:
         raise RunError(f"no run at {path}{why}{known}")
 
     def lock(self) -> None:
-        """Claim the folder for writing until this process ends.
+        """Claim the folder for writing until this process ends; what a killed one left unfinished there goes.
 
         Raises:
-            RunError: another process is writing to it.
+            RunError: another process is writing to it, or it cannot be written.
         """
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        with self._writing():
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -109,15 +113,72 @@ class RunDir:
             raise RunError(
                 f"{self.path} is being written by process {owner}; wait for it or stop it first"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
+        with self._writing():
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            sweep(self.path, self.path / "checkpoints", self.path / "tasks")
 
     def unlock(self) -> None:
         """Let another process write."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _refuse_a_second(self) -> None:
+        if (self.path / "recipe.toml").exists():
+            self.unlock()
+            raise RunError(
+                f"{self.path} already holds a run. Go on with `{self.resuming}`, "
+                "or choose another name with `name=OTHER`."
+            )
+
+    def forget(self) -> None:
+        """Take back a run that this object created, as long as nothing was made in it: its name is free again."""
+        if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
+            for name in {"recipe.toml", "manifest.json", "tasks", "lock"} - self._not_ours:
+                _remove(self.path / name)
+            with suppress(OSError):  # something else is in it
+                self.path.rmdir()
+        self.unlock()
+
+    def recipe(self) -> dict[str, Any]:
+        """The settings of the run, as plain values.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        path = self.path / "recipe.toml"
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{path} cannot be read: {_reason(error)}. It holds the settings of the run: restore it, or run anew"
+            ) from None
+
+    def section(self, name: str) -> dict[str, Any]:
+        """One section of the settings; {} where there is none.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        found = self.recipe().get(name, {})
+        if not isinstance(found, dict):
+            raise RunError(f"{self.path / 'recipe.toml'}: {name} = {found!r} should be a section of settings")
+        return found
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether the run measures a model and trains none; a recipe of training has a table of tasks."""
+        try:
+            return isinstance(self.recipe().get("tasks"), list)
+        except RunError:
+            return False
+
+    @property
+    def resuming(self) -> str:
+        """The command that goes on with this run."""
+        return f"woodshed {'eval' if self.is_evaluation else 'train'} --resume {self.path}"
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -131,11 +192,13 @@ class RunDir:
             return {}
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict):
+                raise ValueError(f"it holds {str(found)[:80]!r}")
         except (OSError, ValueError) as error:
             raise RunError(
                 f"{path} cannot be read: {error}. Restore it, or delete it to go on without"
             ) from None
-        return found if isinstance(found, dict) else {}
+        return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest.
@@ -167,8 +230,9 @@ class RunDir:
 
     def find(self, kind: Kind, record: type[R], phase: str, step: int, *, part: int = 0) -> list[R] | None:
         """The completed records of one part of a step, or None when there are none."""
-        place = self._catalog(kind).get((phase, step, part))
-        return None if place is None else self._load(kind, record, place)
+        at = (phase, step, part)
+        place = self._catalog(kind).get(at)
+        return None if place is None else self._load(kind, record, at, place)
 
     def read(
         self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
@@ -180,6 +244,7 @@ class RunDir:
 
         Raises:
             DamagedError: a batch is damaged, or of another version.
+            RunError: the file cannot be read at all.
         """
         return list(self.scan(kind, record, problems=problems))
 
@@ -187,17 +252,16 @@ class RunDir:
         self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
     ) -> Iterator[tuple[str, int, R]]:
         """What `read` gives, batch by batch: a run may hold more than memory does."""
-        for (phase, step, part), place in self._catalog(kind).items():
+        for at, place in self._catalog(kind).items():
             try:
-                found = self._load(kind, record, place)
-            except (ValueError, KeyError, TypeError) as error:
-                problem = f"{kind}.jsonl, {phase} {step} part {part}: {type(error).__name__}: {error}"
+                found = self._load(kind, record, at, place)
+            except DamagedError as error:
                 if problems is None:
-                    raise DamagedError(f"{self.path / problem}") from error
-                problems.append(f"{problem}; left out")
+                    raise
+                problems.append(str(error).removeprefix(f"{self.path}/"))
             else:
                 for each in found:
-                    yield phase, step, each
+                    yield at[0], at[1], each
 
     def has(self, kind: Kind) -> bool:
         """Whether anything of this kind was completed, be it an empty batch."""
@@ -217,7 +281,7 @@ class RunDir:
         lines = [json.dumps({**at, "record": to_json(record)}, ensure_ascii=False) for record in records]
         lines.append(json.dumps({**at, "done": len(lines)}))
         path = self.path / f"{kind}.jsonl"
-        with self._writing(), path.open("a+b") as file:
+        with self._writing(), _whole_or_as_before(path), path.open("a+b") as file:
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -236,45 +300,57 @@ class RunDir:
         if not path.exists():
             return found
         batch: list[int] = []  # where its records begin
-        with path.open("rb") as file:
+        with self._reading(kind) as file:
             file.seek(offset)
             for line in file:
-                done = DONE.fullmatch(line)
+                done = _completed(line)
                 if done is None:
                     batch.append(offset)
-                elif (count := int(done["count"])) <= len(batch):
-                    at = (json.loads(done["phase"]), int(done["step"]), int(done["part"]))
-                    found.pop(at, None)
-                    found[at] = (batch[len(batch) - count] if count else offset, offset)
+                elif (count := done[1]) <= len(batch):
+                    found.pop(done[0], None)
+                    found[done[0]] = (batch[len(batch) - count] if count else offset, offset)
                 offset += len(line)
                 if done is not None:
                     batch = []
                     self._seen[kind] = (offset, found)
         return found
 
-    def _load(self, kind: Kind, record: type[R], place: Place) -> list[R]:
+    def _load(self, kind: Kind, record: type[R], at: At, place: Place) -> list[R]:
         begin, end = place
-        with (self.path / f"{kind}.jsonl").open("rb") as file:
+        with self._reading(kind) as file:
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")[:-1]
-        return [_record(line, record) for line in lines]
+        return [self._record(kind, record, at, line) for line in lines]
+
+    def _record(self, kind: Kind, record: type[R], at: At, line: bytes) -> R:
+        try:
+            return _parsed(line, record)
+        except (ValueError, KeyError, TypeError) as error:
+            where = "{} {} part {}".format(*at)
+            why = f"{type(error).__name__}: {error}"
+            raise DamagedError(f"{self.path / kind}.jsonl, {where}: {why}") from error
+
+    @contextmanager
+    def _reading(self, kind: Kind) -> Iterator[BinaryIO]:
+        path = self.path / f"{kind}.jsonl"
+        try:
+            with path.open("rb") as file:
+                yield file
+        except OSError as error:
+            raise RunError(f"{path} cannot be read: {_reason(error)}") from error
 
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
     def save_checkpoint(self, name: str, fill: Callable[[Path], object]) -> Path:
         """A checkpoint folder that is either complete or absent; `fill` writes the files into a temporary one."""
         target = self.path / "checkpoints" / name
-        partial = target.with_name(f".{name}.partial")
-        with self._writing():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with self._writing(), staged(target) as partial:
+            partial.mkdir()
             fill(partial)
             for file in partial.rglob("*"):
                 if file.is_file():
                     with file.open("rb") as handle:
                         os.fsync(handle.fileno())
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
         return target
 
     def checkpoints(self, prefix: str) -> list[Path]:
@@ -286,13 +362,10 @@ class RunDir:
         target = self.path / "tasks" / name
         if target.exists():
             return target
-        partial = target.with_name(f".{name}.partial")
-        with self._writing():
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        with self._writing(), staged(target) as partial:
+            partial.mkdir()
             for folder in folders:
                 shutil.copytree(folder, partial / folder.name, copy_function=_link_or_copy, symlinks=True)
-            partial.rename(target)
         return target
 
     @contextmanager
@@ -300,30 +373,109 @@ class RunDir:
         try:
             yield
         except OSError as error:
-            raise RunError(
-                f"cannot write to {self.path}: {error.strerror or error}. "
-                f"Nothing that was complete is lost: make room, then `woodshed train --resume {self.path}`."
-            ) from error
+            kept = "Nothing that was complete is lost: make room, then"
+            onward = (
+                f"{kept} `{self.resuming}`" if (self.path / "recipe.toml").exists() else "Nothing was begun"
+            )
+            raise RunError(f"cannot write to {self.path}: {_reason(error)}. {onward}.") from error
 
 
-def _record(line: bytes, record: type[R]) -> R:
+def _completed(line: bytes) -> tuple[At, int] | None:
+    """The batch that a completion line completes, and the count of its records; None for any other line."""
+    done = DONE.fullmatch(line)
     try:
-        found = orjson.loads(line)["record"]
+        return (json.loads(done["phase"]), int(done["step"]), int(done["part"])), int(done["count"])  # type: ignore
+    except (TypeError, ValueError):
+        return None
+
+
+def _parsed(line: bytes, record: type[R]) -> R:
+    try:
+        whole = orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
-        found = json.loads(line.decode("utf-8", errors="surrogatepass"), parse_int=_integer)["record"]
-    return found if record is dict else from_json(record, found)
+        whole = json.loads(line.decode("utf-8", errors="surrogatepass"))
+    found = whole.get("record") if isinstance(whole, dict) else None
+    if not isinstance(found, dict):
+        raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
+    return cast("R", found) if record is dict else from_json(record, found)
 
 
-def _integer(digits: str) -> int | float:
-    """What orjson makes of an integer: beyond 64 bits a float."""
-    return int(digits) if len(digits) < 20 else float(digits)
+def _reason(error: Exception) -> str:
+    """Why a file could not be read or written, in words."""
+    if isinstance(error, shutil.Error) and isinstance(
+        error.args[0], list
+    ):  # of a whole tree: (from, to, why)
+        (_, _, why), *others = error.args[0]
+        why = re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", str(why))
+        return why + (f" (for {len(others) + 1} files)" if others else "")
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# -- files and folders that are whole or absent ------------------------------------------------------------------------
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """A folder, made where it is not there, and taken away again where nothing came into it."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # something is in it
+                path.rmdir()
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A path beside `target` at which a file or folder is made, and which then takes the place of `target`.
+
+    Whatever stops the work inside, `target` stays as it was and nothing else is left. Only a killed process leaves
+    its part behind, for `sweep`. A folder replaces a folder with all that was in it.
+    """
+    with made(target.parent):
+        partial = target.with_name(f".{target.name}.{threading.get_native_id()}.partial")
+        _remove(partial)
+        try:
+            yield partial
+            if partial.is_dir() and target.is_dir():
+                shutil.rmtree(target)
+            partial.replace(target)
+        finally:
+            _remove(partial)
+
+
+@contextmanager
+def _whole_or_as_before(path: Path) -> Iterator[None]:
+    """Takes back what was appended to a file where the disk was full in the middle of it."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
+
+
+def sweep(*folders: Path) -> None:
+    """Remove what killed processes of this machine left unfinished in these folders."""
+    for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
+        if not Path("/proc", partial.name.split(".")[-2]).exists():
+            _remove(partial)
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content; readers see the old or the new, never a part."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.rename(path)
+    with staged(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _link_or_copy(source: str, target: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from woodshed.muon import Experts, Heads, Whole
 from woodshed.muon.layout import arrange
+from woodshed.muon.newton_schulz import has_triton
 from woodshed.muon.units import Units
 
 
@@ -133,16 +135,10 @@ def synchronise(device: torch.device) -> None:
 
 def describe(device: torch.device) -> dict[str, Any]:
     """Card, versions and world, for the JSON."""
-    try:
-        import triton
-
-        version = triton.__version__
-    except ImportError:
-        version = None
     return {
         "card": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "world": dist.get_world_size(),
         "torch": torch.__version__,
-        "triton": version,
+        "triton": metadata.version("triton") if has_triton() else None,
         "cuda": torch.version.cuda,
     }

@@ -281,7 +281,7 @@ def machine(rows: list[dict[str, Any]], device: torch.device) -> dict[str, Any]:
         "memory_bytes_per_s": widest["memory_bytes_per_s"],
         "link_bytes_per_s": widest["link_bytes_per_s"] or assumed.link_bytes_per_s,
         "network_bytes_per_s": assumed.network_bytes_per_s,
-        "gemm_factor": 1.0,
+        "form_factor": 1.0,
         "error": round(error, 3),
         "is_measured": True,
     }

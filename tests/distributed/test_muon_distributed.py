@@ -154,5 +154,7 @@ def test_what_cannot_be_exact_is_refused():
         assert 'placement="local" moves nothing' in said["local"]
         assert "distribute_tensor" in said["split plain"]
         assert "ranks made different plans" in said["other plans"]
-        assert "torch.distributed.checkpoint" in said["other layout saved"]
+        assert "torch.distributed.checkpoint" in said["another world saved"]
+        # torch refuses it before an optimizer sees it; distribute_tensor's uneven Shard(1) is in the matrix above
+        assert "uneven sharding" in said["uneven FSDP"]
         assert "gradient" in said["gradient elsewhere"] or said["gradient elsewhere"] == "refused by torch"

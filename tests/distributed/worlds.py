@@ -54,7 +54,7 @@ def collect(pipes: list[Any], timeout_s: float) -> list[Any]:
     while waiting:
         ready = multiprocessing.connection.wait(list(waiting), timeout_s)
         assert ready, f"ranks {sorted(waiting.values())} gave no answer in {timeout_s} s"
-        for pipe in ready:
+        for pipe in [each for each in waiting if each in ready]:
             rank = waiting.pop(pipe)
             try:
                 ok, value = pickle.loads(pipe.recv_bytes())

@@ -21,6 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pydantic import Field
+
 from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
@@ -49,21 +51,21 @@ from woodshed.tasks.environment import sandbox_spec
 class AgentSettings(Settings):
     """The budgets of one attempt."""
 
-    max_turns: int = 8
+    max_turns: int = Field(default=8, ge=1)
     """Messages the policy may write."""
-    max_calls: int = 1
+    max_calls: int = Field(default=1, ge=1)
     """Calls carried out per message; the system prompt states it."""
-    turn_tokens: int = 256
+    turn_tokens: int = Field(default=256, ge=1)
     """Tokens the policy may write in one message."""
-    rollout_tokens: int = 1024
+    rollout_tokens: int = Field(default=1024, ge=1)
     """Tokens the policy may write in all."""
-    max_errors: int = 4
+    max_errors: int = Field(default=4, ge=1)
     """Faulty messages in a row that end the attempt."""
-    timeout_s: float = 1800.0
+    timeout_s: float = Field(default=1800.0, gt=0)
     """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
     tools: ToolSettings = ToolSettings()
     """What a call gives back."""
-    patch_file_bytes: int = 1 << 20
+    patch_file_bytes: int = Field(default=1 << 20, ge=0)
     """Size above which a changed file does not cross over to grading."""
 
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import Field
+
 from woodshed.agent.output import clean, clip, printable
 from woodshed.inference.codec import Codec, ToolSpec, problem
 from woodshed.records import Call, ErrorKind, Observation, SandboxError
@@ -23,15 +25,15 @@ from woodshed.settings import Settings
 class ToolSettings(Settings):
     """How much the policy reads back from one call."""
 
-    command_timeout_s: float = 20.0
+    command_timeout_s: float = Field(default=20.0, gt=0)
     """Seconds before a shell command is killed."""
-    read_lines: int = 40
+    read_lines: int = Field(default=40, ge=1)
     """Lines of a file shown where the call does not say how many."""
-    line_chars: int = 300
+    line_chars: int = Field(default=300, ge=1)
     """Characters shown of one line of a file or of a search hit."""
-    output_chars: int = 1200
+    output_chars: int = Field(default=1200, ge=1)
     """Characters shown of a command's output: the first half and the last half."""
-    search_hits: int = 20
+    search_hits: int = Field(default=20, ge=1)
     """Hits shown of a search."""
 
 

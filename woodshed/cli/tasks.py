@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from woodshed.cli.verbs import (
-    keeping,
-    tasks_app,
-)
+from woodshed.cli.verbs import OUT_FILE, keeping, tasks_app
 from woodshed.records import TaskError
-from woodshed.terminal import progress_bars, say, say_columns, say_next
-
-if TYPE_CHECKING:
-    pass
+from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 
 @tasks_app.command("make")
@@ -32,21 +26,31 @@ def make_tasks(
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per task.")],
     limit: Annotated[int, typer.Option(min=0, help="Most tasks per source; 0 makes all.")] = 0,
     levels: Annotated[
-        str, typer.Option(help="Levels of difficulty, such as 0-6 or 1,3: branch, stub, ..., sub-package.")
+        str,
+        typer.Option(
+            help="Levels of difficulty, such as 0-6 or 1,3: 0 takes one branch away, 6 a sub-package."
+        ),
     ] = "0-6",
     operators: Annotated[
-        str, typer.Option(help="What is taken away, such as stub,remove_class; by default everything.")
+        str,
+        typer.Option(help="Ways to take code away, with commas, such as stub,remove_class; by default all."),
     ] = "",
     seed: Annotated[int, typer.Option(help="Seeds which candidates come first.")] = 0,
     jobs: Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")] = 2,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting of task making.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists what there is.",
+        ),
     ] = None,
 ) -> None:
     """Make practice tasks from repositories.
 
     Each task is proven in a sandbox: its hidden tests fail before, and pass after the original code is back.
-    Every candidate that did not become a task is logged with one reason.
+    Every candidate that did not become a task is logged with one reason. What was stopped goes on with the same
+    command. Exits with 1 where nothing became a task.
     """
     from woodshed import settings, synthesis
 
@@ -61,6 +65,9 @@ def make_tasks(
         say(f"{count:6} candidates rejected: {reason}")
     if made.rejected:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
+    if not made.accepted:
+        tell("nothing became a task; take more away (--levels 0-6, no --operators), or another source")
+        raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
 
@@ -105,17 +112,27 @@ def find_leaks(
     folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
     rules: Annotated[
         Path | None,
-        typer.Option(help="More places that hold residue, as JSON; by default those that runs taught."),
+        typer.Option(
+            metavar="FILE",
+            help="JSON file of more places to search, as --learn writes it; by default the one in the cache.",
+        ),
     ] = None,
     whole: Annotated[
-        bool, typer.Option("--whole/--own", help="Search the machine and the dependencies as well.")
+        bool,
+        typer.Option(
+            "--whole/--own",
+            help="Search the machine and the dependencies as well, or each task's own files only.",
+        ),
     ] = True,
     thief: Annotated[
         bool, typer.Option("--thief", help="Also let a scripted thief try; it must earn 0.")
     ] = False,
     learn: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="First learn the places that this run's confirmed cheats used."),
+        typer.Option(
+            metavar="RUN",
+            help="First write the places that this run's confirmed cheats used into the file of --rules.",
+        ),
     ] = None,
 ) -> None:
     """Search what an attempt will see for what a task took away.
@@ -157,10 +174,15 @@ def harden_tasks(
     folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
     out: Annotated[Path, typer.Option(help="Folder that receives one folder per child.")],
     operators: Annotated[
-        str, typer.Option(help="Which of H1 to H12, with commas; E1 and E2 make easier ones.")
+        str,
+        typer.Option(
+            help="With commas: H1 (a second deletion) to H12 (no test command), by default all of these; "
+            "E1 and E2 make easier children."
+        ),
     ] = "",
     run: Annotated[
-        Path | None, typer.Option(help="A run whose attempts tell what is solved, and how it was failed.")
+        Path | None,
+        typer.Option(metavar="RUN", help="A run whose attempts tell what is solved, and how it was failed."),
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Most children; 0 makes all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seeds which drafts come first.")] = 0,
@@ -168,6 +190,7 @@ def harden_tasks(
     """Make harder children of solved tasks, each proven.
 
     With --run, only tasks that its attempts solved at least every other time have children. Without, all have.
+    Exits with 1 where no child could be proven.
     """
     from woodshed.synthesis import harden
     from woodshed.tasks import folder
@@ -176,6 +199,9 @@ def harden_tasks(
     parents = [
         task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
     ]
+    if not parents:
+        tell(f"none of these tasks was solved at least every other time in {run}")
+        raise typer.Exit(1)
     chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
     with keeping(f"children that were finished are in {out}"), progress_bars() as progress:
         made = harden.harden(
@@ -192,6 +218,9 @@ def harden_tasks(
     say(f"{len(made.accepted)} children of {len(parents)} tasks in {out}")
     for reason, count in made.rejected.most_common():
         say(f"{count:6} drafts rejected: {reason}")
+    if not made.accepted:
+        tell("no child; take other parents, or more --operators")
+        raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
 
@@ -202,8 +231,9 @@ def show_stats(
     """Show what a set of tasks holds.
 
     Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
-    in stats.svg.
+    in TASKS/stats.svg.
     """
+    from woodshed.rundir import write_atomically
     from woodshed.synthesis import stats
     from woodshed.tasks import folder
 
@@ -214,14 +244,14 @@ def show_stats(
     say(f"{found.num_tasks} tasks{tried}")
     for reason, count in found.rejected.items():
         say(f"{count:6} candidates rejected: {reason}")
-    (tasks / "stats.svg").write_text(stats.picture(loaded), encoding="utf-8")
+    write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 
 
 @tasks_app.command("export")
 def export_tasks(
     tasks: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="File that receives one line per task.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Receives one line per task.", **OUT_FILE)],
     format_: Annotated[str, typer.Option("--format", help="swebench or swesmith.")] = "swebench",
 ) -> None:
     """Write tasks as JSON lines for other harnesses.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 import typer
 from typer.core import TyperGroup
 
-from woodshed.records import SamplerError, SandboxError, WoodshedError
+from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
+from woodshed.rundir import made
 from woodshed.terminal import say, say_columns, tell
 
 if TYPE_CHECKING:
@@ -124,14 +126,34 @@ app.add_typer(tasks_app, name="tasks", help="Turn repositories into practice tas
 
 eval_app = typer.Typer(cls=Evaluations, no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(
-    eval_app, name="eval", help="Measure a model on tasks (`eval TASKS` is `eval run TASKS`), and compare."
+    eval_app,
+    name="eval",
+    help="Measure a model on tasks, and compare runs.\n\n`eval TASKS` is short for `eval run TASKS`.",
 )
 monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure how well that works.")
 
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, one by one.")
+    list[str] | None,
+    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as training.steps=2."),
 ]
+
+
+def _can_be_written(path: Path | None) -> Path | None:
+    """A file that is written at the end of the work, tried before it; nothing of the trial stays."""
+    try:
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path is not None:
+            with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}; name another file") from None
+    return path
+
+
+OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
+"""Of an option that names a file to be written."""
 
 
 def open_sampler(chosen: SuiteSettings) -> Sampler:
@@ -240,8 +262,12 @@ def free_name(name: str) -> str:
 
 
 @contextmanager
-def keeping(line: str, run: RunDir | None = None) -> Iterator[None]:
-    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run."""
+def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> Iterator[None]:
+    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run.
+
+    A new run that stops at a mistake before anything was made in it is taken back, so that its name is free for the
+    corrected command.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -250,6 +276,10 @@ def keeping(line: str, run: RunDir | None = None) -> Iterator[None]:
         if run is None:
             raise
         raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
+    except WoodshedError as error:
+        if run is not None and is_new and not isinstance(error, RunError):  # which says how to go on
+            run.forget()
+        raise
     finally:
         if run is not None:
             run.unlock()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,10 +48,12 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
     for _, _, hint in run.read("hints", Hint, problems=problems):
         hints.setdefault(hint.rollout_id, []).append(hint)
     graded = pair([r for _, _, r in rollouts], verdicts, flags=evaluation.flags(run, problems=problems))
-    recipe = tomllib.loads((run.path / "recipe.toml").read_text(encoding="utf-8"))
-    tasks, books, used = _tasks(run, problems), ledger.from_run(run), set()
+    recipe, tasks, books, used = run.recipe(), _tasks(run, problems), ledger.from_run(run), set()
+    if not rollouts:
+        raise RunError(
+            f"{run.path} holds no rollout that can be read; {'; '.join(problems) or 'none was finished'}"
+        )
     try:
-        out.mkdir(parents=True, exist_ok=True)
         for (phase, step, _), attempt in zip(rollouts, graded, strict=True):
             bill = books.bill(ledger.of_rollout(attempt.rollout))
             made = trajectory(
@@ -67,10 +68,6 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
             write_atomically(out / _file_name(attempt.rollout.id, used), json.dumps(made) + "\n")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}") from error
-    if not rollouts:
-        raise RunError(
-            f"{run.path} holds no rollout that can be read; {'; '.join(problems) or 'none was finished'}"
-        )
     return len(rollouts)
 
 

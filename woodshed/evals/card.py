@@ -63,8 +63,8 @@ def write(run: RunDir, *, problems: list[str]) -> str:
 
 def gather(run: RunDir, *, problems: list[str]) -> Card:
     """Read the run folder."""
+    settings, manifest = run.recipe(), run.manifest
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
-    settings, manifest = tomllib.loads(recipe), run.manifest
     policy = settings.get("policy", settings)
     found = evaluation.from_run(run, problems=problems)
     books = ledger.from_run(run)

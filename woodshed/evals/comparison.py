@@ -34,13 +34,13 @@ def compare(a: Sequence[RunDir], b: Sequence[RunDir]) -> Comparison:
     """The last evaluation of each run of arm B against those of arm A. Several runs of an arm are its seeds.
 
     Raises:
-        RunError: a run without a finished evaluation, or no task in common.
+        RunError: a run without a finished and judged evaluation, or no task in common.
     """
     problems: list[str] = []
     sides = [[last(run, problems) for run in arm] for arm in (a, b)]
     graded: list[list[Sequence[Graded]]] = [[found.graded for found in side] for side in sides]
     refusals, warnings = doubts([(str(run.path), run.manifest) for run in (*a, *b)])
-    warnings += problems
+    warnings += [f"left out: {problem}" for problem in problems]
     tasks = [set.intersection(*({g.rollout.task_id for g in made} for made in side)) for side in graded]
     if not tasks[0] & tasks[1]:
         raise RunError(
@@ -58,12 +58,16 @@ def last(run: RunDir, problems: list[str]) -> Evaluation:
     """The newest evaluation of a run.
 
     Raises:
-        RunError: there is none.
+        RunError: there is none, or nobody has judged it yet.
     """
     found = evaluation.from_run(run, problems=problems)
     if not found:
         detail = f" ({problems[-1]})" if problems else ""
         raise RunError(f"{run.path} holds no finished evaluation{detail}; measure one with `woodshed eval`")
+    if not any(attempt.verdict for attempt in found[-1].graded):
+        raise RunError(
+            f"{run.path}: the attempts of its last evaluation are not judged yet; `{run.resuming}` does it"
+        )
     return found[-1]
 
 

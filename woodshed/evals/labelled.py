@@ -68,10 +68,13 @@ def school(path: Path) -> list[Case]:
 def _rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         raise TaskError(f"no file {path}; download the set yourself and name the file")
-    for number, row in enumerate(_read(path)):
-        if missing := [column for column in columns if row.get(column) is None]:
-            raise TaskError(f"{path}, row {number}: no column {missing[0]!r}; it has {', '.join(row)}")
-        yield row
+    try:
+        for number, row in enumerate(_read(path)):
+            if missing := [column for column in columns if row.get(column) is None]:
+                raise TaskError(f"{path}, row {number}: no column {missing[0]!r}; it has {', '.join(row)}")
+            yield row
+    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+        raise TaskError(f"{path} cannot be read as rows: {type(error).__name__}: {error}") from None
 
 
 def _read(path: Path) -> Iterator[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tomllib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -37,13 +37,11 @@ def settings_of(run: RunDir, overrides: Sequence[str] = ()) -> GradingSettings:
     """The run's own grading settings with some changed, as KEY=VALUE.
 
     Raises:
+        RunError: the run's recipe is damaged.
         RecipeError: an unknown key.
     """
-    kept = tomllib.loads((run.path / "recipe.toml").read_text("utf-8")).get("grading", {})
-    spelled = [
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in kept.items()
-    ]
-    return read(GradingSettings, None, [*spelled, *overrides])
+    kept = run.section("grading")
+    return read(GradingSettings, None, [*(f"{k}={json.dumps(v)}" for k, v in kept.items()), *overrides])
 
 
 def judge_again(
@@ -56,12 +54,9 @@ def judge_again(
     """
     before = {verdict.rollout_id: verdict for _, _, verdict in run.read("verdicts", Verdict)}
     rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout) if rollout.id in before]
-    sets = sorted((run.path / "tasks").glob("*/"))
-    if not rollouts or not sets:
-        missing = "its tasks" if rollouts else "attempts that were judged"
-        raise RunError(f"{run.path} does not hold {missing}, so nothing can be judged again")
-    tasks = {task.id: task for path in sets if any(path.iterdir()) for task in folder.load_set(path)}
-    now = judge(rollouts, tasks.values(), settings, progress=progress)
+    if not rollouts:
+        raise RunError(f"{run.path} does not hold attempts that were judged, so nothing can be judged again")
+    now = judge(rollouts, folder.of_run(run).values(), settings, progress=progress)
     pairs = [Change(before[rollout.id], now[rollout.id]) for rollout in rollouts]
     return len(pairs), [pair for pair in pairs if _essence(pair.before) != _essence(pair.now)]
 

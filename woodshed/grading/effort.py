@@ -29,17 +29,17 @@ class EffortSettings(Settings):
     """How much it flattens: 0 is linear, 1 logarithmic; above 1 it has a ceiling, 1 / (k (q - 1))."""
     per: float = Field(default=2000.0, gt=0)
     """The penalty is divided by this, so that it lies in the range of a reward."""
-    thinking_tokens: float = 1.0
+    thinking_tokens: float = Field(default=1.0, ge=0)
     """Weight of a token outside of calls."""
-    call_tokens: float = 1.0
+    call_tokens: float = Field(default=1.0, ge=0)
     """Weight of a token of a call, its tags included."""
-    output_tokens: float = 0.1
+    output_tokens: float = Field(default=0.1, ge=0)
     """Weight of a token that the tools gave back."""
-    message_tokens: float = 1.0
+    message_tokens: float = Field(default=1.0, ge=0)
     """Weight of a token of a closing message without a call."""
-    calls: float = 10.0
+    calls: float = Field(default=10.0, ge=0)
     """Weight of a call."""
-    turns: float = 10.0
+    turns: float = Field(default=10.0, ge=0)
     """Weight of a turn."""
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
+from pydantic import Field
+
 from woodshed.grading import results
 from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
 from woodshed.rundir import write_atomically
@@ -68,9 +70,9 @@ class GradingSettings(Settings):
 
     shaped: bool = False
     """Reward the share of passed tests (fail-to-pass share times pass-to-pass share, at most 0.9) instead of 0 or 1."""
-    jobs: int = 2
+    jobs: int = Field(default=2, ge=1)
     """Verifications at the same time."""
-    timeout_s: float | None = None
+    timeout_s: float | None = Field(default=None, gt=0)
     """Seconds for one verification's tests; None takes each task's own."""
     apart: Apart = "suspect"
     """Run the fail-to-pass tests of what passed a second time, tests and code under test in two processes: "always"

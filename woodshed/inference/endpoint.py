@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import httpx
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample, SampleRequest, check_fits
@@ -24,11 +24,29 @@ from woodshed.records import SamplerError
 from woodshed.settings import Settings
 
 
+def address(url: str) -> str:
+    """The address in front of /v1, where everybody else writes it with /v1 or with a slash.
+
+    Raises:
+        ValueError: no machine can have this address.
+    """
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"no machine can have this address: {error}") from None
+    if not 0 < (parsed.port or 80) < 1 << 16:
+        raise ValueError(f"there is no port {parsed.port}")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 class EndpointSettings(Settings):
     """Where an inference server answers."""
 
-    url: str = Field(default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/]+")
-    """Address in front of /v1/completions, with http:// or https://."""
+    url: Annotated[str, AfterValidator(address)] = Field(
+        default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/]+"
+    )
+    """Address in front of /v1/completions, with http:// or https://; a /v1 at its end is left out."""
     model: str = ""
     """Name of the served model; empty takes the first that the server lists."""
     api_key_variable: str = "WOODSHED_API_KEY"
@@ -69,7 +87,7 @@ class HttpSampler:
         self._sleep = sleep
         key = os.environ.get(settings.api_key_variable)
         self._client = httpx.Client(
-            base_url=settings.url.rstrip("/").removesuffix("/v1"),
+            base_url=settings.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
             limits=httpx.Limits(max_connections=settings.concurrency),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,19 +214,22 @@ class TemplateRenderer:
         """The template's text for (role, sentinel) messages; cached, since few shapes ever occur."""
         key = (tuple(messages), opened, json.dumps(tools))
         if key not in self._rendered:
-            self._rendered[key] = self._tokenizer.apply_chat_template(
-                [{"role": role, "content": _mark(name)} for role, name in messages],
-                tools=tools,
-                tokenize=False,
-                add_generation_prompt=opened,
-                date_string="26 Jul 2024",  # Llama's template would print today's date
-            )
+            try:
+                self._rendered[key] = self._tokenizer.apply_chat_template(
+                    [{"role": role, "content": _mark(name)} for role, name in messages],
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=opened,
+                    date_string="26 Jul 2024",  # Llama's template would print today's date
+                )
+            except Exception as error:  # a template refuses a role, or breaks, by raising what it likes
+                raise ModelError(_broken(self._tokenizer.name_or_path, error)) from error
         return self._rendered[key]
 
     def _renders(self, messages: Sequence[tuple[str, str]]) -> bool:
         try:
             text = self._render(messages)
-        except Exception:  # a template refuses a role by raising what it likes
+        except ModelError:
             return False
         return all(_mark(name) in text for _, name in messages)
 
@@ -233,7 +237,7 @@ class TemplateRenderer:
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
         try:
             return self._render(self._base, tools=[tool]) != self._render(self._base)
-        except Exception:
+        except ModelError:
             return False
 
     def _tail(self, messages: Sequence[tuple[str, str]], *, opened: bool = True) -> str:
@@ -292,6 +296,20 @@ class TemplateRenderer:
         if closing and closing[0] in self._tokenizer.added_tokens_decoder:
             stops.add(closing[0])
         return frozenset(stops - {None})
+
+
+def _broken(folder: str, error: Exception) -> str:
+    """Where a chat template breaks, and on what."""
+    file = next(
+        (f for f in ("chat_template.jinja", "tokenizer_config.json") if Path(folder, f).is_file()), ""
+    )
+    frames = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == "<template>"]
+    line = getattr(error, "lineno", None) or next(reversed(frames), None)
+    where = f", line {line} of the chat template" if line else ", its chat template"
+    return (
+        f"{Path(folder, file)}{where}: {type(error).__name__}: {error}. Mend the template, or take it from the model "
+        "that this one was made of"
+    )
 
 
 def _joined(observations: Sequence[Observation]) -> str:

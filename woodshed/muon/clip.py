@@ -34,7 +34,7 @@ def clip_grad_norm_(
     scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     shards = [local(grad) for grad in grads if local(grad).numel()]
     if shards:
-        torch._foreach_mul_(shards, scale)
+        torch._foreach_mul_(shards, scale)  # pyright: ignore[reportPrivateImportUsage]
     return norm
 
 
@@ -56,7 +56,7 @@ def layout_squares(grads: list[Tensor]) -> Tensor:
     total = torch.zeros((), device=local(first).device)
     if shards:
         # float32 from the start: a square in bfloat16 keeps two digits
-        norms = torch._foreach_norm(shards, 2.0, dtype=torch.float32)
+        norms = torch._foreach_norm(shards, 2.0, dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
         total = torch.stack(norms).square().sum()
     if isinstance(first, DTensor):
         for axis, placement in enumerate(first.placements):

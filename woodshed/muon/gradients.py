@@ -23,7 +23,8 @@ def largest(tensors: list[Tensor]) -> Tensor:
     """Largest magnitude of each, (len,); NaN where there is one. One read of every element."""
     if not tensors:
         return torch.zeros(0)
-    return torch.stack([each.float() for each in torch._foreach_norm(tensors, float("inf"))])
+    norms = torch._foreach_norm(tensors, float("inf"))  # pyright: ignore[reportPrivateImportUsage]
+    return torch.stack([each.float() for each in norms])
 
 
 def refuse_nonfinite(names: list[str], grads: list[Tensor | None], device: torch.device) -> None:

@@ -7,9 +7,11 @@ Offsets are 64-bit: a stack of experts has more than 2^31 elements.
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOptionalOperand=false
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 BLOCK = 4096
@@ -20,6 +22,11 @@ TL_TYPES = {
     torch.float16: tl.float16,
     torch.float64: tl.float64,
 }
+
+
+def launch(kernel: Any, programs: tuple[int, int], *tables: Any, **constants: Any) -> None:
+    """Triton's own syntax for it has no types."""
+    kernel[programs](*tables, **constants)
 
 
 @triton.jit
@@ -65,7 +72,8 @@ def symmetric_product(x: Tensor, y: Tensor, z: Tensor | None, alpha: float, beta
     out = torch.empty((num_matrices, m, m), dtype=x.dtype, device=x.device)
     side, depth = (128, 64) if m > 128 else (64, 64)
     tiles = triton.cdiv(m, side)
-    symmetric_kernel[(tiles * (tiles + 1) // 2, num_matrices)](
+    launch(
+        symmetric_kernel, (tiles * (tiles + 1) // 2, num_matrices),
         x, y, out if z is None else z.contiguous(), out, m, k, alpha, beta, *x.stride(), *y.stride(),
         HAS_Z=z is not None, SIDE=side, DEPTH=depth, PRECISION="ieee",
         num_warps=8 if side == 128 else 4, num_stages=4,
@@ -104,14 +112,14 @@ def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
     num_blocks = triton.cdiv(numel, BLOCK)
     largest = torch.empty((len(x), num_blocks), dtype=torch.float32, device=x.device)
     squares = torch.empty_like(largest)
-    norm_kernel[(num_blocks, len(x))](x, largest, squares, numel, num_blocks, BLOCK=BLOCK)
+    launch(norm_kernel, (num_blocks, len(x)), x, largest, squares, numel, num_blocks, BLOCK=BLOCK)
     most = largest.amax(1)
     usable = torch.isfinite(most) & (most > 0)
     first = torch.where(usable, most, 0.0)
     share = torch.where(usable[:, None], largest / most.clamp_min(1e-45)[:, None], 0.0)
     second = torch.where(usable, (squares * share * share).sum(1).sqrt(), 1.0)
     out = torch.empty_like(x, dtype=dtype)
-    divide_kernel[(num_blocks, len(x))](x, out, first, second, numel, BLOCK=BLOCK)
+    launch(divide_kernel, (num_blocks, len(x)), x, out, first, second, numel, BLOCK=BLOCK)
     return out
 
 

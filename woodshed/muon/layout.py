@@ -134,7 +134,9 @@ def process_group(members: tuple[int, ...], tensor: torch.Tensor) -> dist.Proces
                 return group
     if len(members) == world_size():
         return dist.group.WORLD
-    return dist.new_group(sorted(members), use_local_synchronization=True)
+    made = dist.new_group(sorted(members), use_local_synchronization=True)
+    assert isinstance(made, dist.ProcessGroup)  # this rank is a member
+    return made
 
 
 def agree(digest: str, describe: Callable[[], str]) -> None:

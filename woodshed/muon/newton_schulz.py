@@ -3,8 +3,9 @@
     X <- X / ||X||_F,   then `steps` times   X <- (a + b X X^T + c (X X^T)^2) X
 
 Source: Jordan et al. 2024 (Muon) for the quintic form and its coefficients; Amsel et al. 2025 (Polar Express, arXiv
-2505.16932) for coefficients that change with the step; Gram form: the polynomials act on X X^T alone, which for wide
-matrices is far smaller, and are multiplied into X at the end of every few steps.
+2505.16932) for coefficients that change with the step; Zhang, Amsel, Chen and Dao 2026 (tridao.me/blog/2026/
+gram-newton-schulz) for the Gram form: the polynomials act on X X^T alone, which for wide matrices is far smaller, and
+are multiplied into X at the end of every few steps.
 
 Shapes: a batch is (B, r, c); m is the shorter side, n the longer one. Wide and tall batches give the same numbers
 transposed: products run on the shorter side either way, without moving anything.
@@ -12,6 +13,9 @@ transposed: products run on the shorter side either way, without moving anything
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import itertools
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -36,8 +40,11 @@ POLAR_EXPRESS: tuple[Triple, ...] = (
 """Optimal for singular values in [1e-3, 1]; the last one is repeated."""
 POLAR_EXPRESS_SAFETY = 1.02
 """Singular values are taken as this much larger, so that rounding does not push one beyond 1, where it would grow."""
-GRAM_RESTART = 2
-"""Gram steps before the polynomials are multiplied into X: rounding in X X^T would else be raised to high powers."""
+GRAM_RESTARTS = (2,)
+"""Steps of the Gram form before which the polynomials are multiplied into X: rounding in X X^T makes eigenvalues below
+zero, which would else be raised to high powers. The authors' choice for five steps."""
+GRAM_HALF = torch.float16
+"""What the Gram form takes for bfloat16: entries are at most 1 there, so digits count and range does not."""
 SYMMETRIC_MIN_SIDE = 1024
 """Shorter side from which half of a symmetric product outweighs what the library's own kernel does better."""
 TINY = 1e-38
@@ -52,10 +59,10 @@ class NewtonSchulz:
     steps: int = 5
     """Iterations."""
     dtype: torch.dtype = torch.bfloat16
-    """Of the products. The norm is taken in float32."""
+    """Of the products. The norm is taken in float32. The Gram form has float16 in bfloat16's place."""
     backend: Backend = "auto"
-    """"standard" library products; "symmetric" computes half of X X^T and of its square (Triton); "gram" works on X X^T
-    (cheaper from n = 1.5 m on; rounds differently). "auto" is symmetric on a GPU where the side is long enough."""
+    """"standard" library products; "symmetric" computes half of X X^T and of its square (Triton); "gram" works on
+    X X^T; "auto" is what `fastest` says on a GPU, and "standard" on a CPU."""
     triples: tuple[Triple, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -67,21 +74,18 @@ class NewtonSchulz:
 
     def __call__(self, batch: Tensor) -> Tensor:
         """(B, r, c) to (B, r, c). A matrix of zeros stays zero; one with NaN or Inf becomes zero."""
-        x = normalised(batch, self.dtype)
-        if x.shape[-2] > x.shape[-1]:
-            return self.iterate(x.mT).mT
-        return self.iterate(x)
-
-    def iterate(self, x: Tensor) -> Tensor:
-        m, n = x.shape[-2:]
+        m, n = sorted(batch.shape[-2:])
         backend = self.backend
         if backend == "auto":
-            backend = "symmetric" if x.is_cuda and m >= SYMMETRIC_MIN_SIDE and has_triton() else "standard"
+            backend = fastest(m, n, has_triton()) if batch.is_cuda else "standard"
         elif backend == "gram" and m == n:
             backend = "standard"  # no gain for squares, and the worst rounding
-        if backend == "gram":
-            return gram(x, self.triples)
-        return standard(x, self.triples, backend == "symmetric")
+        is_gram = backend == "gram"
+        dtype = GRAM_HALF if is_gram and self.dtype == torch.bfloat16 else self.dtype
+        x = normalised(batch, dtype)
+        wide = x.mT if x.shape[-2] > x.shape[-1] else x
+        out = gram(wide, self.triples) if is_gram else standard(wide, self.triples, backend == "symmetric")
+        return out.mT if wide is not x else out
 
     def scratch_bytes(self, rows: int, cols: int) -> int:
         """Temporaries for one unit: X twice, and three products of the shorter side."""
@@ -102,12 +106,20 @@ def triples(coefficients: str | tuple[Triple, ...], steps: int) -> tuple[Triple,
     return (listed + listed[-1:] * steps)[:steps]
 
 
+def fastest(m: int, n: int, symmetric: bool) -> Literal["standard", "symmetric", "gram"]:
+    """The form with fewest FLOPs on a GPU, for five steps and a restart; `symmetric`: Triton is there.
+
+    Library products: 20 m^2 n + 10 m^3 against 8 m^2 n + 28 m^3 of the Gram form, equal at n = 1.5 m. With half of
+    every symmetric product: 15 m^2 n + 5 m^3 against 6 m^2 n + 14 m^3, equal at n = m.
+    """
+    if symmetric and m >= SYMMETRIC_MIN_SIDE:
+        return "gram" if n > m else "symmetric"
+    return "gram" if 2 * n > 3 * m else "standard"
+
+
+@functools.cache
 def has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return importlib.util.find_spec("triton") is not None
 
 
 def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
@@ -137,24 +149,30 @@ def standard(x: Tensor, triples: tuple[Triple, ...], symmetric: bool = False) ->
     return x
 
 
-def gram(x: Tensor, triples: tuple[Triple, ...], restart: int = GRAM_RESTART) -> Tensor:
+def gram(x: Tensor, triples: tuple[Triple, ...], restarts: tuple[int, ...] = GRAM_RESTARTS) -> Tensor:
     """The same polynomials, multiplied together on the m x m side; they commute, so every product is symmetric.
 
-    With P = a + b G + c G^2 a step is X <- P X, hence G <- P G P. After `restart` steps the collected product goes into
-    X, and G is computed anew; once is enough for five steps.
+    With P = a + b G + c G^2 a step is X <- P X, hence G <- P G P. Before the steps in `restarts` the collected product
+    goes into X, and G is computed anew.
     """
     symmetric = x.is_cuda and x.shape[-2] >= SYMMETRIC_MIN_SIDE and has_triton()
-    for part in filter(None, (triples[:restart], triples[restart:])):
+    for start, stop in itertools.pairwise([0, *(r for r in restarts if r < len(triples)), len(triples)]):
         g = product(x, x, symmetric=symmetric)
-        collected = None
-        for index, (a, b, c) in enumerate(part):
-            p = product(g, g, g, alpha=c, beta=b, symmetric=symmetric)
-            p.diagonal(dim1=-2, dim2=-1).add_(a)
-            collected = p if collected is None else product(collected, p, symmetric=symmetric)
-            if index + 1 < len(part):
-                g = product(product(p, g, symmetric=symmetric), p, symmetric=symmetric)
+        collected = p = shifted(g, triples[start], symmetric)
+        for triple in triples[start + 1 : stop]:
+            g = product(product(p, g, symmetric=symmetric), p, symmetric=symmetric)
+            p = shifted(g, triple, symmetric)
+            collected = product(collected, p, symmetric=symmetric)
         x = polynomial(collected, x, 0.0)
     return x
+
+
+def shifted(g: Tensor, triple: Triple, symmetric: bool) -> Tensor:
+    """P = a + b G + c G^2."""
+    a, b, c = triple
+    p = product(g, g, g, alpha=c, beta=b, symmetric=symmetric)
+    p.diagonal(dim1=-2, dim2=-1).add_(a)
+    return p
 
 
 def polynomial(inner: Tensor, x: Tensor, a: float) -> Tensor:

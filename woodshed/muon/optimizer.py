@@ -111,11 +111,11 @@ class ShardedMuon(torch.optim.Optimizer):
         self.newton_schulz = newton_schulz or NewtonSchulz()
         self.nesterov, self.starved, self.nonfinite = nesterov, starved, nonfinite
         self.momentum_dtype, self.max_inflight_bytes = momentum_dtype, max_inflight_bytes
-        self.scale = scale if callable(scale) else SCALES.get(scale)
-        if self.scale is None:
+        if not callable(scale) and scale not in SCALES:
             raise MuonError(
                 f"scale={scale!r}: use one of {', '.join(SCALES)}, or a function of rows and columns."
             )
+        self.scale = scale if callable(scale) else SCALES[scale]
         self.skipped: Counter[str] = Counter()
         """Parameter name to the number of its units that were left alone because of NaN or Inf."""
         given = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}

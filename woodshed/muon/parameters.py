@@ -62,9 +62,10 @@ def split_groups(
     adamw: dict[str, Any],
 ) -> list[dict[str, Any]]:
     """Parameter groups of the optimizer: for every group that was passed, Muon's part and AdamW's part."""
-    passed = list(named_parameters)
-    if not passed or not isinstance(passed[0], dict):
-        passed = [{"params": passed}]
+    listed = list(named_parameters)
+    passed: list[dict[str, Any]] = listed
+    if not listed or not isinstance(listed[0], dict):
+        passed = [{"params": listed}]
     check_keys(adamw, ADAMW, "adamw")
     groups = []
     for group in passed:

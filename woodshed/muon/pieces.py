@@ -6,6 +6,7 @@ elsewhere it is a loop of torch operations. Arithmetic is float32 either way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -25,7 +26,7 @@ class Places:
     cols: list[int] = field(default_factory=list)
     strides: list[int] = field(default_factory=list)
     """Elements between the starts of neighbouring rows."""
-    uploaded: tuple[Tensor, ...] | None = None
+    uploaded: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     """What of this a GPU keeps: see `columns`."""
     indexed: tuple[Tensor, Tensor] | None = None
     """Tensor and offset of every piece as int64."""
@@ -43,19 +44,32 @@ class Places:
 
     def some(self, chosen: list[int]) -> Places:
         """The chosen pieces only."""
-        columns = (self.tensors, self.offsets, self.rows, self.cols, self.strides)
-        return Places(*([column[piece] for piece in chosen] for column in columns))
+        made = Places()
+        for piece in chosen:
+            made.add(
+                self.tensors[piece],
+                self.offsets[piece],
+                self.rows[piece],
+                self.cols[piece],
+                self.strides[piece],
+            )
+        return made
 
-    def view(self, piece: int, tensors: list[Tensor]) -> Tensor | None:
+    def view(self, piece: int, tensors: Sequence[Tensor | None]) -> Tensor | None:
+        """None where there is no place or no tensor."""
         index = self.tensors[piece]
-        if index < 0 or tensors[index] is None:
-            return None
-        tensor, shape = tensors[index], (self.rows[piece], self.cols[piece])
-        return tensor.as_strided(
-            shape, (self.strides[piece], 1), tensor.storage_offset() + self.offsets[piece]
-        )
+        tensor = tensors[index] if index >= 0 else None
+        return None if tensor is None else self.cut(piece, tensor)
 
-    def addresses(self, tensors: list[Tensor]) -> Tensor:
+    def held(self, piece: int, tensors: Sequence[Tensor]) -> Tensor:
+        """View of a piece that has a place."""
+        return self.cut(piece, tensors[self.tensors[piece]])
+
+    def cut(self, piece: int, tensor: Tensor) -> Tensor:
+        shape, strides = (self.rows[piece], self.cols[piece]), (self.strides[piece], 1)
+        return tensor.as_strided(shape, strides, tensor.storage_offset() + self.offsets[piece])
+
+    def addresses(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Pointers as int64; 0 for no place."""
         starts = torch.tensor([0 if t is None else t.data_ptr() for t in tensors] + [0], dtype=torch.int64)
         itemsize = next((t.element_size() for t in tensors if t is not None), 1)
@@ -86,7 +100,7 @@ def pack(
         launch_pack(grads, momenta, outs, at, out_at, mu, nesterov)
         return
     for piece, decay in enumerate(mu):
-        stored = at.view(piece, momenta)
+        stored = at.held(piece, momenta)
         grad = at.view(piece, grads)
         grad = torch.zeros_like(stored) if grad is None else grad
         momentum = stored.float().mul_(decay).add_(grad) if stored.dtype != torch.float32 else stored
@@ -107,7 +121,7 @@ def copy(sources: list[Tensor], source_at: Places, targets: list[Tensor], target
         launch_copy(sources, source_at, targets, target_at)
         return
     for piece in range(len(source_at)):
-        target_at.view(piece, targets).copy_(source_at.view(piece, sources))
+        target_at.held(piece, targets).copy_(source_at.held(piece, sources))
 
 
 def apply(
@@ -125,8 +139,7 @@ def apply(
         launch_apply(weights, at, updates, update_at, keeps, rates)
         return
     for piece, (keep, rate) in enumerate(zip(keeps, rates, strict=True)):
-        weight = at.view(piece, weights)
-        update = update_at.view(piece, updates)
+        weight, update = at.held(piece, weights), update_at.held(piece, updates)
         if weight.dtype.itemsize < 4:
             weight.copy_(weight.float().mul_(keep).add_(update, alpha=-rate))
         else:
@@ -154,7 +167,8 @@ def launch_pack(
     addresses = upload(
         torch.stack([at.addresses(grads), at.addresses(momenta), out_at.addresses(outs)]), device
     )
-    kernels.pack_kernel[grid(at, kernels.BLOCK)](
+    kernels.launch(
+        kernels.pack_kernel, grid(at, kernels.BLOCK),
         *addresses, numels, cols, strides, strides, out_strides, upload(torch.tensor(mu), device),
         GRAD=types[grad_type], MOMENTUM=types[momenta[0].dtype], OUT=types[out_type], NESTEROV=nesterov,
         BLOCK=kernels.BLOCK,
@@ -167,7 +181,8 @@ def launch_copy(sources: list[Tensor], source_at: Places, targets: list[Tensor],
     device = sources[0].device
     numels, cols, source_strides, target_strides = columns(source_at, target_at, device)
     addresses = upload(torch.stack([source_at.addresses(sources), target_at.addresses(targets)]), device)
-    kernels.copy_kernel[grid(source_at, kernels.BLOCK)](
+    kernels.launch(
+        kernels.copy_kernel, grid(source_at, kernels.BLOCK),
         *addresses, numels, cols, source_strides, target_strides,
         TYPE=kernels.TL_TYPES[sources[0].dtype], BLOCK=kernels.BLOCK,
     )  # fmt: skip
@@ -187,7 +202,8 @@ def launch_apply(
     numels, cols, strides, update_strides = columns(at, update_at, device)
     addresses = upload(torch.stack([at.addresses(weights), update_at.addresses(updates)]), device)
     factors = upload(torch.tensor([keeps, rates]), device)
-    kernels.apply_kernel[grid(at, kernels.BLOCK)](
+    kernels.launch(
+        kernels.apply_kernel, grid(at, kernels.BLOCK),
         *addresses, numels, cols, strides, update_strides, *factors,
         WEIGHT=kernels.TL_TYPES[weights[0].dtype], UPDATE=kernels.TL_TYPES[updates[0].dtype], BLOCK=kernels.BLOCK,
     )  # fmt: skip
@@ -203,8 +219,9 @@ def columns(at: Places, other: Places, device: torch.device) -> tuple[Tensor, Te
     """Elements and row length of every piece (32-bit), and both strides (64-bit). Kept on the device from then on."""
     if at.uploaded is None or at.uploaded[0].device != device:
         sizes = [[r * c for r, c in zip(at.rows, at.cols, strict=True)], at.cols]
-        at.uploaded = tuple(upload(torch.tensor(sizes, dtype=torch.int32), device))
-        at.uploaded += tuple(upload(torch.tensor([at.strides, other.strides]), device))
+        numels, cols = upload(torch.tensor(sizes, dtype=torch.int32), device).unbind()
+        strides, other_strides = upload(torch.tensor([at.strides, other.strides]), device).unbind()
+        at.uploaded = numels, cols, strides, other_strides
     return at.uploaded
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -162,7 +162,7 @@ def split(cargo: Cargo, rules: Rules) -> bool:
 
 
 def assign(
-    unit_costs: list[float], homes: list[int | None], start: list[float], num_positions: int, stay: bool
+    unit_costs: list[float], homes: Sequence[int | None], start: list[float], num_positions: int, stay: bool
 ) -> list[int]:
     """Owner of every unit: at home while that rank has room, else longest first to the least loaded (Graham 1969).
 

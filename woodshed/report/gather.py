@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,11 +150,8 @@ def gather(run: RunDir, number: int, archives: Archives) -> Story:
 
 
 def _gather(run: RunDir, number: int, archives: Archives) -> Story:
+    settings = run.recipe()
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
-    try:
-        settings = tomllib.loads(recipe)
-    except ValueError as error:
-        raise RunError(f"{run.path / 'recipe.toml'} cannot be read: {error}. Restore it") from error
     problems: list[str] = []
     said = _said(run, problems)
     used = list(ledger.of_verdicts(said.judged))

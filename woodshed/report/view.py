@@ -28,7 +28,7 @@ from woodshed.rundir import At, Kind, RunDir
 
 SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
 MODES = ("log-prob", "hint", "divergence", "none")
-UNREADABLE = (ValueError, KeyError, TypeError)  # a batch that is damaged, or of another version
+UNREADABLE = (ValueError, KeyError, TypeError, RunError)  # a batch that is damaged, or of another version
 HELP = "is:solved has:hint task: fault: hint: flag: phase: step: ended:, or text of a name"
 
 

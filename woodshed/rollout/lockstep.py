@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from pydantic import Field
+
 from woodshed.agent.attempt import AgentSettings, Attempt
 from woodshed.inference.sampler import Sampler
 from woodshed.records import Group, Rollout, Task
@@ -28,15 +30,15 @@ T = TypeVar("T")
 class RolloutSettings(Settings):
     """How attempts are made together."""
 
-    attempts: int = 4
+    attempts: int = Field(default=4, ge=1)
     """Attempts at each task: the group that shares a baseline."""
-    wave_rows: int = 24
+    wave_rows: int = Field(default=24, ge=1)
     """Most attempts in flight; a wave holds as many whole groups as fit, at least one."""
-    tool_threads: int = 2
+    tool_threads: int = Field(default=2, ge=1)
     """Sandboxes that work at the same time."""
     watch: bool = True
     """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
-    sandbox_retries: int = 2
+    sandbox_retries: int = Field(default=2, ge=0)
     """How often an attempt whose sandbox was lost is made afresh."""
 
 

@@ -109,11 +109,11 @@ def measure(
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
     """
     name = repository.name
-    progress(0, 3, f"measuring {name}, building its metadata")
+    progress(0, 0, f"building {name}, which may take {project.BUILD_TIMEOUT_S:.0f} s")
     described = project.read(repository)
-    progress(1, 3, f"measuring {name}, preparing its environment")
+    progress(0, 2, f"measuring {name}, preparing its environment")
     draft = _draft(repository, described, _environment(described, extra_requirements))
-    progress(2, 3, f"measuring {name}, running its tests {runs} times")
+    progress(1, 2, f"measuring {name}, running its tests {runs} times")
 
     def suite(hash_seed: int) -> TestRun:
         with open_sandbox(draft.spec) as sandbox:
@@ -134,7 +134,7 @@ def measure(
     if not any(first.package_files.values()):
         packages = ", ".join(described.packages)
         raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
-    progress(3, 3, f"measuring {name}, {len(stable)} stable tests")
+    progress(2, 2, f"measuring {name}, {len(stable)} stable tests")
     return replace(
         draft,
         modules=_importable(draft),

@@ -13,6 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from woodshed.grading.verifier import TestRun, run_tests
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.settings import Settings
@@ -55,7 +57,7 @@ DERIVED = ("impossible", "write_tests", "revert")
 class SynthesisSettings(Settings):
     """How tasks are made."""
 
-    limit: int = 0
+    limit: int = Field(default=0, ge=0)
     """Most tasks per source; 0 makes all that can be made."""
     operators: tuple[OperatorName, ...] = tuple(LEVELS)  # type: ignore[assignment]
     """What is taken away (`woodshed.synthesis.operators`), and other ways to make tasks (DERIVED)."""
@@ -63,7 +65,7 @@ class SynthesisSettings(Settings):
     """Levels of difficulty, from 0 (one branch) to 6 (a sub-package); see `woodshed.synthesis.operators.LEVELS`."""
     seed: int = 0
     """Seeds the order in which candidates are tried."""
-    jobs: int = 2
+    jobs: int = Field(default=2, ge=1)
     """Candidates proven at the same time; changes nothing but the time it takes."""
     length: Length = "contextual"
     """How much the instruction tells: full, contextual, or terse (200 characters, no file names)."""
@@ -73,19 +75,19 @@ class SynthesisSettings(Settings):
     """Name of that model."""
     visibility: Visibility = "hidden"
     """Which fail-to-pass tests the agent sees: none of them, half, all; or no tests at all ("none")."""
-    max_body_lines: int = 60
+    max_body_lines: int = Field(default=60, ge=1)
     """Longest body of a function that is taken away, docstring and comments not counted."""
-    max_words: int = 90
+    max_words: int = Field(default=90, ge=1)
     """Longest contextual instruction, per missing definition; the docstring is cut to fit."""
-    max_cascade: int = 4
+    max_cascade: int = Field(default=4, ge=0)
     """Most other definitions that may have to go together with a removed one."""
-    max_lost: float = 0.5
+    max_lost: float = Field(default=0.5, ge=0, le=1)
     """Largest share of the suite that may be lost; beyond it the function is too central for a task."""
-    min_strength: float = 0.6
+    min_strength: float = Field(default=0.6, ge=0, le=1)
     """Least share of the original code's mutants that the hidden tests must notice."""
     extra_requirements: tuple[str, ...] = ()
     """Requirements of the tests that the repository does not declare, such as "mock"."""
-    timeout_s: float = 120.0
+    timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one run of a suite, here and when the task's attempts are graded."""
 
     @property

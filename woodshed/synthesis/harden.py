@@ -30,7 +30,7 @@ from pathlib import Path
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
 from woodshed.records import Rollout, Task, TaskError, Verdict
-from woodshed.rundir import RunDir
+from woodshed.rundir import RunDir, write_atomically
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import drafts, leaks
 from woodshed.synthesis.drafts import Draft, Parent
@@ -294,4 +294,4 @@ def write_report(report: HardenReport, path: Path) -> None:
     """What a background maker tells the run that started it."""
     made = Counter(task.provenance["hardened_by"] for task in report.accepted)
     known = {name: [made[name], report.tried[name]] for name in report.tried}
-    path.write_text(json.dumps(known) + "\n", encoding="utf-8")
+    write_atomically(path, json.dumps(known) + "\n")

@@ -12,7 +12,6 @@ import hashlib
 import json
 import random
 import re
-import shutil
 import tempfile
 import time
 from collections import Counter, deque
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.records import Task, TaskError, from_json, to_json
+from woodshed.rundir import write_atomically
 from woodshed.synthesis import maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
@@ -70,8 +70,6 @@ def make(
     settings = settings or SynthesisSettings()
     report = MakeReport()
     with folder.claimed(out):
-        for leftover in out.glob(".make-*"):
-            shutil.rmtree(leftover, ignore_errors=True)
         for source in repositories:
             if "revert" in settings.operators:
                 _make_reverts(source, out, settings, report, progress)
@@ -111,10 +109,7 @@ def _measured_once(
     contents = {p: base64.b64encode((repository.tree / p).read_bytes()).decode() for p in measured.generated}
     known = {**to_json(measured), "contents": contents, "map": {"lines": found.lines, "calls": found.calls}}
     del known["repository"]
-    kept.parent.mkdir(exist_ok=True)
-    partial = kept.with_suffix(".part")
-    partial.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    partial.replace(kept)
+    write_atomically(kept, json.dumps(known, indent=1))
     return measured, found
 
 
@@ -378,7 +373,7 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     text = log.read_text(encoding="utf-8")
     whole, _, torn = text.rpartition("\n")
     if torn:
-        log.write_text(f"{whole}\n" if whole else "", encoding="utf-8")
+        write_atomically(log, f"{whole}\n" if whole else "")
     found = {}
     for line in whole.splitlines():
         entry = json.loads(line)

@@ -48,6 +48,8 @@ NOT_FOR_TESTS = re.compile(
 )
 """Tools beside the tests: they cost time to install and must not steer the test runner."""
 
+BUILD_TIMEOUT_S = 300.0
+
 HOOK = """
 import importlib, json, os, sys
 backend, paths, hook, out = json.loads(sys.argv[1])
@@ -83,15 +85,19 @@ class Project:
     """Files that the build made and the tree lacked; they are in the tree now."""
 
 
-def read(repository: Repository) -> Project:
+def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Project:
     """Builds the metadata in a sandbox and finds the packages in the tree; adds generated files that it lacks.
 
+    Args:
+        timeout_s: for each question to the build backend; there are at most three.
+
     Raises:
-        TaskError: the build fails, needs something that has no wheel, makes compiled extensions, or leaves no package.
+        TaskError: the build fails or does not end, needs something that has no wheel, makes compiled extensions, or
+            leaves no package.
     """
     tree = repository.tree
     described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
-    wheel = _build(repository) if described else _as_it_is(repository)
+    wheel = _build(repository, timeout_s) if described else _as_it_is(repository)
     with zipfile.ZipFile(io.BytesIO(wheel)) as bundle:
         contents = {name: bundle.read(name) for name in bundle.namelist() if not name.endswith("/")}
     info = next(name for name in contents if name.endswith(".dist-info/METADATA")).rpartition("/")[0]
@@ -124,7 +130,7 @@ def read(repository: Repository) -> Project:
 # ---- build ------------------------------------------------------------------------------------------------
 
 
-def _build(repository: Repository) -> bytes:
+def _build(repository: Repository, timeout_s: float) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
     system = _toml(repository.tree / "pyproject.toml").get("build-system", {})
     requires = [*system.get("requires", ["setuptools>=40.8"])]
@@ -133,11 +139,11 @@ def _build(repository: Repository) -> bytes:
         requires += ["setuptools", "wheel"]
     paths = [f"/workspace/{path}" for path in system.get("backend-path", [])]
     with _builder(repository, requires) as sandbox:
-        more = _hook(sandbox, repository, backend, paths, "requires")
+        more = _hook(sandbox, repository, backend, paths, "requires", timeout_s)
         if not set(more) - set(requires):
-            return _wheel(sandbox, repository, backend, paths)
+            return _wheel(sandbox, repository, backend, paths, timeout_s)
     with _builder(repository, [*requires, *more]) as sandbox:
-        return _wheel(sandbox, repository, backend, paths)
+        return _wheel(sandbox, repository, backend, paths, timeout_s)
 
 
 def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
@@ -156,18 +162,32 @@ def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
     )
 
 
-def _wheel(sandbox: Sandbox, repository: Repository, backend: str, paths: list[str]) -> bytes:
-    return sandbox.read(f"/tmp/wheel/{_hook(sandbox, repository, backend, paths, 'wheel')}")
+def _wheel(
+    sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], timeout_s: float
+) -> bytes:
+    return sandbox.read(f"/tmp/wheel/{_hook(sandbox, repository, backend, paths, 'wheel', timeout_s)}")
 
 
-def _hook(sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], hook: str) -> Any:
+def _hook(
+    sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], hook: str, timeout_s: float
+) -> Any:
     request = json.dumps([backend, paths, hook, "/tmp/wheel"])
-    result = sandbox.exec(["/env/bin/python", "-I", "-c", HOOK, request], timeout_s=300, channel=True)
-    if result.outcome != "ok":
-        printed = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
-        lines = "\n    ".join(printed[-8:]) or result.outcome
-        raise TaskError(f"{repository.name}: its build with {backend} failed. It ended with:\n    {lines}")
-    return json.loads(result.channel)
+    result = sandbox.exec(["/env/bin/python", "-I", "-c", HOOK, request], timeout_s=timeout_s, channel=True)
+    if result.outcome == "ok":
+        return json.loads(result.channel)
+    printed = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
+    lines = "".join(f"\n    {line}" for line in printed[-8:])
+    build = f"{repository.name}: its build with {backend}"
+    if result.outcome == "nonzero":
+        raise TaskError(f"{build} failed. It ended with:{lines or f' exit code {result.exit_code}'}")
+    why = {"timeout": f"took longer than {timeout_s:.0f} s", "oom": "needed too much memory"}
+    raise TaskError(
+        f"{build} {why.get(result.outcome, f'was ended ({result.outcome})')}, and was stopped. It has no network and "
+        f"nobody answers it. {f'It last printed:{lines}' if lines else 'It printed nothing.'}\n"
+        "Mend the build, name a release as pypi:NAME==VERSION, or give a copy of the folder without pyproject.toml, "
+        "setup.py and setup.cfg, with its requirements as --set 'extra_requirements=[...]': its packages are then "
+        "taken as they lie"
+    )
 
 
 def _as_it_is(repository: Repository) -> bytes:

@@ -220,7 +220,7 @@ def clone(source: str, into: Path) -> tuple[str, str]:
 
 def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
     folder = Path(source).expanduser()
-    if not folder.is_dir():
+    if not source or not folder.is_dir():
         raise TaskError(
             f"no folder {source!r}; a source is a path, pypi:name==version or git+https://...@rev"
         )
@@ -274,7 +274,7 @@ def _tags(repository: Path) -> str:
 
 def _git(arguments: Sequence[str], complaint: str, repository: Path | None = None) -> str:
     place = [] if repository is None else ["-C", str(repository)]
-    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1"}
+    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}
     try:
         done = subprocess.run(
             ["git", *place, *arguments], capture_output=True, text=True, env=quiet, timeout=600, check=False
@@ -284,8 +284,9 @@ def _git(arguments: Sequence[str], complaint: str, repository: Path | None = Non
     except subprocess.TimeoutExpired:
         raise TaskError(f"{complaint}: git took longer than 600 s") from None
     if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or [""])[-1]
-        raise TaskError(f"{complaint}{': ' + last if last else ''}")
+        lines = done.stderr.strip().splitlines() or [""]  # what went wrong, then advice about other cases
+        cause = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1])
+        raise TaskError(f"{complaint}{': ' + cause if cause else ''}")
     return done.stdout.rstrip("\n")
 
 

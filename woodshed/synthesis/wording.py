@@ -14,6 +14,7 @@ from difflib import SequenceMatcher
 
 import httpx
 
+from woodshed.inference.endpoint import address
 from woodshed.records import SamplerError
 
 MAX_RUN = 12
@@ -68,10 +69,10 @@ def endpoint(url: str, model: str, timeout_s: float = 120.0) -> Ask:
     def ask(prompt: str) -> str:
         body = {"model": model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
         try:
-            answer = httpx.post(f"{url.rstrip('/')}/chat/completions", json=body, timeout=timeout_s)
+            answer = httpx.post(f"{address(url)}/v1/chat/completions", json=body, timeout=timeout_s)
             answer.raise_for_status()
             return str(answer.json()["choices"][0]["message"]["content"])
-        except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, IndexError, TypeError) as error:
             raise SamplerError(f"{url} gave no chat completion for {model!r}: {error}") from None
 
     return ask

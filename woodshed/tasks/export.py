@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from woodshed.records import Task, TaskError
+from woodshed.rundir import staged
 from woodshed.tasks import folder
 
 Format = Literal["swebench", "swesmith"]
@@ -34,14 +35,13 @@ def export(tasks: Iterable[Task], kind: Format, out: Path) -> int:
 
     Raises:
         TaskError: git is missing or fails.
+        OSError: `out` cannot be written.
     """
-    partial = out.with_name(out.name + ".part")
     count = 0
-    with partial.open("w", encoding="utf-8") as lines:
+    with staged(out) as partial, partial.open("w", encoding="utf-8") as lines:
         for task in tasks:
             lines.write(json.dumps(instance(task, kind), ensure_ascii=True) + "\n")
             count += 1
-    partial.replace(out)
     return count
 
 

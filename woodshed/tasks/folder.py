@@ -37,7 +37,8 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from woodshed.records import Environment, Patch, Task, TaskError, to_json
+from woodshed.records import Environment, Patch, RunError, Task, TaskError, to_json
+from woodshed.rundir import RunDir, made
 from woodshed.tasks.environment import own_files, python_path
 
 SCHEMA = "1.4"
@@ -146,23 +147,27 @@ def task_folders(path: Path) -> list[Path]:
 
 @contextmanager
 def claimed(out: Path) -> Iterator[None]:
-    """A folder of tasks, made where it is not there, that no other process adds to meanwhile.
+    """A folder of tasks that no other process adds to meanwhile.
+
+    It is made where it is not there, and not left behind empty; what a killed process left unfinished in it goes.
 
     Raises:
         TaskError: another process is adding to it.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with made(out):
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise TaskError(
-                f"another process is making tasks in {out}; wait for it, or name another --out"
-            ) from None
-        yield
-    finally:
-        os.close(descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TaskError(
+                    f"another process is making tasks in {out}; wait for it, or name another --out"
+                ) from None
+            for leftover in [*out.glob(".make-*"), *out.glob(".harden-*")]:
+                shutil.rmtree(leftover, ignore_errors=True)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def load_set(*paths: Path) -> list[Task]:
@@ -186,6 +191,19 @@ def load_set(*paths: Path) -> list[Task]:
             )
         tasks[task.name] = task
     return list(tasks.values())
+
+
+def of_run(run: RunDir) -> dict[str, Task]:
+    """The tasks that a run kept, by id.
+
+    Raises:
+        RunError: it holds none.
+        TaskError: one that `load` refuses.
+    """
+    found = sorted(path.parent for path in (run.path / "tasks").glob("*/*/task.toml"))
+    if not found:
+        raise RunError(f"{run.path} does not hold its tasks (in {run.path / 'tasks'}); restore them")
+    return {task.id: task for task in map(load, found)}
 
 
 def write(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from woodshed.records import RunError
-from woodshed.rundir import RunDir
+from woodshed.rundir import RunDir, staged
 from woodshed.training.policy import Policy
 from woodshed.training.stability import Watch
 from woodshed.training.update import GradientScale
@@ -153,16 +152,13 @@ def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
 def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
     """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory."""
     target = run.path / "policy"
-    with tempfile.TemporaryDirectory(dir=run.path, prefix=".policy-") as partial:
-        try:
-            policy.export(Path(partial) / "policy", dtype=dtype)
-        except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
-            raise RunError(
-                f"cannot write {target}: {error}. Training is complete and kept: make room, then "
-                f"`woodshed train --resume {run.path}`."
-            ) from error
-        shutil.rmtree(target, ignore_errors=True)
-        (Path(partial) / "policy").rename(target)
+    try:
+        with staged(target) as partial:
+            policy.export(partial, dtype=dtype)
+    except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
+        raise RunError(
+            f"cannot write {target}: {error}. Training is complete and kept: make room, then `{run.resuming}`."
+        ) from error
     return target
 
 

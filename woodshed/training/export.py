@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from woodshed.evals import card
 from woodshed.inference import local
 from woodshed.inference.weights import load_tokenizer
 from woodshed.records import RunError
-from woodshed.rundir import RunDir
+from woodshed.rundir import RunDir, staged, sweep
 
 
 def export(run: RunDir, out: Path, *, problems: list[str]) -> Path:
@@ -27,27 +24,24 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> Path:
         ModelError: base weights that cannot be found or read.
     """
     policy = run.path / "policy"
+    if run.is_evaluation:
+        raise RunError(f"{run.path} measured a model and trained none, so it has no weights to export")
     if not policy.is_dir():
-        raise RunError(
-            f"{run.path} has no final weights; finish it with `woodshed train --resume {run.path}`, then export"
-        )
-    if out.exists() and any(out.iterdir()):
-        raise RunError(f"{out} is not empty; choose another folder with --out, or delete it")
-    settings: dict[str, Any] = tomllib.loads((run.path / "recipe.toml").read_text(encoding="utf-8"))["policy"]
+        raise RunError(f"{run.path} has no final weights; finish it with `{run.resuming}`, then export")
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise RunError(f"{out} is not an empty folder; choose another one with --out, or delete it")
+    settings = run.section("policy")
     text = card.write(run, problems=problems)
     model, tokenizer = _load(policy, settings)
     model = model.to(getattr(torch, settings.get("export_dtype", "float32")))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
-        partial = Path(scratch) / out.name
-        try:
+    sweep(out.parent)
+    try:
+        with staged(out) as partial:
             model.save_pretrained(partial)
             tokenizer.save_pretrained(partial)
             (partial / "README.md").write_text(text, encoding="utf-8")
-        except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
-            raise RunError(f"cannot write {out}: {error}") from error
-        shutil.rmtree(out, ignore_errors=True)
-        partial.rename(out)
+    except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
+        raise RunError(f"cannot write {out}: {error}") from error
     return out
 
 

@@ -78,9 +78,9 @@ class ObjectiveSettings(Settings):
     """Upper bound of the ratio."""
     gspo_clip: tuple[float, float] = (3e-4, 4e-4)
     """How far below and above 1 the ratio of gspo may lie (values of its paper)."""
-    kl_coef: float = 0.0
+    kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k1 divergence from the starting weights, inside the advantage."""
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
 
 
@@ -89,9 +89,9 @@ class FeedbackSettings(Settings):
 
     preset: Literal["composer", "sdpo", "sdpo-rich", "sdft", "opsd"] = "composer"
     """Published values for the fields that are not given."""
-    weight: float = 1.0
+    weight: float = Field(default=1.0, ge=0)
     """Factor on the targeted divergence before its cap; 0 is RL alone."""
-    ratio: float = 1.0
+    ratio: float = Field(default=1.0, ge=0)
     """Its gradient norm is at most this times the running norm of the policy gradient."""
     measure_every: int = Field(default=1, ge=1)
     """Steps between measurements of both norms. Above 1, with the packed forward, the steps in between share one
@@ -123,9 +123,9 @@ class FeedbackSettings(Settings):
     """ema: share of the policy that enters the average at each step; trust-region: share of the policy in the mix."""
     offload_teacher: bool = False
     """Keep the teacher's weights in host memory and exchange them where they are used."""
-    target_floor: int = 16
+    target_floor: int = Field(default=16, ge=1)
     """The divergence is averaged over at least this many targets, so that it fades as faults become rare."""
-    max_targets: int = 96
+    max_targets: int = Field(default=96, ge=0)
     """Hinted turns used in one step at most; more are sampled down evenly."""
     detectors: tuple[str, ...] = ()
     """Detectors whose hints are trained on; empty means all but the behaviours, which must be named (unfinished,

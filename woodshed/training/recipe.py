@@ -47,11 +47,11 @@ class TrainingSettings(Settings):
 class EvaluationSettings(Settings):
     """How the policy is measured on the held-out tasks."""
 
-    attempts: int = 1
+    attempts: int = Field(default=1, ge=1)
     """Attempts per held-out task."""
-    limit: int = 0
+    limit: int = Field(default=0, ge=0)
     """Held-out tasks used, the first so many by name; 0 uses all."""
-    every: int = 0
+    every: int = Field(default=0, ge=0)
     """Also evaluate after every so many steps; 0 evaluates before and after only."""
 
 

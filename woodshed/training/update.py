@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from woodshed.records import RecipeError
@@ -29,17 +30,17 @@ from woodshed.training.teacher import Teacher
 class OptimizerSettings(Settings):
     """AdamW (arXiv 1711.05101) and what surrounds it."""
 
-    learning_rate: float = 2e-4
+    learning_rate: float = Field(default=2e-4, ge=0)
     """Peak learning rate; 2e-4 suits a rank-8 adapter, 3e-6 full weights."""
-    warmup_steps: int = 2
+    warmup_steps: int = Field(default=2, ge=0)
     """Steps of linear rise to the peak; step s of them uses s/warmup_steps of it."""
-    decay_share: float = 0.0
+    decay_share: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps over which the rate falls linearly to zero."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay of first and second moment."""
-    weight_decay: float = 0.0
+    weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = Field(default=1.0, gt=0)
     """The joint gradient is cut to this norm."""
 
 

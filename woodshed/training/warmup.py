@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
+from pydantic import Field
 
 from woodshed import feedback
 from woodshed.agent.attempt import AgentSettings, Attempt
@@ -46,26 +47,26 @@ from woodshed.training.update import OptimizerSettings, learning_rate
 class WarmupSettings(Settings):
     """Supervised steps on oracle attempts before RL."""
 
-    steps: int = 0
+    steps: int = Field(default=0, ge=0)
     """Optimizer steps of imitation; 0 skips the warm-up."""
-    attempts: int = 2
+    attempts: int = Field(default=2, ge=1)
     """Oracle attempts made per training task, each with its own plants."""
-    batch: int = 32
+    batch: int = Field(default=32, ge=1)
     """Oracle attempts in one optimizer step."""
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
     """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
-    checkpoint_every: int = 10
+    checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
-    micro_batch_tokens: int = 2048
+    micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
     rename: bool = True
     """Imitate each attempt under made-up names of files and functions and other line numbers, others every time
     around, so that a small model learns to copy them from the task instead of recalling those it was warmed up on."""
-    repair_share: float = 0.25
+    repair_share: float = Field(default=0.25, ge=0, le=1)
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
-    reminder_share: float = 0.4
+    reminder_share: float = Field(default=0.4, ge=0, le=1)
     """Share of turns with a reminder before them."""
-    seeded_fault_share: float = 0.0
+    seeded_fault_share: float = Field(default=0.0, ge=0, le=1)
     """Share of turns replaced by a planted fault. Above 0 the policy learns to err: say so beside every result."""
 
 

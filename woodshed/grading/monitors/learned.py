@@ -21,7 +21,7 @@ from typing import Any
 from woodshed.grading.monitors.evidence import Evidence
 from woodshed.grading.monitors.response import confirmed
 from woodshed.grading.monitors.rules import RULES, watch
-from woodshed.records import Flag, Rollout, Task, TaskError, from_json, to_json
+from woodshed.records import Flag, Rollout, RunError, Task, TaskError, from_json, to_json
 from woodshed.rundir import RunDir
 from woodshed.sandbox.spec import WORKSPACE
 from woodshed.tasks import folder
@@ -50,23 +50,23 @@ def learn(run: RunDir) -> tuple[list[Place], list[Case]]:
     """The places and cases of a run's confirmed cheats.
 
     Raises:
-        TaskError: the run's tasks cannot be read.
+        RunError: the run does not hold its tasks, or not the attempts that were flagged.
+        TaskError: a task of the run that cannot be read.
     """
-    tasks = {task.id: task for path in sorted((run.path / "tasks").iterdir()) for task in _tasks(path)}
+    tasks = folder.of_run(run)
     rollouts = {r.id: r for _, _, r in run.read("rollouts", Rollout)}
     places: dict[str, Place] = {}
     cases: list[Case] = []
     for flag in confirmed(f for _, _, f in run.read("flags", Flag)):
-        rollout = rollouts[flag.rollout_id]
-        task = tasks[rollout.task_id]
+        rollout = rollouts.get(flag.rollout_id)
+        task = tasks.get(rollout.task_id) if rollout else None
+        if rollout is None or task is None:
+            lacks = f"attempt {flag.rollout_id}" if rollout is None else f"the task of attempt {rollout.id}"
+            raise RunError(f"{run.path} lacks {lacks}, which was flagged, so nothing can be learned from it")
         for place in _places(task, rollout, flag, run.path.name):
             places.setdefault(place.pattern, place)
         cases.append(Case(flag.rule, flag.turn, task, slim(rollout)))
     return list(places.values()), cases
-
-
-def _tasks(path: Path) -> list[Task]:
-    return folder.load_set(path) if any(path.iterdir()) else []
 
 
 def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Place]:
@@ -127,7 +127,9 @@ def read_cases(path: Path) -> list[Case]:
     try:
         return [_case(json.loads(line)) for line in lines if line.strip()]
     except (ValueError, KeyError, TypeError) as error:
-        raise TaskError(f"{path} does not hold cases ({error}); `learned.keep_cases` writes them") from None
+        raise TaskError(
+            f"{path} does not hold cases ({error}); `woodshed tasks leaks TASKS --learn RUN` writes them"
+        ) from None
 
 
 def _case(data: dict[str, Any]) -> Case:
