@@ -393,7 +393,7 @@ def _parsed(line: bytes, record: type[R]) -> R:
     try:
         whole = orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
-        whole = json.loads(line.decode("utf-8", errors="surrogatepass"))
+        whole = json.loads(line.decode("utf-8", errors="surrogatepass"), parse_int=_integer)
     found = whole.get("record") if isinstance(whole, dict) else None
     if not isinstance(found, dict):
         raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
@@ -463,6 +463,11 @@ def sweep(*folders: Path) -> None:
     for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
         if not Path("/proc", partial.name.split(".")[-2]).exists():
             _remove(partial)
+
+
+def _integer(digits: str) -> int | float:
+    """What orjson makes of an integer: beyond 64 bits a float."""
+    return int(digits) if len(digits) < 20 else float(digits)
 
 
 def write_atomically(path: Path, text: str) -> None:
