@@ -4,7 +4,7 @@ Tasks have solve rates of their own (beta distributed, spread or alike), attempt
 rows: a solve rate; its change, paired by task; the change between two arms of several training seeds each. The column
 "nested" is the hierarchical percentile bootstrap (tasks, then attempts inside each drawn task), for comparison.
 
-    python benchmarks/interval_coverage.py [--trials 2000]
+    python benchmarks/interval_coverage.py [--trials 2000] [--effect 0.8]
 
 Bar: 93% to 97%, give or take what so many trials can tell (three standard errors of 2000 are 1.5 points), in rows
 with at least five expected tasks with and without success; with rarer events the interval may hold more often.
@@ -27,7 +27,6 @@ TASKS = (30, 60, 120, 250, 500)
 ATTEMPTS = (1, 4)
 RATES = (0.05, 0.1, 0.2, 0.5, 0.8)
 SPREADS = (1.0, 6.0)  # of the beta distribution: most tasks near 0 or 1; most near the mean
-EFFECT = 0.8  # the second side solves each task at this times its rate
 SEEDS = (2, 3, 5)
 SEED_SPREAD = 0.04  # standard deviation of a training seed's effect on every task
 NESTED_RESAMPLES = 300
@@ -56,17 +55,22 @@ def nested(rng: np.random.Generator, side: Sums) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def one_policy(num_tasks: int, attempts: int, rate: float, spread: float, trials: int) -> dict[str, float]:
-    """Shares of trials in which the intervals of a rate and of its change held the truth."""
+def one_policy(
+    num_tasks: int, attempts: int, rate: float, spread: float, trials: int, effect: float = 0.8
+) -> dict[str, float]:
+    """Shares of trials in which the intervals of a rate and of its change held the truth.
+
+    The second side solves each task at `effect` times its rate.
+    """
     rng = np.random.default_rng([num_tasks, attempts, round(100 * rate), round(spread)])
     hits = dict.fromkeys(("rate", "nested", "change"), 0)
     for _ in range(trials):
         rate_N = rng.beta(spread * rate, spread * (1 - rate), num_tasks)
-        before, after = draw(rng, rate_N, attempts), draw(rng, EFFECT * rate_N, attempts)
+        before, after = draw(rng, rate_N, attempts), draw(rng, effect * rate_N, attempts)
         found, change = estimate(before), statistics.difference(before, after, is_share=True)
         hits["rate"] += holds(found.low, found.high, rate)
         hits["nested"] += holds(*nested(rng, before), rate)
-        hits["change"] += holds(change.low, change.high, (EFFECT - 1) * rate)
+        hits["change"] += holds(change.low, change.high, (effect - 1) * rate)
     return {name: count / trials for name, count in hits.items()}
 
 
@@ -83,7 +87,7 @@ def two_arms(num_tasks: int, attempts: int, seeds: int, seed_spread: float, tria
             ]
             for gain in (0.0, 0.05)
         ]
-        change = statistics.arms(*sides)
+        change = statistics.arms(*sides, is_share=True)
         hits += holds(change.low, change.high, 0.05)
     return hits / trials
 
@@ -109,6 +113,7 @@ def judge(rows: list[dict[str, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Coverage of 95% intervals.")
     parser.add_argument("--trials", type=int, default=2000, help="simulated suites per row")
+    parser.add_argument("--effect", type=float, default=0.8, help="what a change multiplies every rate with")
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results" / "interval_coverage.json"
     )
@@ -116,7 +121,7 @@ def main() -> None:
     rows: list[dict[str, float]] = []
     print(f"{'tasks':>6}{'attempts':>9}{'rate':>6}{'spread':>7}{'solve rate':>12}{'change':>8}{'nested':>8}")
     for num_tasks, attempts, rate, spread in itertools.product(TASKS, ATTEMPTS, RATES, SPREADS):
-        found = one_policy(num_tasks, attempts, rate, spread, options.trials)
+        found = one_policy(num_tasks, attempts, rate, spread, options.trials, options.effect)
         rows.append({"tasks": num_tasks, "attempts": attempts, "mean": rate, "spread": spread, **found})
         print(
             f"{num_tasks:>6}{attempts:>9}{rate:>6}{spread:>7}{found['rate']:>12.3f}{found['change']:>8.3f}"
@@ -130,7 +135,7 @@ def main() -> None:
         print(f"{num_tasks:>6}{seeds:>9}{spread:>9}{held:>8.3f}", flush=True)
     judge(rows)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    report = {"trials": options.trials, "rows": rows, "machine": machine.describe()}
+    report = {"trials": options.trials, "effect": options.effect, "rows": rows, "machine": machine.describe()}
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 

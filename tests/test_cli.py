@@ -194,6 +194,32 @@ def test_report_shows_before_and_after(run: RunDir):
     assert f"report: {run.path / 'report.html'}" in result.stdout
 
 
+def test_a_report_says_by_its_exit_code_whether_it_is_whole(run: RunDir, tmp_path: Path):
+    file = woodshed("report", str(run.path / "recipe.toml"))
+    assert file.exit_code == 2 and "is a file, and a run is a folder" in file.stderr
+    empty = RunDir.create(tmp_path / "empty", recipe='name = "empty"\n', manifest={})
+    nothing = woodshed("report", str(empty.path))
+    assert nothing.exit_code == 1 and f"{empty.path}: nothing was measured yet" in nothing.stderr
+    assert (empty.path / "report.html").exists()
+    run.append("rollouts", [{"id": "x", "colour": "red"}], "eval", 0, part=1)
+    damaged = woodshed("report", str(run.path))
+    assert damaged.exit_code == 1 and "Rollout has no field 'colour'; left out" in damaged.stderr
+    assert "invalid-call rate" in damaged.stdout, "the rest is there"
+
+
+def test_seeds_of_an_arm_are_joined_by_commas(run: RunDir, tmp_path: Path):
+    other = RunDir.create(tmp_path / "second", recipe='name = "second"\nmodel = "x"\n', manifest={})
+    for kind in ("rollouts", "verdicts"):
+        if (run.path / f"{kind}.jsonl").exists():
+            shutil.copy(run.path / f"{kind}.jsonl", other.path)
+    page = tmp_path / "page.html"
+    joined = woodshed("report", f"{run.path},{other.path}", "--out", str(page))
+    assert joined.exit_code == 0, joined.output
+    assert "(2 seeds)" in page.read_text("utf-8")
+    apart = woodshed("report", str(run.path), str(other.path), "--out", str(page))
+    assert apart.exit_code == 0 and "seeds)" not in page.read_text("utf-8")
+
+
 def test_ctrl_c_exits_with_130():
     process = subprocess.Popen(
         [*WOODSHED, "doctor"],

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from woodshed.agent.attempt import AgentSettings
 from woodshed.cli import app
 from woodshed.evals import behaviour, comparison, effort, manifest, measures
-from woodshed.evals.measures import Graded
 from woodshed.grading.verifier import GradingSettings
 from woodshed.records import Call, Flag, Observation, Patch, Rollout, RunError, Turn, Verdict
 from woodshed.rundir import RunDir
@@ -199,14 +198,14 @@ def test_summary_of_behaviour_and_both_conventions():
 
 def test_effort_against_difficulty():
     """Tasks that are solved half of the time cost 10 tokens, the others 30: perfectly calibrated."""
-    graded = []
-    for n in range(12):
-        for solved in (False, n % 2 == 0):
-            rollout, verdict = attempt(n, solved, tokens=10 if n % 2 == 0 else 30)
-            graded.append(Graded(rollout, verdict))
-    difficulty = effort.difficulties(graded)
+    spent = [
+        effort.Spent(str(n), solved, tokens=10 if n % 2 == 0 else 30, turns=1)
+        for n in range(12)
+        for solved in (False, n % 2 == 0)
+    ]
+    difficulty = effort.difficulties(spent)
     assert difficulty["0"] == 0.5 and difficulty["1"] == 1.0
-    buckets = effort.by_difficulty(graded, difficulty)
+    buckets = effort.by_difficulty(spent, difficulty)
     assert [(b.low, b.num_tasks, b.tokens.value) for b in buckets] == [(0.5, 6, 10.0), (0.75, 6, 30.0)]
-    assert effort.calibration(graded, difficulty) == pytest.approx(1.0)
-    assert effort.calibration(graded[:2], difficulty) is None
+    assert effort.calibration(spent, difficulty) == pytest.approx(1.0)
+    assert effort.calibration(spent[:2], difficulty) is None

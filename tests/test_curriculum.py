@@ -161,6 +161,21 @@ def test_a_task_that_is_never_solved_is_parked_and_only_a_sound_one_comes_back(s
     assert asked == ["00"] and curriculum.status("00") == status
 
 
+def test_counts_add_up_to_the_pool_and_survive_a_restart():
+    curriculum = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0), seed=2)
+    for task in TASKS[:3]:
+        for _ in range(2):
+            curriculum.observe(verdicts(task, solved=8))
+    curriculum.quarantine(TASKS[2:4], "a hole")
+    counts = {"active": 2, "retired": 2, "parked": 0, "broken": 0, "quarantined": 2}
+    assert curriculum.counts() == counts
+    again = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0), seed=2)
+    again.restore(json.loads(json.dumps(curriculum.state())))
+    assert again.counts() == counts
+    again.admit(TASKS)
+    assert again.counts() == counts | {"active": 3}
+
+
 def test_neighbours_in_one_file_share_a_step_less_often_than_strangers():
     tasks = [replace(task, target_path="a.py" if n < 4 else f"{n}.py") for n, task in enumerate(TASKS)]
     curriculum = Curriculum(tasks, CurriculumSettings(uniform_share=0.0), seed=5)

@@ -147,7 +147,7 @@ def test_prices_of_a_served_model():
 
 def test_costs_of_tasks_and_solves(run: RunDir):
     books = ledger.from_run(run)
-    attempts = [found.graded for found in evaluation.from_run(run)]
+    attempts = [ledger.solves(found.graded) for found in evaluation.from_run(run)]
     change = ledger.solve_change(attempts)
     assert change is not None and change.value == 1.0
     costs = ledger.costs(books, attempts, change)

@@ -16,10 +16,10 @@ import pytest
 from lifelike import Shape, make_run
 
 from woodshed import report
-from woodshed.evals import statistics
+from woodshed.evals import evaluation, ledger, measures
 from woodshed.records import Call, Hint, Lesson, Observation, Patch, Rollout, RunError, Turn, Verdict
 from woodshed.report import arms, curves, transcripts, visible, words
-from woodshed.report.gather import gather
+from woodshed.report.gather import Story, gather
 from woodshed.report.transcripts import Archives
 from woodshed.rundir import RunDir
 
@@ -89,7 +89,7 @@ def test_a_finished_run(run: RunDir):
     text = report.write(run).read_text("utf-8")
     assert "finished, 2 steps" in text and "Half of the faults were seeded." in text
     headline = re.search(
-        r"invalid-call rate</td><td>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
+        r"invalid-call rate</td><td[^>]*>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
     )
     assert headline, "the headline compares the first and the last evaluation"
     assert "Worst: least reward, most faults" in text and "sentinel passed" in text
@@ -155,11 +155,45 @@ def test_a_run_that_stopped_half_way(run: RunDir, stage: str):
     assert stage == "empty" or "not judged" in unpack(text, "rows").decode()
 
 
-def test_a_run_of_another_version(run: RunDir):
-    run.append("rollouts", [{"id": "x", "colour": "red"}], "eval", 0)
-    with pytest.raises(RunError, match=r"Rollout has no field 'colour'.*manifest\.json"):
-        report.write(run)
-    assert not (run.path / "report.html").exists()
+def test_what_cannot_be_read_is_a_line_on_the_page_and_the_rest_is_there(run: RunDir):
+    """A batch of another version, one with a damaged line in its middle, a damaged manifest."""
+    for number, task in enumerate("abc"):
+        made = [attempt("eval", 0, task, turn(f"by {task}"))]
+        run.append("rollouts", [rollout for rollout, _ in made], "eval", 0, part=number)
+        run.append("verdicts", [verdict for _, verdict in made], "eval", 0, part=number)
+    path = run.path / "rollouts.jsonl"
+    text = (
+        path.read_text().replace('"turns"', '"rounds"', 1).replace('{"id": "eval-0-b', '{"id": "eval-0-b', 1)
+    )
+    path.write_text(text.replace('"record": {"id": "eval-0-b', '"record": {"id: "eval-0-b', 1))
+    (run.path / "manifest.json").write_text("{")
+    problems: list[str] = []
+    text = report.write(RunDir.open(run.path), problems=problems).read_text("utf-8")
+    assert len(problems) == 3 and "3 parts of first could not be read and are missing here" in text
+    assert "Rollout has no field &#39;rounds&#39;" in text and "manifest.json cannot be read" in text
+    rows = json.loads(unpack(text, "rows"))
+    assert [row[rows["columns"].index("id")] for row in rows["rows"]] == ["eval-0-c-0"]
+
+
+def test_numbers_beyond_64_bits_stop_no_report(run: RunDir):
+    """As orjson reads them, as the standard library does (a line with a lone surrogate), and beyond any float."""
+    fill(run, "eval", 0, attempt("eval", 0, "a", turn()), attempt("eval", 0, "b", turn("\udcff")))
+    path = run.path / "rollouts.jsonl"
+    text = path.read_text("utf-8", "surrogatepass").replace('"attempt": 0', f'"attempt": {2**70}')
+    text = text.replace('"policy_version": 0', f'"policy_version": {2**60}').replace(
+        '"seed": 0', f'"seed": {10**400}'
+    )
+    path.write_text(text.replace("-0.25", "-" + "9" * 400), "utf-8", "surrogatepass")
+    for step in range(2):
+        run.append(
+            "metrics",
+            [{"entropy": 10**400, "reward": {"value": 2**80, "low": 0, "high": "?"}}],
+            "train",
+            step,
+        )
+    problems: list[str] = []
+    report.write(RunDir.open(run.path), problems=problems)
+    assert len(problems) == 1 and "rollouts.jsonl, eval 0 part 0" in problems[0]
 
 
 def test_texts_that_json_cannot_carry_are_still_shown(run: RunDir):
@@ -228,39 +262,116 @@ def test_a_page_that_is_full_lists_what_it_leaves_out(run: RunDir, monkeypatch: 
 # --- arms and curves ------------------------------------------------------------------------------------------------
 
 
+def story_of(path: Path, number: int, *, weight: float = 1.0, seed: int = 0) -> Story:
+    settings = f"[feedback]\nweight = {weight}"
+    return gather(make_run(path, Shape(), seed=seed, settings=settings), number, Archives())
+
+
 def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
-    archives = Archives()
     stories = [
-        gather(
-            make_run(
-                tmp_path / f"{weight}-{seed}", Shape(), seed=seed, settings=f"[feedback]\nweight = {weight}"
-            ),
-            n,
-            archives,
-        )
+        story_of(tmp_path / f"{weight}-{seed}", n, weight=weight, seed=seed)
         for n, (weight, seed) in enumerate([(1.0, 0), (0.0, 0), (1.0, 1)])
     ]
-    found = arms.arms(stories)
+    found = arms.arms([[story] for story in stories])
     assert [(arm.name, len(arm.stories)) for arm in found] == [
         ("feedback.weight = 1.0", 2),
         ("feedback.weight = 0.0", 1),
     ]
-    row = next(row for row in arms.rows(found[0]) if row.measure.key == "invalid_calls")
-    lines = [line for story in found[0].stories for line in story.evaluations()[0]]
-    sums = [line.sums["invalid_calls"] for line in lines]
-    expected = statistics.rate([p for p, _ in sums], [w for _, w in sums], [line.task_id for line in lines])
-    assert row.before == expected
+    joined = arms.arms([stories[:2], stories[2:]])
+    assert [[story.name for story in arm.stories] for arm in joined] == [["1.0-0", "0.0-0"], ["1.0-1"]]
     drawn = {chart.title: chart.figure for chart in curves.charts(found)}
     lines = [trace for trace in drawn["targeted divergence"]["data"] if trace.get("name")]
     assert [trace["name"] for trace in lines] == [arm.name for arm in found]
-    assert {"hint gain by class, nats a turn", "flagged rollouts", "sampled tokens a second"} <= set(drawn)
+    gains = {f"hint gain by class, nats a turn: {arm.name}" for arm in found}
+    assert {*gains, "flagged rollouts", "sampled tokens a second"} <= set(drawn)
+
+
+def test_seeds_are_a_level_above_the_tasks(tmp_path: Path):
+    """The figures of an arm are those that comparing its runs gives, and each seed's own stands beside them."""
+    stories = [story_of(tmp_path / str(seed), seed, seed=seed) for seed in range(3)]
+    (arm,) = arms.arms([[story] for story in stories])
+    evaluations = [evaluation.from_run(RunDir.open(story.path)) for story in stories]
+    sides = [[found[side].graded for found in evaluations] for side in (0, -1)]
+    expected = {row.measure.key: row for row in measures.compare_arms(*sides)}
+    for row in arms.rows(arm, measures.MEASURES):
+        other = expected[row.measure.key]
+        assert (row.before, row.after, row.change) == (other.before, other.after, other.change)
+        alone = [found[0].summary.estimates[row.measure.key].value for found in evaluations]
+        assert list(row.seeds[0]) == alone
+    flagged = next(row for row in arms.rows(arm, measures.MEASURES) if row.measure.key == "flagged")
+    assert flagged.before.part == 3, "one flag an evaluation"
+    text = report.write(*(RunDir.open(story.path) for story in stories)).read_text("utf-8")
+    assert "(3 seeds)" in text and "over seeds and tasks" in text and "by seed" in text
+    assert text.count("smallest visible") >= len(measures.MEASURES)
+
+
+def test_seeds_of_which_one_is_still_at_work(tmp_path: Path):
+    stories = [story_of(tmp_path / str(seed), seed, seed=seed) for seed in range(2)]
+    going = dataclasses.replace(
+        stories[1], lines=tuple(line for line in stories[1].lines if line.phase != "eval" or line.step == 0)
+    )
+    (arm,) = arms.arms([[stories[0]], [going]])
+    before, after = arm.sides()
+    assert len(before) == len(after) == 1
+    (early,) = arms.arms([[dataclasses.replace(story, lines=going.lines) for story in stories]])
+    assert [len(side) for side in early.sides()] == [2, 0]
+
+
+def test_a_copy_is_no_seed_and_a_run_is_named_once(tmp_path: Path):
+    first, second = (make_run(tmp_path / name, Shape()) for name in ("a", "b"))
+    assert (
+        "1 of these 2 runs repeats the recipe and seed of another" in report.write(first, second).read_text()
+    )
+    with pytest.raises(RunError, match="is named twice"):
+        report.write([first, second], RunDir.open(tmp_path / "b" / ".." / "a"))
+
+
+def test_arms_whose_scores_were_made_differently_are_not_set_against_each_other(tmp_path: Path):
+    runs = [make_run(tmp_path / str(w), Shape(), settings=f"[feedback]\nweight = {w}") for w in (1.0, 0.0)]
+    assert "<th>against feedback.weight = 1.0</th>" in report.write(*runs).read_text("utf-8")
+    for run, turns in zip(runs, (6, 12), strict=True):
+        run.write_manifest(run.manifest | {"score": {"agent": {"max_turns": turns}}})
+    text = report.write(*runs).read_text("utf-8")
+    assert "Not set against feedback.weight = 1.0: scores were made differently" in text
+    assert "max_turns: 6 against 12" in text and "<th>against" not in text
+
+
+def test_effort_stands_against_difficulty_where_tasks_differ(run: RunDir):
+    """The hard tasks take two turns, the solved ones one."""
+    easy = [attempt("eval", 0, task, turn()) for task in "ab"]
+    hard = [attempt("eval", 0, task, turn(), turn()) for task in "cde"]
+    solved = [(made, dataclasses.replace(verdict, solved=True, reward=1.0)) for made, verdict in easy]
+    fill(run, "eval", 0, *hard)
+    assert "Effort against difficulty" not in report.write(run).read_text("utf-8")
+    fill(run, "eval", 2, *hard, *solved)
+    text = report.write(run).read_text("utf-8")
+    assert (
+        "<td>0.0 to 0.25</td><td>2</td><td>2.00" in text and "<td>0.75 to 1.0</td><td>3</td><td>4.00" in text
+    )
+    assert "Rank correlation of difficulty and tokens: 1.00" in text
+
+
+def test_costs_and_behaviour_stand_below_the_headline(tmp_path: Path):
+    run = make_run(tmp_path / "small", Shape())
+    text = report.write(run).read_text("utf-8")
+    books = ledger.from_run(run)
+    assert gather(run, 0, Archives()).books == books
+    for row in ledger.table(books, ledger.costs(books, [])):
+        if row[0] in ("sampled tokens", "total"):
+            assert f"<th>{row[0]}</th><td>{row[2] or row[1]}</td>" in text
+    summary = evaluation.from_run(run)[0].summary
+    for measure in measures.BEHAVIOUR:
+        figure = measures.write_estimate(measure, summary.behaviour[measure.key])
+        assert figure == "-" or (f"<td>{measure.label}</td>" in text and f">{figure}<small>" in text), (
+            measure.key
+        )
 
 
 def test_every_figure_is_one_that_plotly_knows(tmp_path: Path):
     objects = pytest.importorskip("plotly.graph_objects")
     run = make_run(tmp_path / "small", Shape())
     story = gather(run, 0, Archives())
-    charts = [*curves.charts(arms.arms([story])), *curves.curriculum_maps([story])]
+    charts = [*curves.charts(arms.arms([[story]])), *curves.curriculum_maps([story])]
     assert len(charts) > 10
     for chart in charts:
         objects.Figure(chart.figure)  # raises on a property that does not exist

@@ -105,6 +105,26 @@ def test_opening_nothing_names_the_runs_beside_it(run):
         RunDir.open(run.path.parent / "two")
 
 
+def test_a_file_or_an_empty_folder_is_no_run(tmp_path, run):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"recipe\.toml is a file, and a run is a folder; its run is "):
+        RunDir.open(run.path / "recipe.toml")
+    with pytest.raises(RunError, match=r"no run at .*empty: the folder holds no recipe\.toml"):
+        RunDir.open(tmp_path / "empty")
+
+
+def test_a_damaged_batch_is_left_out_whole(run):
+    for part in range(3):
+        run.append("gate", [{"n": part}, {"n": part + 10}], "train", 0, part=part)
+    path = run.path / "gate.jsonl"
+    path.write_text(path.read_text().replace('{"n": 11}', '{"n: 11}'))
+    problems: list[str] = []
+    kept = [record["n"] for _, _, record in run.scan("gate", problems=problems)]
+    assert kept == [0, 10, 2, 12] and len(problems) == 1 and "gate.jsonl, train 0 part 1" in problems[0]
+    with pytest.raises(RunError, match="part 1"):
+        list(run.scan("gate"))
+
+
 def test_a_checkpoint_is_whole_or_absent(run):
     def broken(folder):
         (folder / "weights").write_text("half")

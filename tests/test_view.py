@@ -141,3 +141,14 @@ def test_nothing_to_show_is_said(tmp_path: Path):
     run.append("rollouts", [{"id": "x", "colour": "red"}], "eval", 0)
     with pytest.raises(RunError, match="Rollout has no field 'colour'"):
         view(run)
+
+
+def test_a_damaged_batch_is_left_out_and_counted(tmp_path: Path):
+    run = make_run(tmp_path / "small", Shape())
+    run.append("rollouts", [{"id": "x", "colour": "red"}], "eval", 0)  # instead of 8
+
+    async def play(app: Viewer, press: Callable[..., Awaitable[None]]) -> None:
+        assert len(app.rows) == Shape().rollouts - 8
+        assert text_of(app.query_one("#status", Static)) == "20 of 20 rollouts, 1 batches cannot be read"
+
+    drive(RunDir.open(run.path), play)

@@ -85,13 +85,17 @@ class RunDir:
         """A run folder for reading.
 
         Raises:
-            RunError: there is no run at `path`; names the runs beside it.
+            RunError: there is no run at `path`; names the run that was meant, or the runs beside it.
         """
-        if not (path / "recipe.toml").is_file():
-            beside = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
-            known = f"; runs there: {', '.join(beside)}" if beside else ""
-            raise RunError(f"no run at {path}{known}")
-        return cls(path)
+        if (path / "recipe.toml").is_file():
+            return cls(path)
+        if path.is_file():
+            meant = f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
+            raise RunError(f"{path} is a file, and a run is a folder{meant}")
+        why = ": the folder holds no recipe.toml" if path.is_dir() else ""
+        beside = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
+        known = f"; runs there: {', '.join(beside)}" if beside else ""
+        raise RunError(f"no run at {path}{why}{known}")
 
     def lock(self) -> None:
         """Claim the folder for writing until this process ends; what a killed one left unfinished there goes.
@@ -242,29 +246,26 @@ class RunDir:
             DamagedError: a batch is damaged, or of another version.
             RunError: the file cannot be read at all.
         """
-        found: list[tuple[str, int, R]] = []
+        return list(self.scan(kind, record, problems=problems))
+
+    def scan(
+        self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
+    ) -> Iterator[tuple[str, int, R]]:
+        """What `read` gives, batch by batch: a run may hold more than memory does."""
         for at, place in self._catalog(kind).items():
             try:
-                found += [(at[0], at[1], each) for each in self._load(kind, record, at, place)]
+                found = self._load(kind, record, at, place)
             except DamagedError as error:
                 if problems is None:
                     raise
                 problems.append(str(error).removeprefix(f"{self.path}/"))
-        return found
+            else:
+                for each in found:
+                    yield at[0], at[1], each
 
     def has(self, kind: Kind) -> bool:
         """Whether anything of this kind was completed, be it an empty batch."""
         return bool(self._catalog(kind))
-
-    def scan(self, kind: Kind, record: type[R] = dict) -> Iterator[tuple[str, int, R]]:
-        """What `read` gives, one record at a time: a run may hold more than memory does."""
-        for at, (begin, end) in self._catalog(kind).items():
-            with self._reading(kind) as file:
-                file.seek(begin)
-                while begin < end:
-                    line = file.readline()
-                    begin += len(line)
-                    yield at[0], at[1], self._record(kind, record, at, line)
 
     def batches(self, kind: Kind) -> list[At]:
         """Where completed records lie, as (phase, step, part), in order; `find` reads one."""
@@ -392,7 +393,7 @@ def _parsed(line: bytes, record: type[R]) -> R:
     try:
         whole = orjson.loads(line)
     except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
-        whole = json.loads(line.decode("utf-8", errors="surrogatepass"))
+        whole = json.loads(line.decode("utf-8", errors="surrogatepass"), parse_int=_integer)
     found = whole.get("record") if isinstance(whole, dict) else None
     if not isinstance(found, dict):
         raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
@@ -462,6 +463,11 @@ def sweep(*folders: Path) -> None:
     for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
         if not Path("/proc", partial.name.split(".")[-2]).exists():
             _remove(partial)
+
+
+def _integer(digits: str) -> int | float:
+    """What orjson makes of an integer: beyond 64 bits a float."""
+    return int(digits) if len(digits) < 20 else float(digits)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ from woodshed.cli.verbs import (
     free_name,
     keeping,
     monitor_app,
+    open_arm,
     open_sampler,
     say_costs,
     say_rows,
@@ -148,10 +149,8 @@ def compare(
     show; tasks won and lost. Exits with 1 where the two differ in what makes a score.
     """
     from woodshed.evals import comparison
-    from woodshed.rundir import RunDir
 
-    arms = [[RunDir.open(Path(path)) for path in arm.split(",")] for arm in (a, b)]
-    found = comparison.compare(*arms)
+    found = comparison.compare(open_arm(a), open_arm(b))
     for warning in found.warnings:
         tell(f"warning: {warning}")
     for refusal in found.refusals:

@@ -13,6 +13,7 @@ from woodshed.cli.verbs import (
     app,
     describe,
     keeping,
+    open_arm,
     say_costs,
     say_run,
 )
@@ -92,7 +93,8 @@ def train(
 @app.command("report")
 def make_report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Run folders, for example runs/quickstart.")
+        list[str],
+        typer.Argument(metavar="RUN", help="Run folders; several seeds of one arm may be joined by commas."),
     ],
     out: Annotated[
         Path | None,
@@ -104,21 +106,26 @@ def make_report(
 ) -> None:
     """Write a readable page of one or several runs.
 
-    Figures with intervals, curves, tasks and every transcript with its hints; runs that differ in their seed only
-    are one arm, and arms stand side by side. One file, nothing is fetched. Works while a run is going on.
+    Figures with intervals, costs, curves, tasks and every transcript with its hints. Arms stand side by side; runs that
+    differ in their seed only are one arm, and so are runs that commas join. One file, nothing is fetched. Works while a
+    run is going on. Exits with 1 where records could not be read, or nothing was measured yet.
     """
     from woodshed import report
-    from woodshed.rundir import RunDir
 
-    kept = [RunDir.open(run) for run in runs]
-    path = report.write(*kept, path=out)
-    if len(kept) == 1:
-        say_run(kept[0])
+    arms, problems = [open_arm(arm) for arm in runs], []
+    path = report.write(*(arm if len(arm) > 1 else arm[0] for arm in arms), path=out, problems=problems)
+    first = arms[0][0]
+    if len(arms) == len(arms[0]) == 1:
+        say_run(first)
     say(f"report: {path}")
+    for problem in problems:
+        tell(problem)
     if open_:
         typer.launch(str(path))
     else:
-        say_next(f"woodshed view {runs[0]}")
+        say_next(f"woodshed view {first.path}")
+    if problems:
+        raise typer.Exit(1)
 
 
 @app.command("view")

@@ -174,13 +174,25 @@ def open_sampler(chosen: SuiteSettings) -> Sampler:
     return local.LocalSampler(loaded.model, renderer, chosen.sampler)
 
 
+def open_arm(text: str) -> list[RunDir]:
+    """The run, or the runs under different seeds that commas join.
+
+    Raises:
+        RunError: there is no run at one of the paths.
+    """
+    from woodshed.rundir import RunDir
+
+    names = [text] if Path(text).exists() else [name for name in text.split(",") if name]
+    return [RunDir.open(Path(name)) for name in names or [text]]
+
+
 def say_run(run: RunDir) -> None:
     """The headline of a run: its first against its last evaluation, or the only one."""
     from woodshed.evals import evaluation
     from woodshed.grading.monitors import drift
 
-    found = evaluation.from_run(run)
-    for alarm in drift.from_run(run):
+    found = evaluation.from_run(run, problems=[])
+    for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
         say_rows(evaluation.before_after(found[0], found[-1]))
@@ -216,7 +228,7 @@ def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
     from woodshed.evals import evaluation, ledger
 
     books = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
-    attempts = [found.graded for found in evaluation.from_run(run, problems=[])]
+    attempts = [ledger.solves(found.graded) for found in evaluation.from_run(run, problems=[])]
     say_columns(ledger.table(books, ledger.costs(books, attempts, ledger.solve_change(attempts))))
     for missing in books.bill(books.total).unknown:
         tell(

@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -295,6 +295,13 @@ class Curriculum:
 
     def status(self, task_id: str) -> Status:
         return self._beliefs[task_id].status
+
+    def counts(self) -> dict[str, int]:
+        """Tasks by what becomes of them; those in quarantine are in no other count. They add up to the pool."""
+        found: dict[str, int] = dict.fromkeys((*get_args(Status), "quarantined"), 0)
+        for name, belief in self._beliefs.items():
+            found["quarantined" if name in self._quarantined else belief.status] += 1
+        return found
 
     def state(self) -> dict[str, Any]:
         return {

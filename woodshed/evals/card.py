@@ -68,7 +68,7 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
     policy = settings.get("policy", settings)
     found = evaluation.from_run(run, problems=problems)
     books = ledger.from_run(run)
-    attempts = [each.graded for each in found]
+    attempts = [ledger.solves(each.graded) for each in found]
     costs = ledger.costs(books, attempts, ledger.solve_change(attempts))
     summary = found[-1].summary if found else None
     solved = next(m for m in measures.MEASURES if m.key == "solved")

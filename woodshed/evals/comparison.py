@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from woodshed.evals import evaluation, manifest, measures
+from woodshed.evals import evaluation, measures
 from woodshed.evals.evaluation import Evaluation
+from woodshed.evals.manifest import differences
 from woodshed.evals.measures import Graded, Row
 from woodshed.records import RunError
 from woodshed.rundir import RunDir
@@ -37,7 +39,7 @@ def compare(a: Sequence[RunDir], b: Sequence[RunDir]) -> Comparison:
     problems: list[str] = []
     sides = [[last(run, problems) for run in arm] for arm in (a, b)]
     graded: list[list[Sequence[Graded]]] = [[found.graded for found in side] for side in sides]
-    refusals, warnings = _may(a, b)
+    refusals, warnings = doubts([(str(run.path), run.manifest) for run in (*a, *b)])
     warnings += [f"left out: {problem}" for problem in problems]
     tasks = [set.intersection(*({g.rollout.task_id for g in made} for made in side)) for side in graded]
     if not tasks[0] & tasks[1]:
@@ -69,17 +71,18 @@ def last(run: RunDir, problems: list[str]) -> Evaluation:
     return found[-1]
 
 
-def _may(a: Sequence[RunDir], b: Sequence[RunDir]) -> tuple[list[str], list[str]]:
+def doubts(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[str], list[str]]:
+    """What forbids a comparison of these runs (path and manifest of each), and what a reader should know."""
     refusals: dict[str, None] = {}
     warnings: dict[str, None] = {}
-    first, *others = [*a, *b]
-    for run in others:
-        against, aware = manifest.differences(first.manifest, run.manifest)
+    (_, first), *others = runs
+    for _, manifest in others:
+        against, aware = differences(first, manifest)
         refusals |= dict.fromkeys(against)
         warnings |= dict.fromkeys(aware)
-    for run in (first, *others):
-        if changed := run.manifest.get("changed"):
-            warnings[f"{run.path}: {', '.join(changed)} changed between its evaluations"] = None
+    for path, manifest in runs:
+        if changed := manifest.get("changed"):
+            warnings[f"{path}: {', '.join(changed)} changed between its evaluations"] = None
     return list(refusals), list(warnings)
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from woodshed.evals import statistics
-from woodshed.evals.measures import Graded
 from woodshed.evals.statistics import Estimate
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -30,45 +29,58 @@ class Bucket:
     solved: Estimate
 
 
-def difficulties(graded: Sequence[Graded]) -> dict[str, float]:
+@dataclass(frozen=True)
+class Spent:
+    """What one attempt cost that is not void."""
+
+    task_id: str
+    solved: bool | None
+    """None where nobody judged it."""
+    tokens: int
+    """Sampled ones."""
+    turns: int
+
+
+def difficulties(spent: Iterable[Spent]) -> dict[str, float]:
     """Task id to 1 - solve rate over all judged attempts at it. Pool several policies, so that none defines its own."""
     solved: dict[str, list[bool]] = {}
-    for attempt in graded:
-        if attempt.verdict is not None and not attempt.is_void:
-            solved.setdefault(attempt.rollout.task_id, []).append(attempt.verdict.solved)
+    for attempt in spent:
+        if attempt.solved is not None:
+            solved.setdefault(attempt.task_id, []).append(attempt.solved)
     return {task: 1 - sum(made) / len(made) for task, made in solved.items()}
 
 
-def by_difficulty(graded: Sequence[Graded], difficulty: Mapping[str, float]) -> list[Bucket]:
-    """What attempts cost in tasks of like difficulty; buckets without tasks are left out."""
+def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[Bucket]:
+    """What attempts cost in tasks of like difficulty; buckets without attempts are left out."""
     buckets = []
     for low, high in itertools.pairwise(EDGES):
         inside = {
             task for task, d in difficulty.items() if low <= d < high or (high == EDGES[-1] and d == high)
         }
-        made = [g for g in graded if g.rollout.task_id in inside and not g.is_void]
+        made = [attempt for attempt in spent if attempt.task_id in inside]
+        judged = [attempt for attempt in made if attempt.solved is not None]
         if made:
-            tasks = [g.rollout.task_id for g in made]
-            tokens = statistics.mean([float(g.behaviour.sampled_tokens) for g in made], tasks)
-            turns = statistics.mean([float(g.behaviour.turns) for g in made], tasks)
-            solves = [float(g.verdict is not None and g.verdict.solved) for g in made]
-            solved = statistics.mean(solves, tasks, is_share=True)
+            tasks = [attempt.task_id for attempt in made]
+            tokens = statistics.mean([float(attempt.tokens) for attempt in made], tasks)
+            turns = statistics.mean([float(attempt.turns) for attempt in made], tasks)
+            solves = [float(attempt.solved or 0) for attempt in judged]
+            solved = statistics.mean(solves, [attempt.task_id for attempt in judged], is_share=True)
             buckets.append(Bucket(low, high, len(set(tasks)), tokens, turns, solved))
     return buckets
 
 
-def calibration(graded: Sequence[Graded], difficulty: Mapping[str, float]) -> float | None:
+def calibration(spent: Iterable[Spent], difficulty: Mapping[str, float]) -> float | None:
     """Rank correlation (Spearman) of a task's difficulty and the mean tokens spent on it.
 
     1: the harder, the more; 0: no relation; None: fewer than three tasks, or all alike.
     """
-    spent: dict[str, list[int]] = {}
-    for attempt in graded:
-        if attempt.rollout.task_id in difficulty and not attempt.is_void:
-            spent.setdefault(attempt.rollout.task_id, []).append(attempt.behaviour.sampled_tokens)
-    hard_N = _ranks([difficulty[task] for task in spent])
-    dear_N = _ranks([sum(tokens) / len(tokens) for tokens in spent.values()])
-    if len(spent) < 3 or not hard_N.std() or not dear_N.std():
+    tokens: dict[str, list[int]] = {}
+    for attempt in spent:
+        if attempt.task_id in difficulty:
+            tokens.setdefault(attempt.task_id, []).append(attempt.tokens)
+    hard_N = _ranks([difficulty[task] for task in tokens])
+    dear_N = _ranks([sum(made) / len(made) for made in tokens.values()])
+    if len(tokens) < 3 or not hard_N.std() or not dear_N.std():
         return None
     return float(np.corrcoef(hard_N, dear_N)[0, 1])
 

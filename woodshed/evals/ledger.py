@@ -10,7 +10,7 @@ Whoever spends something else writes it into its metrics line under one of the n
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
@@ -97,6 +97,10 @@ class Usage:
         return self.tools_s + self.grading_s
 
 
+Used = tuple[str, int, Usage]
+"""Phase, step, and what something in it used."""
+
+
 @dataclass(frozen=True)
 class Bill:
     """The cost of a usage, item by item."""
@@ -153,20 +157,29 @@ def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:
         RecipeError: the table in the manifest is not one.
     """
     problems: list[str] = []
+    used: list[Used] = [
+        (phase, step, of_rollout(rollout))
+        for phase, step, rollout in run.scan("rollouts", Rollout, problems=problems)
+    ]
+    used += of_verdicts(run.scan("verdicts", Verdict, problems=problems))
+    used += [(phase, step, of_metrics(made)) for phase, step, made in run.scan("metrics", problems=problems)]
+    return add_up(used, run.manifest, prices, problems)
+
+
+def add_up(
+    used: Iterable[Used],
+    manifest: Mapping[str, Any],
+    prices: Prices | None = None,
+    problems: Sequence[str] = (),
+) -> Ledger:
+    """The ledger of a run whose manifest says on what it ran.
+
+    Raises:
+        RecipeError: the table of prices in the manifest is not one.
+    """
     phases: dict[tuple[str, int], Usage] = {}
-    for phase, step, rollout in run.read("rollouts", Rollout, problems=problems):
-        phases[phase, step] = phases.get((phase, step), Usage()) + of_rollout(rollout)
-    verified: set[tuple[str, int, str, float]] = set()
-    for phase, step, verdict in run.read("verdicts", Verdict, problems=problems):
-        verification = (phase, step, verdict.task_id, verdict.seconds)
-        if (
-            verification not in verified
-        ):  # equal patches share one verification, to the last bit of its seconds
-            verified.add(verification)
-            phases[phase, step] = phases.get((phase, step), Usage()) + Usage(grading_s=verdict.seconds)
-    for phase, step, metrics in run.read("metrics", problems=problems):
-        phases[phase, step] = phases.get((phase, step), Usage()) + of_metrics(metrics)
-    manifest = run.manifest
+    for phase, step, usage in used:
+        phases[phase, step] = phases.get((phase, step), Usage()) + usage
     if prices is None:
         kept = manifest.get("prices")
         prices = validate(Prices, kept, origin="manifest.json: prices") if kept else read_prices()
@@ -191,6 +204,16 @@ def of_rollout(rollout: Rollout) -> Usage:
         tools_s=sum(turn.tools_s for turn in rollout.turns),
         attempts=1,
     )
+
+
+def of_verdicts(verdicts: Iterable[tuple[str, int, Verdict]]) -> Iterator[Used]:
+    """What verification used. Equal patches share one, which shows in its seconds, to their last bit."""
+    seen: set[tuple[str, int, str, float]] = set()
+    for phase, step, verdict in verdicts:
+        verification = (phase, step, verdict.task_id, verdict.seconds)
+        if verification not in seen:
+            seen.add(verification)
+            yield phase, step, Usage(grading_s=verdict.seconds)
 
 
 def of_metrics(metrics: Mapping[str, Any]) -> Usage:
@@ -270,21 +293,27 @@ class Costs:
     unknown: tuple[str, ...]
 
 
-def costs(ledger: Ledger, evaluations: Sequence[Sequence[Graded]], change: Difference | None = None) -> Costs:
+Solves = Sequence[tuple[str, bool | None]]
+"""Task of every attempt of one evaluation, and whether it was solved; None where that is not known."""
+
+
+def solves(graded: Iterable[Graded]) -> Solves:
+    """How the attempts of an evaluation ended."""
+    return [(g.rollout.task_id, None if g.verdict is None or g.is_void else g.verdict.solved) for g in graded]
+
+
+def costs(ledger: Ledger, evaluations: Sequence[Solves], change: Difference | None = None) -> Costs:
     """What tasks, solves and additional solves cost.
 
     Args:
-        evaluations: the attempts of each evaluation; costs of evaluation are means over them.
+        evaluations: costs of evaluation are means over them.
         change: of the solve rate by training.
     """
     whole, evaluated = ledger.bill(ledger.total), ledger.bill(ledger.of("eval"))
     training = whole.total - evaluated.total
     attempts = sum(len(made) for made in evaluations)
-    tasks = sum(len({g.rollout.task_id for g in made}) for made in evaluations)
-    solved = sum(
-        len({g.rollout.task_id for g in made if g.verdict is not None and g.verdict.solved})
-        for made in evaluations
-    )
+    tasks = sum(len({task for task, _ in made}) for made in evaluations)
+    solved = sum(len({task for task, is_solved in made if is_solved}) for made in evaluations)
 
     def gained(share: float | None) -> float | None:
         return training / (share * change.num_tasks) if change and share and share > 0 else None
@@ -301,15 +330,15 @@ def costs(ledger: Ledger, evaluations: Sequence[Sequence[Graded]], change: Diffe
     )
 
 
-def solve_change(evaluations: Sequence[Sequence[Graded]]) -> Difference | None:
+def solve_change(evaluations: Sequence[Solves]) -> Difference | None:
     """Change of the solve rate from the first to the last evaluation, paired by task."""
     if len(evaluations) < 2:
         return None
     sides = []
     for made in (evaluations[0], evaluations[-1]):
-        judged = [g for g in made if g.verdict is not None and not g.is_void]
-        solves = [float(g.verdict is not None and g.verdict.solved) for g in judged]
-        sides.append(statistics.sums(solves, [1.0] * len(judged), [g.rollout.task_id for g in judged]))
+        judged = [(task, float(solved)) for task, solved in made if solved is not None]
+        ones = [1.0] * len(judged)
+        sides.append(statistics.sums([solved for _, solved in judged], ones, [task for task, _ in judged]))
     return statistics.difference(*sides, is_share=True)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def keep(run: RunDir, found: dict[str, Any]) -> None:
         run.write_manifest(manifest)
 
 
-def differences(a: dict[str, Any], b: dict[str, Any]) -> tuple[list[str], list[str]]:
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """(what forbids a comparison, what a reader should know) between two manifests, a sentence each."""
     refusals, warnings = [], []
     ours, theirs = a.get("score"), b.get("score")

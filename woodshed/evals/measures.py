@@ -362,8 +362,8 @@ def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Gr
         pooled = [[attempt for run in arm for attempt in run] for arm in sides]
         totals = [_sums(measure, arm) for arm in pooled]
         if max(map(len, sides)) > 1:
-            figures = [statistics.arm(arm) for arm in seeds]
-            change = statistics.arms(*seeds)
+            figures = [statistics.arm(arm, is_share=measure.kind != "count") for arm in seeds]
+            change = statistics.arms(*seeds, is_share=measure.kind != "count")
         else:
             figures = [_estimate(measure, arm) for arm in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")

@@ -7,10 +7,11 @@ all of its attempts. (Resampling attempts inside resampled tasks as well would c
 
 - a share: Wilson's (1927) score interval with the effective number of attempts of a clustered sample (Korn and
   Graubard 1998) and Student's t with the number of tasks. Stays in [0, 1], right also for rare events;
-- a count, and a difference paired by task: percentile bootstrap of tasks, widened for few tasks as in Hesterberg
-  (2015), "What Teachers Should Know About the Bootstrap" (the expanded percentile interval);
-- a difference in shares where few tasks differ at all: Bonett and Price (2012), two pseudo-tasks that cancel;
-- where every task gave the same 0 or 1: the exact binomial bound with the number of tasks as its n.
+- a count, and a difference in counts paired by task: percentile bootstrap of tasks, widened for few tasks as in
+  Hesterberg (2015), "What Teachers Should Know About the Bootstrap" (the expanded percentile interval);
+- a difference in shares: Student's t of the tasks' gains; where fewer tasks differ than an exact test could tell from
+  chance, with half a task added to each of the four ways a pair can end (Agresti and Min 2005);
+- where every task gave the same 0 or 1, or none differs: the exact binomial bound with the number of tasks as its n.
 
 Several runs of one arm under different seeds are the level above: `arms`. What is random has a fixed seed: the same
 data gives the same interval. Letters: N tasks, S seeds (runs) of an arm, B resamples.
@@ -33,7 +34,7 @@ POWER = 0.8
 RESAMPLES = 4000
 _CHUNK = 250  # resamples drawn at once: bounds memory for suites of thousands of tasks
 _KEPT_TASKS = 600  # up to this many tasks all draws are kept between calls: at most 20 MB
-_FEW = 10  # tasks that differ; below this a bootstrap sees too little of what could have happened
+_FEW = 6  # tasks that differ; five that all go one way are still p = 0.0625 by McNemar's exact test
 
 
 @dataclass(frozen=True)
@@ -101,11 +102,10 @@ def rate(
     value = _ratio(part, whole)
     if value is None or len(part_N) < 2:
         return Estimate(value, None, None, part, whole, len(part_N), len(parts))
-    error = standard_error([(part_N, whole_N)], [1.0])
-    low, high = (
-        _share_interval(part_N, whole_N, error) if is_share else _bootstrap([(part_N, whole_N)], [1.0])
-    )
-    detectable = _detectable(math.sqrt(2) * error, len(part_N)) if error else (high - low or None)
+    side, degrees = (part_N, whole_N), len(part_N) - 1
+    error = standard_error([side], [1.0])
+    low, high = _share_interval(value, side, error, degrees) if is_share else _bootstrap([side], [1.0])
+    detectable = _detectable(math.sqrt(2) * error, degrees) if error else (high - low or None)
     return Estimate(value, low, high, part, whole, len(part_N), len(parts), detectable)
 
 
@@ -128,21 +128,13 @@ def sums(parts: Sequence[float], wholes: Sequence[float], tasks: Sequence[Hashab
 
 
 def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Difference:
-    """rate(after) - rate(before) on the tasks that both have, each task resampled with both of its sides."""
-    common = sorted(set(before) & set(after), key=str)
-    sides = [
-        (table_2N[0], table_2N[1]) for table_2N in (_table([side], common)[0] for side in (after, before))
-    ]
-    values = [_ratio(part_N.sum(), whole_N.sum()) for part_N, whole_N in sides]
-    if values[0] is None or values[1] is None:
-        return Difference(None, None, None, len(common))
-    value = values[0] - values[1]
-    if len(common) < 2:
-        return Difference(value, None, None, len(common))
-    low, high = _difference_interval(sides, value, is_share)
-    error = standard_error(sides, [1.0, -1.0])
-    detectable = _detectable(error, len(common)) if error else (high - value or None)
-    return Difference(value, low, high, len(common), detectable)
+    """rate(after) - rate(before) on the tasks that both have, each task as a pair."""
+    found = arms([before], [after], is_share=is_share)
+    if is_share or found.low is None:
+        return found
+    common = _common([before, after])
+    low, high = _bootstrap([_side([side], common) for side in (after, before)], [1.0, -1.0])
+    return replace(found, low=low, high=high)
 
 
 def record(before: Sums, after: Sums) -> Record:
@@ -156,17 +148,25 @@ def record(before: Sums, after: Sums) -> Record:
     return Record(up, down, len(gains) - up - down)
 
 
-def arm(seeds: Sequence[Sums]) -> Estimate:
+def arm(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
     """One arm's figure over its seeds: what another seed on other such tasks would give, as `arms`."""
     common = _common(seeds)
-    side_SN = _table(seeds, common)
-    part, whole = float(side_SN[:, 0].sum()), float(side_SN[:, 1].sum())
+    side = _side(seeds, common)
+    part, whole = float(side[0].sum()), float(side[1].sum())
     value = _ratio(part, whole)
-    low, high, _ = _crossed([side_SN], [1.0], value) if value is not None else (None, None, None)
-    return Estimate(value, low, high, part, whole, len(common), len(seeds))
+    if value is None or len(common) < 2:
+        return Estimate(value, None, None, part, whole, len(common), len(seeds))
+    variance = float(np.var(_pull(*side).mean(0), ddof=1)) / len(common)
+    error, degrees = _crossed([side], variance)
+    if is_share:
+        low, high = _share_interval(value, side, error, degrees)
+    else:
+        low, high = value - _t(degrees) * error, value + _t(degrees) * error
+    detectable = _detectable(math.sqrt(2) * error, degrees) if error else (high - low or None)
+    return Estimate(value, low, high, part, whole, len(common), len(seeds), detectable)
 
 
-def arms(before: Sequence[Sums], after: Sequence[Sums]) -> Difference:
+def arms(before: Sequence[Sums], after: Sequence[Sums], *, is_share: bool = False) -> Difference:
     """rate(after) - rate(before) where each side is several runs under different seeds on the same tasks.
 
     Seeds and tasks are crossed, not nested: every seed meets every task. Variances of the mean add up as in a two-way
@@ -175,12 +175,22 @@ def arms(before: Sequence[Sums], after: Sequence[Sums]) -> Difference:
     two thirds of the true one.) A side with one seed says nothing about other seeds; then only tasks count.
     """
     common = _common([*before, *after])
-    sides = [_table(side, common) for side in (after, before)]
-    values = [_ratio(side[:, 0].sum(), side[:, 1].sum()) for side in sides]
+    sides = [_side(seeds, common) for seeds in (after, before)]
+    values = [_ratio(part_SN.sum(), whole_SN.sum()) for part_SN, whole_SN in sides]
     if values[0] is None or values[1] is None:
         return Difference(None, None, None, len(common))
     value = values[0] - values[1]
-    low, high, detectable = _crossed(sides, [1.0, -1.0], value)
+    if len(common) < 2:
+        return Difference(value, None, None, len(common))
+    if is_share:
+        middle, variance = _over_tasks(value, sides)
+        error, degrees = _crossed(sides, variance)
+        low, high = _gain_interval(value, sides, middle, error, degrees)
+    else:
+        task_N = _pull(*sides[0]).mean(0) - _pull(*sides[1]).mean(0)
+        error, degrees = _crossed(sides, float(np.var(task_N, ddof=1)) / len(common))
+        low, high = value - _t(degrees) * error, value + _t(degrees) * error
+    detectable = _detectable(error, degrees) if error else (high - value or None)
     return Difference(value, low, high, len(common), detectable)
 
 
@@ -254,10 +264,11 @@ def _common(sides: Sequence[Sums]) -> list[Any]:
     return sorted(set.intersection(*(set(side) for side in sides)), key=str) if sides else []
 
 
-def _table(seeds: Sequence[Sums], tasks: Sequence[Any]) -> np.ndarray:
-    """(S, 2, N): parts and wholes of every seed and task."""
+def _side(seeds: Sequence[Sums], tasks: Sequence[Any]) -> Side:
+    """Parts and wholes of every seed and task."""
     table = np.array([[seed[task] for task in tasks] for seed in seeds], dtype=float)
-    return table.reshape(len(seeds), len(tasks), 2).transpose(0, 2, 1)
+    table = table.reshape(len(seeds), len(tasks), 2)
+    return table[:, :, 0], table[:, :, 1]
 
 
 def _ratio(part: float, whole: float) -> float | None:
@@ -266,7 +277,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 # -- intervals over tasks ----------------------------------------------------------------------------------------
 
-Side = tuple[np.ndarray, np.ndarray]  # part_N, whole_N
+Side = tuple[np.ndarray, np.ndarray]  # part, whole: (N) or (S, N)
 
 
 def standard_error(sides: Sequence[Side], signs: Sequence[float]) -> float:
@@ -280,9 +291,8 @@ def _pull(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return (part - part.sum() / whole.sum() * whole) / whole.mean()
 
 
-def _detectable(error: float, num_tasks: int) -> float:
+def _detectable(error: float, degrees: float) -> float:
     """Of a test at 5% that shall succeed with `POWER`; agrees with the noncentral t to a percent from 10 tasks on."""
-    degrees = num_tasks - 1
     return error * (_t(degrees) + float(special.stdtrit(degrees, POWER)))
 
 
@@ -290,38 +300,46 @@ def _t(degrees: float) -> float:
     return float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2))
 
 
-def _share_interval(part_N: np.ndarray, whole_N: np.ndarray, error: float) -> tuple[float, float]:
-    num_tasks, share = len(part_N), float(part_N.sum() / whole_N.sum())
-    if _is_constant([(part_N, whole_N)]):
+def _share_interval(share: float, side: Side, error: float, degrees: float) -> tuple[float, float]:
+    num_tasks = side[0].shape[-1]
+    if _is_constant([side]):
         return _exact(share, num_tasks, paired=False)
     size = share * (1 - share) / error**2 if error else num_tasks  # attempts that were worth as much alone
-    t = _t(num_tasks - 1)
+    t = _t(degrees)
     middle, shrunk = share + t**2 / (2 * size), 1 + t**2 / size
     reach = t * math.sqrt(share * (1 - share) / size + t**2 / (4 * size**2))
     return (middle - reach) / shrunk, (middle + reach) / shrunk
 
 
-def _difference_interval(sides: Sequence[Side], value: float, is_share: bool) -> tuple[float, float]:
-    if not is_share:
-        return _bootstrap(sides, [1.0, -1.0])
+def _over_tasks(value: float, sides: Sequence[Side]) -> tuple[float, float]:
+    """Middle and variance over tasks of the first side less the second, whose difference is `value`."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        gain_N = np.nan_to_num(sides[0][0] / sides[0][1] - sides[1][0] / sides[1][1])
-    num_tasks, differ = len(gain_N), int((np.abs(gain_N) > 1e-12).sum())
-    if not differ or _is_constant(sides):
-        return _exact(value, num_tasks, paired=True)
-    if differ >= _FEW:
-        return _bootstrap(sides, [1.0, -1.0])
-    most = float(np.abs(gain_N).max())
-    pull_N = value + _pull(*sides[0]) - _pull(*sides[1])
-    padded = np.append(pull_N, [most, -most])
-    reach = _t(num_tasks - 1) * float(padded.std()) / math.sqrt(len(padded))
-    return max(float(padded.mean()) - reach, -1.0), min(float(padded.mean()) + reach, 1.0)
+        rates = [np.nan_to_num(part_SN / whole_SN).mean(0) for part_SN, whole_SN in sides]
+    gain_N = np.abs(rates[0] - rates[1])
+    pulls = [_pull(part_SN, whole_SN).mean(0) for part_SN, whole_SN in sides]
+    pull_N, num_differ = value + pulls[0] - pulls[1], int((gain_N > 1e-12).sum())
+    if not num_differ:
+        return value, 0.0
+    if num_differ >= _FEW:
+        return value, float(np.var(pull_N, ddof=1)) / len(pull_N)
+    more = len(pull_N) + 2  # one goes up by half and down by half, the other stays
+    middle, square = float(pull_N.sum()) / more, float((pull_N**2).sum() + gain_N.max() ** 2) / more
+    return middle, (square - middle**2) / more
+
+
+def _gain_interval(
+    value: float, sides: Sequence[Side], middle: float, error: float, degrees: float
+) -> tuple[float, float]:
+    """Of a difference in shares: Student's t around `middle`, or the exact bound where nothing differs."""
+    if _is_constant(sides) or not error:
+        return _exact(value, sides[0][0].shape[-1], paired=True)
+    return max(middle - _t(degrees) * error, -1.0), min(middle + _t(degrees) * error, 1.0)
 
 
 def _bootstrap(sides: Sequence[Side], signs: Sequence[float]) -> tuple[float, float]:
     """Expanded percentile interval of sum(sign * part / whole), tasks resampled together on all sides."""
-    num_tasks = len(sides[0][0])
-    draws = _resample(sides, signs, num_tasks)
+    num_tasks = sides[0][0].shape[-1]
+    draws = _resample([(part.reshape(-1), whole.reshape(-1)) for part, whole in sides], signs, num_tasks)
     tail = _expanded_tail(num_tasks)
     low, high = np.quantile(draws[np.isfinite(draws)], [tail, 1 - tail])
     return float(low), float(high)
@@ -372,17 +390,11 @@ def _expanded_tail(num_tasks: int) -> float:
 # -- tasks and seeds ---------------------------------------------------------------------------------------------
 
 
-def _crossed(
-    sides: Sequence[np.ndarray], signs: Sequence[float], value: float
-) -> tuple[float | None, float | None, float | None]:
-    """Ends of the interval over tasks and seeds, and what is detectable. Each side is (S, 2, N)."""
-    num_tasks = sides[0].shape[2]
-    if num_tasks < 2:
-        return None, None, None
-    pulls = [sign * _pull(side[:, 0], side[:, 1]) for sign, side in zip(signs, sides, strict=True)]  # (S, N)
-    task_N = np.sum([pull_SN.mean(0) for pull_SN in pulls], axis=0)
-    components = [(float(np.var(task_N, ddof=1)) / num_tasks, num_tasks - 1)]  # variance, degrees of freedom
-    for pull_SN in pulls:
+def _crossed(sides: Sequence[Side], variance: float) -> tuple[float, float]:
+    """Standard error and degrees of freedom, once the seeds of each side are added to the variance over tasks."""
+    num_tasks = sides[0][0].shape[1]
+    components = [(variance, num_tasks - 1)]  # variance of the mean, its degrees of freedom
+    for pull_SN in (_pull(part_SN, whole_SN) for part_SN, whole_SN in sides):
         num_seeds = len(pull_SN)
         if num_seeds > 1:
             seed_S = pull_SN.mean(1)
@@ -390,10 +402,6 @@ def _crossed(
             rest = float((rest_SN**2).sum()) / ((num_seeds - 1) * (num_tasks - 1))
             extra = float(np.var(seed_S, ddof=1)) - rest / num_tasks  # the rest is in the tasks' part already
             components.append((max(extra, 0.0) / num_seeds, num_seeds - 1))
-    variance = sum(v for v, _ in components)
-    if not variance:
-        return value, value, 0.0
-    degrees = variance**2 / sum(v**2 / nu for v, nu in components)
-    error = math.sqrt(variance)
-    power = float(special.stdtrit(degrees, POWER))
-    return value - _t(degrees) * error, value + _t(degrees) * error, (_t(degrees) + power) * error
+    total = sum(v for v, _ in components)
+    degrees = total**2 / sum(v**2 / nu for v, nu in components) if total else num_tasks - 1
+    return math.sqrt(total), degrees

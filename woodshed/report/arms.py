@@ -1,7 +1,8 @@
 """Runs side by side: which of them are seeds of one arm, and what the arms' figures are.
 
-Runs whose recipes differ in nothing but name, note and seed are seeds of one arm. Arms are named by the settings in
-which they differ.
+Runs whose recipes differ in nothing but name, note and seed are seeds of one arm; so are runs that were named together.
+Arms are named by the settings in which they differ. Where an arm has several seeds, they are a level above the tasks
+(`statistics.arms`): its interval says what another seed would give.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from woodshed.evals import statistics
-from woodshed.evals.measures import MEASURES, Measure
-from woodshed.evals.statistics import Difference, Estimate
+from woodshed.evals import comparison, statistics
+from woodshed.evals.measures import Measure
+from woodshed.evals.statistics import Difference, Estimate, Sums
 from woodshed.report.gather import Line, Story
 
 NOT_AN_ARM = ("name", "note", "seed", "runs")
 MAX_DIFFERENCES = 3  # more settings than this do not make a readable name
+
+Seeds = Sequence[Sequence[Line]]  # attempts of one evaluation, a list per seed
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,32 @@ class Arm:
     name: str
     stories: tuple[Story, ...]
 
-    def sides(self) -> tuple[list[Line], list[Line]]:
-        """Attempts of the first and of the last evaluation, seeds pooled; the second is empty where there is one."""
-        before: list[Line] = []
-        after: list[Line] = []
-        for story in self.stories:
-            found = list(story.evaluations().values())
-            before += found[0] if found else []
-            after += found[-1] if len(found) > 1 else []
-        return before, after
+    def sides(self) -> tuple[Seeds, Seeds]:
+        """Attempts of the first and of the last evaluation; the second is empty where no seed has two.
+
+        Once a seed has two evaluations, those that have only one so far enter neither side.
+        """
+        found = [list(story.evaluations().values()) for story in self.stories]
+        if any(len(made) > 1 for made in found):
+            return [made[0] for made in found if len(made) > 1], [made[-1] for made in found if len(made) > 1]
+        return [made[0] for made in found if made], []
+
+    def doubts(self, other: Arm) -> tuple[list[str], list[str]]:
+        """What forbids to compare the runs of both, and what a reader should know; another arm may be this one."""
+        stories = {story.path: story.manifest for story in (*self.stories, *other.stories)}
+        return comparison.doubts([(str(path), manifest) for path, manifest in stories.items()])
+
+    @property
+    def num_copies(self) -> int:
+        """Runs that repeat another one's recipe and seed: they are no further seeds."""
+        return len(self.stories) - len({_key(story, ("name", "note", "runs")) for story in self.stories})
+
+    @property
+    def num_unpaired(self) -> int:
+        """Tasks that some seed did not attempt, or only in vain, so that they enter no figure."""
+        before, after = self.sides()
+        tasks = [{line.task_id for line in lines if not line.is_void} for lines in (*before, *after)]
+        return len(set.union(*tasks) - set.intersection(*tasks)) if len(before) > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -46,21 +66,28 @@ class Row:
     before: Estimate
     after: Estimate | None
     change: Difference | None
+    seeds: tuple[tuple[float | None, ...], ...]
+    """Before and after, the figure of every seed alone; () where there is one seed."""
 
 
-def arms(stories: Sequence[Story]) -> list[Arm]:
-    """The arms in order of appearance."""
-    groups: dict[str, list[Story]] = {}
-    for story in stories:
-        kept = {name: value for name, value in story.settings.items() if name not in NOT_AN_ARM}
-        groups.setdefault(json.dumps(kept, sort_keys=True, default=str), []).append(story)
-    flat = [_flat(group[0].settings) for group in groups.values()]
+def arms(groups: Sequence[Sequence[Story]]) -> list[Arm]:
+    """The arms in order of appearance. A group of several is an arm; single ones are matched by their recipes."""
+    found: dict[str, list[Story]] = {}
+    for number, group in enumerate(groups):
+        key = _key(group[0], NOT_AN_ARM) if len(group) == 1 else f"group {number}"
+        found.setdefault(key, []).extend(group)
+    flat = [_flat(group[0].settings) for group in found.values()]
     names = {name for settings in flat for name in settings} - set(NOT_AN_ARM)
     differing = sorted(n for n in names if len({json.dumps(s.get(n), default=str) for s in flat}) > 1)
     return [
         Arm(_name(group, settings, differing), tuple(group))
-        for group, settings in zip(groups.values(), flat, strict=True)
+        for group, settings in zip(found.values(), flat, strict=True)
     ]
+
+
+def _key(story: Story, without: Sequence[str]) -> str:
+    kept = {name: value for name, value in story.settings.items() if name not in without}
+    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def _name(group: Sequence[Story], settings: Mapping[str, Any], differing: Sequence[str]) -> str:
@@ -76,39 +103,53 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def rows(arm: Arm) -> list[Row]:
-    """Every measure of an arm: first evaluation, last one, and the change, paired by task."""
+def rows(arm: Arm, measures: Sequence[Measure]) -> list[Row]:
+    """Measures of an arm: first evaluation, last one, and the change, paired by task."""
     before, after = arm.sides()
     if not before:
         return []
-    return [
-        Row(
-            measure,
-            estimate(measure, before),
-            estimate(measure, after) if after else None,
-            change(measure, before, after) if after else None,
+    found = []
+    for measure in measures:
+        alone = [tuple(estimate(measure, [lines]).value for lines in side) for side in (before, after)]
+        found.append(
+            Row(
+                measure,
+                estimate(measure, before),
+                estimate(measure, after) if after else None,
+                change(measure, before, after) if after else None,
+                tuple(alone) if len(before) > 1 else (),
+            )
         )
-        for measure in MEASURES
-    ]
+    return found
 
 
-def against(first: Arm, other: Arm) -> list[tuple[Measure, Difference]]:
-    """Every measure of another arm minus the first one's, at the last evaluation of each, paired by task."""
+def against(first: Arm, other: Arm, measures: Sequence[Measure]) -> list[tuple[Measure, Difference]]:
+    """Measures of another arm minus the first one's, at the last evaluation of each, paired by task."""
     ends = [after or before for before, after in (first.sides(), other.sides())]
     if not all(ends):
         return []
-    return [(measure, change(measure, *ends)) for measure in MEASURES]
+    return [(measure, change(measure, *ends)) for measure in measures]
 
 
-def estimate(measure: Measure, lines: Sequence[Line]) -> Estimate:
+def estimate(measure: Measure, seeds: Seeds) -> Estimate:
     """A measure over attempts; void ones enter no figure."""
-    return statistics.rate(*_columns(measure, lines), is_share=measure.kind != "count")
+    is_share = measure.kind != "count"
+    if len(seeds) > 1:
+        return statistics.arm([_sums(measure, lines) for lines in seeds], is_share=is_share)
+    return statistics.rate(*_columns(measure, seeds[0]), is_share=is_share)
 
 
-def change(measure: Measure, before: Sequence[Line], after: Sequence[Line]) -> Difference:
+def change(measure: Measure, before: Seeds, after: Seeds) -> Difference:
     """After minus before, paired by task."""
-    sides = [statistics.sums(*_columns(measure, lines)) for lines in (before, after)]
-    return statistics.difference(*sides, is_share=measure.kind != "count")
+    is_share = measure.kind != "count"
+    sides = [[_sums(measure, lines) for lines in seeds] for seeds in (before, after)]
+    if max(map(len, sides)) > 1:
+        return statistics.arms(*sides, is_share=is_share)
+    return statistics.difference(sides[0][0], sides[1][0], is_share=is_share)
+
+
+def _sums(measure: Measure, lines: Sequence[Line]) -> Sums:
+    return statistics.sums(*_columns(measure, lines))
 
 
 def _columns(measure: Measure, lines: Sequence[Line]) -> tuple[list[float], list[float], list[str]]:

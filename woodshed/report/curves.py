@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from woodshed.report.arms import Arm
-from woodshed.report.gather import Point, Story
+from woodshed.report.gather import Point, Story, number
 from woodshed.report.visible import label
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F7F7F", "#6A3D9A")
@@ -21,6 +21,7 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
 MAX_MARKED = 40  # points of a line beyond which markers only blur it
 FEW_STEPS = 8  # up to this many every step has its tick
+MAX_BANDS = 4  # lines of a chart beyond which their bands hide one another
 MAX_MAPS = 4  # curriculum pictures on a page
 
 Series = Mapping[int, Point]  # step -> value, low, high
@@ -56,24 +57,26 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 """Title, phase, {metric: name of its line}; a metric that no run has is left out."""
 
 FAMILIES = (
-    ("invalid calls by fault, share of turns", "train", "faults "),
-    ("curriculum", "train", "curriculum "),
-    ("cost", "train", "cost "),
+    ("invalid calls by fault, share of turns", "faults ", 0.0),
+    ("tasks of the pool by what became of them", "curriculum ", None),
+    ("cost", "cost ", None),
 )
-"""Title, phase, prefix: one line for every metric of that prefix."""
+"""Title, prefix, and what a step's metrics mean that lack one: a line for every metric of training of that prefix."""
 
 
 def charts(arms: Sequence[Arm]) -> list[Chart]:
     """Everything that can be drawn of these arms, in reading order."""
     drawn = [chart(title, _lines(arms, phase, metrics)) for title, phase, metrics in CURVES]
-    for title, phase, prefix in FAMILIES:
-        drawn.append(chart(title, _lines(arms, phase, _family(arms, phase, prefix))))
+    for arm in arms:  # these have many lines: a chart for every arm
+        of = f": {arm.name}" if len(arms) > 1 else ""
+        for title, prefix, missing in FAMILIES:
+            drawn.append(chart(title + of, _lines([arm], "train", _family([arm], prefix), missing)))
+        drawn.append(chart("hint gain by class, nats a turn" + of, _gains(arm)))
     drawn += [
-        chart("hint gain by class, nats a turn", _gains(arms)),
         chart("flagged rollouts", _flagged(arms)),
+        chart("sampled tokens a second", _throughput(arms)),
+        chart("mean level of the tasks drawn", _levels(arms)),
     ]
-    drawn.append(chart("sampled tokens a second", _throughput(arms)))
-    drawn.append(chart("mean level of the tasks drawn", _levels(arms)))
     return [figure for figure in drawn if figure is not None]
 
 
@@ -84,27 +87,27 @@ Labelled = tuple[
 
 def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
     """A figure of several lines, or None where there are not two points to join."""
+    means = [(name, colour, dash, average(seeds)) for name, colour, dash, seeds in lines]
+    longest = max((len(mean) for *_, mean in means), default=0)
     traces: list[dict[str, Any]] = []
-    longest = 0
-    for name, colour, dash, seeds in lines:
-        mean = average(seeds)
-        longest = max(longest, len(mean))
+    for name, colour, dash, mean in means:
         if mean:
-            traces += [*_band(mean, colour), _line(name, mean, colour, dash)]
+            band = _band(mean, colour) if len(means) <= MAX_BANDS else []
+            traces += [*band, _line(name, mean, colour, dash)]
     if longest < 2:
         return None
     named = [trace["name"] for trace in traces if trace.get("name")]
     legend = 18 * len(named) if len(named) > 1 else 0  # pixels below the plot
     ticks = {"dtick": 1} if longest <= FEW_STEPS else {}
     layout = {
-        "margin": {"l": 46, "r": 8, "t": 8, "b": 36 + legend},
-        "xaxis": {"title": {"text": "step", "standoff": 4}, "zeroline": False, **ticks},
+        "margin": {"l": 46, "r": 8, "t": 8, "b": 42 + legend},
+        "xaxis": {"title": {"text": "step", "standoff": 8}, "zeroline": False, **ticks},
         "yaxis": {"rangemode": "tozero", "automargin": True},
         "showlegend": bool(legend),
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
     }
-    return Chart(title, {"data": traces, "layout": layout}, 220 + legend)
+    return Chart(title, {"data": traces, "layout": layout}, 226 + legend)
 
 
 def average(seeds: Sequence[Series]) -> dict[int, Point]:
@@ -143,42 +146,42 @@ def _named(arms: Sequence[Arm], arm: Arm, line: str) -> str:
     return ": ".join(part for part in (arm.name if len(arms) > 1 else "", line) if part)
 
 
-def _lines(arms: Sequence[Arm], phase: str, metrics: Mapping[str, str]) -> Iterable[Labelled]:
+def _lines(
+    arms: Sequence[Arm], phase: str, metrics: Mapping[str, str], missing: float | None = None
+) -> Iterable[Labelled]:
     """Several metrics: a colour each and the arms in dashes; one metric: a colour per arm."""
     for a, arm in enumerate(arms):
         for m, (metric, line) in enumerate(metrics.items()):
             seeds: list[Series] = [
                 {
-                    step: points[metric]
+                    step: points.get(metric, (missing or 0.0, None, None))
                     for step, points in story.metrics.get(phase, {}).items()
-                    if metric in points
+                    if metric in points or missing is not None
                 }
                 for story in arm.stories
             ]
             yield _named(arms, arm, line), m if len(metrics) > 1 else a, a, seeds
 
 
-def _family(arms: Sequence[Arm], phase: str, prefix: str) -> dict[str, str]:
+def _family(arms: Sequence[Arm], prefix: str) -> dict[str, str]:
     names = {
         name: name.removeprefix(prefix)
         for arm in arms
         for story in arm.stories
-        for points in story.metrics.get(phase, {}).values()
+        for points in story.metrics.get("train", {}).values()
         for name in points
         if name.startswith(prefix)
     }
     return dict(sorted(names.items()))
 
 
-def _gains(arms: Sequence[Arm]) -> Iterable[Labelled]:
-    detectors = sorted({name for arm in arms for story in arm.stories for name in story.gains})
-    for a, arm in enumerate(arms):
-        for d, name in enumerate(detectors):
-            seeds: list[Series] = [
-                {step: (gain, None, None) for step, gain in story.gains.get(name, {}).items()}
-                for story in arm.stories
-            ]
-            yield _named(arms, arm, name), d, a, seeds
+def _gains(arm: Arm) -> Iterable[Labelled]:
+    for d, name in enumerate(sorted({name for story in arm.stories for name in story.gains})):
+        seeds: list[Series] = [
+            {step: (gain, None, None) for step, gain in story.gains.get(name, {}).items()}
+            for story in arm.stories
+        ]
+        yield name, d, 0, seeds
 
 
 def _flagged(arms: Sequence[Arm]) -> Iterable[Labelled]:
@@ -193,7 +196,7 @@ def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
     for a, arm in enumerate(arms):
         seeds: list[Series] = []
         for story in arm.stories:
-            levels = {line.task.id: float(line.task.level) for line in story.tasks}
+            levels = {line.task.id: number(line.task.level) for line in story.tasks}
             seeds.append(_by_step(story, lambda line, known=levels: known.get(line.task_id, math.nan)))
         yield _named(arms, arm, ""), a, a, seeds
 

@@ -8,14 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from woodshed.evals.measures import MEASURES, Graded, is_fault
-from woodshed.records import Flag, Hint, Lesson, Rollout, RunError, Task, TaskError, Verdict
+from woodshed.evals import evaluation, ledger
+from woodshed.evals.ledger import Ledger
+from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault
+from woodshed.records import (
+    Flag,
+    Hint,
+    Lesson,
+    RecipeError,
+    Rollout,
+    RunError,
+    Task,
+    TaskError,
+    Verdict,
+)
 from woodshed.report.transcripts import Archives, Remarks
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
@@ -84,7 +97,7 @@ class Story:
     status: str
     settings: Mapping[str, Any]
     recipe: str
-    manifest: tuple[tuple[str, str], ...]
+    manifest: Mapping[str, Any]
     lines: tuple[Line, ...]
     metrics: Metrics
     gains: Mapping[str, Mapping[int, float]]
@@ -92,6 +105,10 @@ class Story:
     tasks: tuple[TaskLine, ...]
     task_problems: tuple[str, ...]
     rejections: tuple[tuple[str, int], ...]
+    books: Ledger | None
+    """What it used and what that cost; None where its table of prices is none."""
+    problems: tuple[str, ...]
+    """What could not be read and is missing here."""
 
     def evaluations(self) -> dict[int, list[Line]]:
         """Steps of the policy that was measured -> the attempts, oldest first."""
@@ -108,40 +125,45 @@ class _Said:
 
     verdicts: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
     """Verdict without the tests that passed, and how many were expected."""
+    judged: list[tuple[str, int, Verdict]] = field(default_factory=list)
+    """The same verdicts with phase and step."""
     hints: dict[str, dict[int, list[Hint]]] = field(default_factory=dict)
     lessons: dict[str, dict[int, Lesson]] = field(default_factory=dict)
-    flags: dict[str, list[Flag]] = field(default_factory=dict)
+    flags: dict[str, list[Flag]] | None = None
+    """None where no monitor looked."""
+    references: Mapping[str, Collection[str]] = field(default_factory=dict)
+    """Files of the gold patch by task name."""
     pieces: dict[int, str] = field(default_factory=dict)
     gains: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
 
 def gather(run: RunDir, number: int, archives: Archives) -> Story:
-    """Read a run folder; its transcripts go into `archives` under the run's `number`.
+    """Read a run folder; its transcripts go into `archives` under the run's `number`. What is damaged is left out.
 
     Raises:
-        RunError: the folder was written by another version, or cannot be read.
+        RunError: the recipe is damaged, or the folder cannot be read.
     """
     try:
         return _gather(run, number, archives)
-    except ValueError as error:
-        raise RunError(
-            f"{run.path} cannot be read by this version of Woodshed ({error}). "
-            f"{run.path / 'manifest.json'} names the version that wrote it."
-        ) from error
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"{run.path} cannot be read: {error}") from error
 
 
 def _gather(run: RunDir, number: int, archives: Archives) -> Story:
     settings = run.recipe()
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
-    said = _said(run)
-    lines = tuple(
-        _line(number, phase, step, rollout, said, archives)
-        for phase, step, rollout in run.scan("rollouts", Rollout)
-    )
-    metrics = read_metrics(run)
-    tasks, problems = read_tasks(run.path / "tasks")
+    problems: list[str] = []
+    said = _said(run, problems)
+    used = list(ledger.of_verdicts(said.judged))
+    lines: list[Line] = []
+    for phase, step, rollout in run.scan("rollouts", Rollout, problems=problems):
+        lines.append(_line(number, phase, step, rollout, said, archives))
+        used.append((phase, step, ledger.of_rollout(rollout)))
+    measured = run.read("metrics", problems=problems)
+    used += [(phase, step, ledger.of_metrics(made)) for phase, step, made in measured]
+    metrics = read_metrics(measured)
+    tasks, task_problems = read_tasks(run.path / "tasks")
+    manifest = _manifest(run, problems)
     return Story(
         name=str(settings.get("name") or run.path.name),
         path=run.path,
@@ -149,42 +171,63 @@ def _gather(run: RunDir, number: int, archives: Archives) -> Story:
         status=_status(settings, metrics, run.path),
         settings=settings,
         recipe=recipe,
-        manifest=_flat(run.manifest) if (run.path / "manifest.json").exists() else (),
-        lines=lines,
+        manifest=manifest,
+        lines=tuple(lines),
         metrics=metrics,
         gains={
             name: {step: sum(found) / len(found) for step, found in sorted(steps.items())}
             for name, steps in sorted(said.gains.items())
         },
         tasks=_task_lines(tasks, lines),
-        task_problems=problems,
+        task_problems=task_problems,
         rejections=_rejections(settings),
+        books=_books(used, manifest, problems),
+        problems=tuple(problems),
     )
 
 
-def _said(run: RunDir) -> _Said:
-    said = _Said()
-    for _, _, verdict in run.scan("verdicts", Verdict):
+def _manifest(run: RunDir, problems: list[str]) -> dict[str, Any]:
+    try:
+        return run.manifest
+    except RunError as error:
+        problems.append(str(error))
+        return {}
+
+
+def _books(used: Iterable[ledger.Used], manifest: Mapping[str, Any], problems: list[str]) -> Ledger | None:
+    try:
+        return ledger.add_up(used, manifest)
+    except RecipeError as error:
+        problems.append(str(error))
+        return None
+
+
+def _said(run: RunDir, problems: list[str]) -> _Said:
+    said = _Said(references=evaluation.references(run))
+    for phase, step, verdict in run.scan("verdicts", Verdict, problems=problems):
         failed = {test: outcome for test, outcome in verdict.outcomes.items() if outcome != "passed"}
-        said.verdicts[verdict.rollout_id] = (
-            dataclasses.replace(verdict, outcomes=failed),
-            len(verdict.outcomes),
-        )
-    for _, _, hint in run.scan("hints", Hint):
+        short = dataclasses.replace(verdict, outcomes=failed)
+        said.verdicts[verdict.rollout_id] = (short, len(verdict.outcomes))
+        said.judged.append((phase, step, short))
+    for _, _, hint in run.scan("hints", Hint, problems=problems):
         said.hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
-    for _, step, lesson in run.scan("lessons", Lesson):
+    for _, step, lesson in run.scan("lessons", Lesson, problems=problems):
         said.lessons.setdefault(lesson.rollout_id, {})[lesson.turn] = lesson
         said.gains.setdefault(lesson.detector, {}).setdefault(step, []).append(lesson.gain)
-    for _, _, flag in run.scan("flags", Flag):
-        said.flags.setdefault(flag.rollout_id, []).append(flag)
-    for _, _, found in run.scan("pieces"):
+    if (raised := evaluation.flags(run, problems=problems)) is not None:
+        flags = said.flags = {}
+        for flag in raised:
+            flags.setdefault(flag.rollout_id, []).append(flag)
+    for _, _, found in run.scan("pieces", problems=problems):
         said.pieces |= {int(i): text for i, text in found.items()}
     return said
 
 
 def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, archives: Archives) -> Line:
     verdict, num_tests = said.verdicts.get(rollout.id, (None, 0))
-    graded = Graded(rollout, verdict)
+    flags = None if said.flags is None else tuple(said.flags.get(rollout.id, ()))
+    known = said.references.get(rollout.task_name)
+    graded = Graded(rollout, verdict, flags, None if known is None else frozenset(known))
     hints = said.hints.get(rollout.id, {})
     remarks = Remarks(hints, said.lessons.get(rollout.id, {}))
     archive, place = archives.add(number, rollout, verdict, num_tests, remarks, said.pieces)
@@ -206,9 +249,9 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
         faults=Counter(str(turn.error_kind) for turn in rollout.turns if is_fault(turn)),
         hints=tuple(hint.detector for turn in sorted(hints) for hint in hints[turn]),
         targeted=len(remarks.lessons),
-        flags=tuple(said.flags.get(rollout.id, ())),
+        flags=flags or (),
         integrity=() if verdict is None else verdict.integrity,
-        sums={m.key: (float(m.part(graded)), float(m.whole(graded))) for m in MEASURES},
+        sums={m.key: (float(m.part(graded)), float(m.whole(graded))) for m in (*MEASURES, *BEHAVIOUR)},
         archive=archive,
         place=place,
     )
@@ -223,10 +266,10 @@ def result_of(graded: Graded) -> str:
     return "solved" if graded.verdict.solved else "failed"
 
 
-def read_metrics(run: RunDir) -> Metrics:
+def read_metrics(measured: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Metrics:
     """Every number of the metrics lines; nested ones get a joined name ("faults bad_path")."""
     phases: dict[str, dict[int, dict[str, Point]]] = {}
-    for phase, step, metrics in run.scan("metrics"):
+    for phase, step, metrics in measured:
         phases.setdefault(phase, {})[step] = dict(_points(metrics))
     return phases
 
@@ -234,12 +277,21 @@ def read_metrics(run: RunDir) -> Metrics:
 def _points(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Point]]:
     for name, value in metrics.items():
         if isinstance(value, Mapping) and "value" in value:
-            if value["value"] is not None:
-                yield prefix + name, (float(value["value"]), value.get("low"), value.get("high"))
+            ends = [number(value.get(end)) for end in ("value", "low", "high")]
+            if ends[0] is not None:
+                yield prefix + name, (ends[0], ends[1], ends[2])
         elif isinstance(value, Mapping):
             yield from _points(value, f"{prefix}{name} ")
-        elif isinstance(value, int | float):
-            yield prefix + name, (float(value), None, None)
+        elif (found := number(value)) is not None:
+            yield prefix + name, (found, None, None)
+
+
+def number(value: Any) -> float | None:
+    """A number as a float, however long its digits; None for what is none."""
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def _status(settings: Mapping[str, Any], metrics: Metrics, path: Path) -> str:
@@ -287,15 +339,3 @@ def _rejections(settings: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
             except (ValueError, KeyError, TypeError):
                 continue  # torn by a kill
     return tuple(counts.most_common())
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> tuple[tuple[str, str], ...]:
-    """Nested values as (dotted name, text)."""
-    lines: list[tuple[str, str]] = []
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            lines += _flat(value, f"{prefix}{name}.")
-        else:
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            lines.append((f"{prefix}{name}", text))
-    return tuple(lines)

@@ -10,23 +10,26 @@ from __future__ import annotations
 import functools
 import secrets
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from woodshed import __version__
-from woodshed.evals import measures
+from woodshed.evals import effort, ledger, measures
+from woodshed.evals.effort import Bucket, Spent
+from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
 from woodshed.report import arms, curves
+from woodshed.report.arms import Arm, Row
 from woodshed.report.gather import Line, Story, gather
-from woodshed.report.transcripts import Archives, pack
+from woodshed.report.transcripts import Archives, clean, dump, pack
 from woodshed.report.visible import visible
 from woodshed.rundir import RunDir, write_atomically
 
@@ -50,17 +53,53 @@ class StepTable:
     rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
-def write(*runs: RunDir, path: Path | None = None) -> Path:
+@dataclass(frozen=True)
+class Costs:
+    """What runs used and what that cost, a column a run."""
+
+    runs: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the page says of one arm."""
+
+    arm: Arm
+    headline: list[Row]
+    behaviour: list[Row]
+    faults: list[tuple[str, list[str]]]
+    against: list[tuple[measures.Measure, measures.Difference]]
+    """The headline against the first arm's."""
+    effort: list[Bucket]
+    """What the last evaluation spent on tasks of like difficulty."""
+    calibration: float | None
+    refusals: list[str]
+    """Why it is not compared with the first arm, or its seeds not with one another."""
+    warnings: list[str]
+
+
+def write(
+    *runs: RunDir | Sequence[RunDir], path: Path | None = None, problems: list[str] | None = None
+) -> Path:
     """Write the page of these runs and return its path. Works while runs are going on.
 
     Args:
+        runs: each a run, or the seeds of one arm. Single runs that differ in their seed only are one arm, too.
         path: by default `report.html` in the run folder, or, for several runs, beside the first of them.
+        problems: receives a sentence for everything that could not be read, and for a run without any measurement.
 
     Raises:
-        RunError: a run was written by another version, or the page cannot be written.
+        RunError: a run is named twice or its recipe is damaged, or the page cannot be written.
     """
-    path = path or (runs[0].path if len(runs) == 1 else runs[0].path.parent) / "report.html"
-    text = render(*runs)
+    groups = [[run] if isinstance(run, RunDir) else list(run) for run in runs]
+    folders = [run.path for group in groups for run in group]
+    for folder, times in Counter(folder.resolve() for folder in folders).items():
+        if times > 1:
+            raise RunError(f"{folder} is named twice; a run is one seed of one arm")
+    path = path or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
+    text = render(groups, problems if problems is not None else [])
     try:
         write_atomically(path, text)
     except OSError as error:
@@ -68,11 +107,17 @@ def write(*runs: RunDir, path: Path | None = None) -> Path:
     return path
 
 
-def render(*runs: RunDir) -> str:
-    """The page as text."""
+def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
+    """The page of groups of runs as text; `problems` receives what could not be read."""
     archives = Archives()
-    stories = [gather(run, number, archives) for number, run in enumerate(runs)]
-    found = arms.arms(stories)
+    stories = [gather(run, n, archives) for n, run in enumerate(run for group in groups for run in group)]
+    stories = [_told_apart(story, stories) for story in stories]
+    for story in stories:
+        empty = [] if story.lines or story.metrics else ["nothing was measured yet"]
+        problems += [f"{story.path}: {problem}" for problem in (*story.problems, *empty)]
+    difficulty = effort.difficulties(_spent(line for story in stories for line in story.lines))
+    left = iter(stories)
+    found = arms.arms([[next(left) for _ in group] for group in groups])
     drawn, maps = curves.charts(found), curves.curriculum_maps(stories)
     blocks, num_left_out = _blocks(stories, archives)
     charts = [*drawn, *maps]
@@ -83,14 +128,12 @@ def render(*runs: RunDir) -> str:
         .get_template("page.html.j2")
         .render(
             stories=stories,
-            arms=found,
-            rows={arm.name: arms.rows(arm) for arm in found},
-            against={arm.name: arms.against(found[0], arm) for arm in found[1:]},
-            faults={arm.name: _faults(arm) for arm in found},
+            arms=[_figures(arm, found[0], difficulty) for arm in found],
             charts=drawn,
             maps=maps,
             figures=Markup(_json([chart.figure for chart in charts])),
             notable=[notable(story) for story in stories],
+            costs=_costs(stories),
             tables=[[_table(phase, steps) for phase, steps in story.metrics.items()] for story in stories],
             phases=sorted({line.phase for story in stories for line in story.lines}),
             num_rollouts=sum(len(story.lines) for story in stories),
@@ -99,6 +142,61 @@ def render(*runs: RunDir) -> str:
             nonce=secrets.token_urlsafe(16),
         )
     )
+
+
+def _told_apart(story: Story, stories: Sequence[Story]) -> Story:
+    """Runs of one name are called by their folders."""
+    is_alone = [other.name for other in stories].count(story.name) == 1
+    return story if is_alone else replace(story, name=str(story.path))
+
+
+SOLVED = {"solved": True, "failed": False}  # of other results it is not known
+
+
+def _spent(lines: Iterable[Line]) -> list[Spent]:
+    return [
+        Spent(line.task_id, SOLVED.get(line.result), line.tokens, line.turns)
+        for line in lines
+        if line.phase == "eval" and not line.is_void
+    ]
+
+
+def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
+    refusals, warnings = first.doubts(arm)
+    before, after = arm.sides()
+    spent = _spent(line for lines in after or before for line in lines)
+    return Figures(
+        arm,
+        arms.rows(arm, MEASURES),
+        arms.rows(arm, BEHAVIOUR),
+        _faults(arm),
+        arms.against(first, arm, MEASURES) if arm is not first and not refusals else [],
+        effort.by_difficulty(spent, difficulty),
+        effort.calibration(spent, difficulty),
+        refusals,
+        warnings,
+    )
+
+
+def _costs(stories: Sequence[Story]) -> Costs:
+    """The ledgers of all runs side by side."""
+    columns: dict[str, dict[str, str]] = {}
+    notes: dict[str, None] = {}
+    for story in stories:
+        if (books := story.books) is None or not books.phases:
+            continue
+        evaluations = story.evaluations().values()
+        made = [[(line.task_id, SOLVED.get(line.result)) for line in lines] for lines in evaluations]
+        costs = ledger.costs(books, made, ledger.solve_change(made))
+        rows = ledger.table(books, costs)[1:]
+        columns[story.name] = {label: cost or amount for label, amount, cost in rows}
+        notes[f"Prices of {books.prices.date}."] = None
+        notes |= dict.fromkeys(
+            f"No price for {missing}: totals are lower bounds." for missing in costs.unknown
+        )
+    labels = dict.fromkeys(label for column in columns.values() for label in column)
+    table = tuple((label, tuple(column.get(label, "") for column in columns.values())) for label in labels)
+    return Costs(tuple(columns), table, tuple(notes))
 
 
 def notable(story: Story) -> list[Notable]:
@@ -136,25 +234,20 @@ def _evidence(line: Line) -> str:
     return "; ".join([*said, *line.integrity])[:300]
 
 
-def _faults(arm: arms.Arm) -> list[tuple[str, list[str]]]:
-    """Every kind of call fault, its share of turns first and last, the most frequent before first."""
-    sides = [side for side in arm.sides() if side]
-    totals: dict[str, int] = {}
-    for line in (line for side in sides for line in side if not line.is_void):
-        for kind, count in line.faults.items():
-            totals[kind] = totals.get(kind, 0) + count
-    turns = [sum(line.turns for line in side if not line.is_void) for side in sides]
-    return [
-        (
-            kind,
-            [
-                f"{100 * count / max(whole, 1):.1f}% ({count} / {whole})"
-                for side, whole in zip(sides, turns, strict=True)
-                for count in [sum(line.faults.get(kind, 0) for line in side if not line.is_void)]
-            ],
-        )
-        for kind in sorted(totals, key=lambda kind: -totals[kind])
-    ]
+def _faults(arm: Arm) -> list[tuple[str, list[str]]]:
+    """Every kind of call fault, its share of turns first and last over all seeds, the most frequent before first."""
+    sides = [[line for lines in side for line in lines if not line.is_void] for side in arm.sides() if side]
+    totals: Counter[str] = Counter()
+    for line in (line for side in sides for line in side):
+        totals.update(line.faults)
+    found = []
+    for kind, _ in totals.most_common():
+        shares = []
+        for side in sides:
+            count, turns = sum(line.faults.get(kind, 0) for line in side), sum(line.turns for line in side)
+            shares.append(f"{100 * count / max(turns, 1):.1f}% ({count} / {turns})")
+        found.append((kind, shares))
+    return found
 
 
 def _table(phase: str, by_step: Mapping[int, Mapping[str, Any]]) -> StepTable:
@@ -205,25 +298,13 @@ def _blocks(stories: Sequence[Story], archives: Archives) -> tuple[dict[str, str
     }
     words, postings = archives.index.pack()
     packed, num_left_out = archives.pack()
-    blocks = {"rows": pack(_json(rows).encode()), "words": pack(words), "postings": pack(postings)}
+    blocks = {"rows": pack(dump(rows)), "words": pack(words), "postings": pack(postings)}
     return blocks | {f"a{number}": text for number, text in enumerate(packed) if text}, num_left_out
 
 
 def _json(value: Any) -> str:
-    """JSON that may stand inside a script element, lone surrogates replaced."""
-    try:
-        text = orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
-    except (TypeError, ValueError):
-        text = orjson.dumps(_clean(value), option=orjson.OPT_NON_STR_KEYS).decode()
-    return text.replace("<", "\\u003c")
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, Mapping):
-        return {_clean(key): _clean(item) for key, item in value.items()}
-    return [_clean(item) for item in value] if isinstance(value, list | tuple) else value
+    """JSON that may stand inside a script element."""
+    return dump(value).decode().replace("<", "\\u003c")
 
 
 @functools.cache
@@ -240,11 +321,12 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["visible"] = visible
-    environment.filters["address"] = lambda text: urllib.parse.quote(_clean(text), safe="")
+    environment.filters |= {"visible": visible, "flat": _flat}
+    environment.filters["address"] = lambda text: urllib.parse.quote(clean(text), safe="")
     here = files("woodshed.report")
     environment.globals.update(
         measures=measures,
+        by_key={measure.key: measure for measure in MEASURES},
         version=__version__,
         source={
             name: Markup((here / name).read_text("utf-8")) for name in ("style.css", "viewer.js", "charts.js")
@@ -252,3 +334,15 @@ def _environment() -> Environment:
         now=lambda: f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )
     return environment
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested values as (dotted name, text)."""
+    lines: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            lines += _flat(value, f"{prefix}{name}.")
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            lines.append((f"{prefix}{name}", text))
+    return lines

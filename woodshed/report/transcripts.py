@@ -20,7 +20,7 @@ from __future__ import annotations
 import base64
 import functools
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,7 +65,7 @@ class Archive:
 
     def pack(self) -> str:
         """The archive for the page: base64 of deflated JSON."""
-        texts = orjson.dumps([_whole(text) for text in self.texts])
+        texts = dump(list(self.texts))
         return pack(b'{"s":' + texts + b',"r":[' + b",".join(self.rollouts) + b"]}")
 
 
@@ -95,7 +95,7 @@ class Archives:
         archive = self._archives[where]
         seen = words(rollout.task_name)
         packed = _rollout(archive, rollout, verdict, num_tests, remarks, pieces, seen)
-        archive.rollouts.append(orjson.dumps(packed))
+        archive.rollouts.append(dump(packed))
         self.index.add(self._count, seen)
         self._count += 1
         return where, len(archive.rollouts) - 1
@@ -116,6 +116,26 @@ class Archives:
 def pack(data: bytes) -> str:
     """Base64 of deflated bytes, as the page carries everything big."""
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+
+
+def dump(value: Any) -> bytes:
+    """JSON that a browser can read: lone surrogates are replaced, whole numbers beyond 53 bits become text."""
+    options = orjson.OPT_NON_STR_KEYS | orjson.OPT_STRICT_INTEGER
+    try:
+        return orjson.dumps(value, option=options)
+    except (TypeError, ValueError):
+        return orjson.dumps(clean(value), option=options)
+
+
+def clean(value: Any) -> Any:
+    """The same value without what `dump` replaces."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return str(value)
+    if isinstance(value, Mapping):
+        return {clean(key): clean(item) for key, item in value.items()}
+    return [clean(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def level(values: Sequence[float]) -> np.ndarray:
@@ -193,14 +213,14 @@ def _rollout(
             packed |= dict(zip("qwg", map(characters, sides), strict=True))
         turns.append({name: value for name, value in packed.items() if value not in ("", [], None)})
     patch = rollout.patch
-    packed = {"t": turns, "d": archive.text(patch.diff, seen), "k": list(_texts(patch.skipped.items()))}
+    packed = {"t": turns, "d": archive.text(patch.diff, seen), "k": list(patch.skipped.items())}
     if verdict is not None:
         failed = list(verdict.outcomes.items())[:MAX_FAILED]
         packed |= {
             "n": num_tests,
             "N": len(verdict.outcomes),
             "f": [[archive.text(test, seen), outcome] for test, outcome in failed],
-            "i": [_whole(check) for check in verdict.integrity],
+            "i": verdict.integrity,
             "x": archive.text(verdict.detail, seen),
         }
     return packed
@@ -209,7 +229,7 @@ def _rollout(
 def _turn(archive: Archive, turn: Turn, seen: set[str]) -> dict[str, Any]:
     edits = [
         [
-            _whole(str(call.arguments.get("path", ""))),
+            str(call.arguments.get("path", "")),
             archive.text(str(call.arguments.get("old", "")), seen),
             archive.text(str(call.arguments.get("new", call.arguments.get("content", ""))), seen),
         ]
@@ -225,15 +245,6 @@ def _turn(archive: Archive, turn: Turn, seen: set[str]) -> dict[str, Any]:
         "c": edits,
         "v": turn.policy_version,
         "x": turn.finish_reason == "length" or None,
-        "p": _whole(turn.oracle),
+        "p": turn.oracle,
         "s": [round(turn.sample_s, 2), round(turn.tools_s, 2)],
     }
-
-
-def _texts(pairs: Iterable[tuple[str, str]]) -> Iterable[list[str]]:
-    return ([_whole(a), _whole(b)] for a, b in pairs)
-
-
-def _whole(text: str) -> str:
-    """Text without lone surrogates, which JSON for browsers cannot carry; each becomes U+FFFD."""
-    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -28,6 +28,7 @@ from woodshed.rundir import At, Kind, RunDir
 
 SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
 MODES = ("log-prob", "hint", "divergence", "none")
+UNREADABLE = (ValueError, KeyError, TypeError, RunError)  # a batch that is damaged, or of another version
 HELP = "is:solved has:hint task: fault: hint: flag: phase: step: ended:, or text of a name"
 
 
@@ -307,6 +308,7 @@ class Viewer(App[None]):
         self.opened: Row | None = None
         self.turn = 0
         self.mode = MODES[0]
+        self.num_unreadable = 0
 
     def compose(self) -> ComposeResult:
         with Horizontal():
@@ -329,11 +331,9 @@ class Viewer(App[None]):
         for number, at in enumerate(batches, 1):
             try:
                 rows = self.reader.rows(at)
-            except (ValueError, RunError) as error:
-                self.call_from_thread(
-                    self.exit, return_code=2, message=Text(unreadable(self.reader.run, error))
-                )
-                return
+            except UNREADABLE:
+                self.num_unreadable += 1
+                rows = []
             if not self.is_running:
                 return
             self.call_from_thread(self.extend, rows, number, len(batches))
@@ -344,6 +344,7 @@ class Viewer(App[None]):
         query = self.query_one(Input).value
         self.list_rows([row for row in rows if matches(row, query)])
         more = "" if done == total else f", reading {done} of {total} batches"
+        more += f", {self.num_unreadable} batches cannot be read" if self.num_unreadable else ""
         self.query_one("#status", Static).update(f"{len(self.shown)} of {len(self.rows)} rollouts{more}")
 
     def list_rows(self, rows: Iterable[Row]) -> None:
@@ -455,24 +456,17 @@ class Viewer(App[None]):
         self.theme = "textual-light" if self.theme == "textual-dark" else "textual-dark"
 
 
-def unreadable(run: RunDir, error: Exception) -> str:
-    return f"{run.path} cannot be read by this version of Woodshed ({error})"
-
-
 def view(run: RunDir) -> None:
-    """Show a run until the person leaves.
+    """Show a run until the person leaves. Batches that cannot be read are left out and counted.
 
     Raises:
-        RunError: there is nothing to show, or another version wrote it.
+        RunError: there is nothing to show, or another version wrote all of it.
     """
-    batches = run.batches("rollouts")
-    if not batches:
-        raise RunError(
-            f"{run.path} holds no finished rollouts yet; `woodshed report {run.path}` shows what there is"
-        )
-    reader = Reader(run)
-    try:
-        reader.batch(batches[0])
-    except ValueError as error:
-        raise RunError(unreadable(run, error)) from error
-    Viewer(reader).run()
+    reader, why = Reader(run), "no finished rollouts yet"
+    for at in run.batches("rollouts"):
+        try:
+            if reader.batch(at):
+                return Viewer(reader).run()
+        except UNREADABLE as error:
+            why = f"no rollouts that can be read ({error})"
+    raise RunError(f"{run.path} holds {why}; `woodshed report {run.path}` shows what there is")

@@ -208,6 +208,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         metrics["seconds"] = clock.laps
         if growth is not None:
             growth.tend(curriculum, list(verdicts.values()))
+        metrics["curriculum"] = curriculum.counts()
         position = replace(
             position,
             phase="rl",

@@ -84,15 +84,15 @@ def alarms(views: Sequence[StepView]) -> list[Alarm]:
     return found
 
 
-def from_run(run: RunDir) -> list[Alarm]:
-    """The alarms of a run's practice, from what its folder holds."""
+def from_run(run: RunDir, *, problems: list[str] | None = None) -> list[Alarm]:
+    """The alarms of a run's practice, from what its folder holds; `problems` as in `RunDir.read`."""
     try:
         tasks = folder.load_set(run.path / "tasks" / "train")
     except TaskError:  # nothing to practise on, or of another version
         return []
-    verdicts = {v.rollout_id: v for _, _, v in run.read("verdicts", Verdict)}
+    verdicts = {v.rollout_id: v for _, _, v in run.read("verdicts", Verdict, problems=problems)}
     steps: dict[int, list[Rollout]] = {}
-    for phase, step, rollout in run.read("rollouts", Rollout):
+    for phase, step, rollout in run.read("rollouts", Rollout, problems=problems):
         if phase == "train":
             steps.setdefault(step, []).append(rollout)
     views = [
