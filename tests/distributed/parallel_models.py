@@ -13,6 +13,7 @@ from woodshed.muon import Experts, NewtonSchulz, ShardedMuon, clip_grad_norm_
 from woodshed.parallel import ParallelLayout
 
 VOCAB, ROWS, LENGTH = 64, 4, 16
+EPS = 1e-3  # of AdamW: with a small one it divides rounding by rounding where gradients vanish
 SHARED = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -21,7 +22,7 @@ SHARED = {
     "initializer_range": 0.15,  # peaked distributions, so that attention and routing matter
     "pad_token_id": 0,
 }
-MOE = SHARED | {"moe_intermediate_size": 16, "num_experts_per_tok": 4, "num_hidden_layers": 3}
+MOE = SHARED | {"moe_intermediate_size": 16, "num_experts_per_tok": 4, "num_hidden_layers": 2}
 
 
 def build(family: str, **settings: Any) -> Any:
@@ -47,7 +48,14 @@ def build(family: str, **settings: Any) -> Any:
         return transformers.DeepseekV3ForCausalLM(config)
     if family == "qwen":
         config = transformers.Qwen3MoeConfig(
-            **MOE, num_experts=16, num_key_value_heads=2, head_dim=8, norm_topk_prob=True, **settings
+            **MOE,
+            **{
+                "num_experts": 16,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "norm_topk_prob": True,
+                **settings,
+            },
         )
         return transformers.Qwen3MoeForCausalLM(config)
     config = transformers.LlamaConfig(
@@ -72,10 +80,13 @@ def read(step: int, packed: bool) -> dict[str, Tensor]:
 def optimizer_of(kind: str, model: Any) -> torch.optim.Optimizer:
     if kind == "sgd":
         return torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9, foreach=False)
+    if kind == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=0.003, eps=EPS, foreach=False)
     return ShardedMuon(
         model.named_parameters(),
         lr=0.02,
         units={"*gate_up_proj": Experts(rows=16)},
+        adamw={"eps": EPS},
         newton_schulz=NewtonSchulz(dtype=torch.float32),
         wire_dtype=torch.float32,
     )
@@ -89,7 +100,7 @@ def train(
     for step in steps:
         batch = read(step, packed)
         if layout is None:
-            loss = model(**batch).loss
+            loss = model(**batch, use_cache=False).loss  # with a cache, packed rows are not noticed
         else:
             mine = {key: value[layout.reader :: layout.num_readers] for key, value in batch.items()}
             loss = model(**layout.split(mine["input_ids"], mine["labels"], mine["position_ids"])).loss

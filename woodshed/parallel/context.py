@@ -101,8 +101,12 @@ def attend(
     attention.
     """
     if context is None:
-        raise LayoutError("this model attends over cp ranks; call it with the batch that layout.split(...) returns.")
-    if attention_mask is not None or not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise LayoutError(
+            "this model attends over cp ranks; call it with the batch that layout.split(...) returns."
+        )
+    if attention_mask is not None or not (
+        getattr(module, "is_causal", True) if is_causal is None else is_causal
+    ):
         raise LayoutError(
             "context parallelism is for causal attention without a mask; pad on the right with labels of -100, and "
             "mark packed documents by position_ids that start again at 0."

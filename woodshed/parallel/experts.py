@@ -1,7 +1,7 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts, and come back.
 
-The router and the experts' own forward stay the model's: what is exchanged are the rows of hidden states that the router
-chose, ordered by expert. Products are grouped over the experts of a rank by whatever the model is set to
+The router and the experts' own forward stay the model's: what is exchanged are rows of hidden states, ordered by the
+expert that the router chose. Products are grouped over the experts of a rank by whatever the model is set to
 (`experts_implementation`: torch's grouped_mm by default, a loop with "eager").
 
 Letters: N tokens, K experts for each of them, E experts of which L lie on each rank, M rows that a rank receives.
@@ -31,7 +31,7 @@ def find_experts(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def check(name: str, experts: nn.Module, num_ranks: int) -> None:
-    """Raises `LayoutError` for a number of experts that cannot be spread, and for weights that are not one per expert."""
+    """Raises `LayoutError` for a number of experts that cannot be spread, and for weights that experts share."""
     num_experts = num_experts_of(experts)
     if num_experts % num_ranks:
         raise LayoutError(

@@ -1,8 +1,8 @@
 """Two views of one world: the mesh of the dense weights and the mesh of the experts.
 
 Dense weights are stored cut over shard x cp ranks, `replicate` times; a sequence is cut over the cp ranks. Experts are
-spread over ep ranks, each rank's share cut over `shard` ranks, `replicate` times. Both meshes have all ranks, neighbours
-along the last axis, so cp=2 and ep=8 fit on 8 GPUs, and experts need not be replicated as often as dense weights are.
+spread over ep ranks, each rank's share cut over `shard` ranks, `replicate` times. Both meshes have all ranks, and along
+their last axis neighbours, so cp=2 and ep=8 fit on 8 GPUs, and experts need not have as many replicas as dense weights.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ParallelLayout:
 
     @property
     def reader(self) -> int:
-        """Which of them this rank belongs to: it takes the rows `reader::num_readers` of a global batch, for example."""
+        """Which of them this rank belongs to; of a global batch it could take the rows `reader::num_readers`."""
         return dist.get_rank() // self.dense.cp
 
     def describe(self) -> str:
@@ -122,24 +122,22 @@ class ParallelLayout:
         device = "cuda" if "cuda:nccl" in dist.get_backend_config() else "cpu"
         return init_device_mesh(device, shape, mesh_dim_names=names)
 
-    def apply(
-        self, model: Any, *, compute_dtype: torch.dtype | None = None, checkpointing: bool = False
-    ) -> None:
+    def apply(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
         """Shard a transformers model in place. Every rank of the world calls it, with the same weights, or with none
-        (on the meta device, to be loaded afterwards with torch.distributed.checkpoint).
+        yet: on the meta device, to be loaded by torch.distributed.checkpoint.
 
-        compute_dtype: weights are gathered in this precision and stay as they are in store; routers that transformers
-            keeps in float32 are.
-        checkpointing: activations of a layer are computed anew in the backward pass.
+        compute_dtype: weights are gathered in this precision and stored as they are; routers that transformers keeps
+            in float32 stay exact.
 
-        Raises `LayoutError`, before anything is changed, for a model that this layout cannot hold.
+        Activation checkpointing is transformers' own, `model.activation_checkpointing_enable()`. Raises `LayoutError`,
+        with nothing changed, for a model that this layout cannot hold and for weights that differ between ranks.
         """
+        dense_mesh, expert_mesh = self.dense_mesh, self.expert_mesh
         self._check(model)
+        sharding.check_same(model, dense_mesh.device_type)
         if self.dense.cp > 1:
             model.set_attn_implementation(context.ATTENTION)
-        if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        sharding.shard(model, self.dense_mesh, self.expert_mesh, compute_dtype)
+        sharding.shard(model, dense_mesh, expert_mesh, compute_dtype)
 
     def split(
         self, input_ids_BT: Tensor, labels_BT: Tensor, position_ids_BT: Tensor | None = None
@@ -150,14 +148,16 @@ class ParallelLayout:
             them (not shifted, -100 for tokens that are not learnt).
         position_ids_BT: for packed rows, starting again with each document.
 
-        The model's loss is this rank's share of the mean over the tokens of all ranks: the sum of the losses of all ranks
-        is the loss, and gradients are right as they are. Every rank calls it (one number is summed). Over several
-        micro-batches, give each of them the sum of their `num_items_in_batch`.
+        The model's loss is this rank's share of the mean over the tokens of all ranks: their sum over ranks is the loss,
+        and gradients are right as they are. Every rank calls it (one number is summed). Over several micro-batches,
+        give each of them the sum of their `num_items_in_batch`.
 
         Raises `LayoutError` for a length that cannot be cut.
         """
         if position_ids_BT is None:
-            position_ids_BT = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device).expand_as(input_ids_BT)
+            position_ids_BT = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device).expand_as(
+                input_ids_BT
+            )
         targets_BT = torch.nn.functional.pad(labels_BT[:, 1:], (0, 1), value=-100)
         cp, rank = self.dense.cp, dist.get_rank() % self.dense.cp
         batch: dict[str, Any] = {
@@ -167,7 +167,11 @@ class ParallelLayout:
         }
         num_items = (batch["shift_labels"] != -100).sum()
         dist.all_reduce(num_items)
-        batch |= {"labels": batch["shift_labels"], "num_items_in_batch": num_items.clamp(min=1)}
+        batch |= {
+            "labels": batch["shift_labels"],
+            "num_items_in_batch": num_items.clamp(min=1),
+            "use_cache": False,
+        }
         if cp > 1:
             documents_BT = context.number_documents(position_ids_BT)
             batch["context"] = context.Context(self.data_mesh["cp"].get_group(), documents_BT)

@@ -6,16 +6,36 @@ for dense weights, whatever mesh reduces them: no group's size divides them.
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import DTensor, Shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from woodshed.parallel.experts import find_experts, spread
+from woodshed.records import LayoutError
+
+
+@torch.no_grad()
+def check_same(model: nn.Module, device: str) -> None:
+    """Raises `LayoutError` on all ranks if the first numbers of some weight differ between them."""
+    held = {name: each for name, each in model.named_parameters() if not each.is_meta}
+    if not held:
+        return
+    sums = torch.stack([each.flatten()[:64].double().sum().to(device) for each in held.values()])
+    bounds = torch.stack([sums, -sums])
+    dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    differ = [name for name, high, low in zip(held, *bounds.tolist(), strict=True) if high != -low]
+    if differ:
+        raise LayoutError(
+            f"{differ[0]} and {len(differ) - 1} other weights differ between ranks; load the same checkpoint on all of "
+            "them, or call torch.manual_seed with one seed before the model is made."
+        )
 
 
 def shard(
@@ -23,19 +43,19 @@ def shard(
 ) -> None:
     """Experts on (replicate, shard) of the expert mesh below its ep; layers and the rest on the dense mesh."""
     experts = find_experts(model)
+    cut_experts = functools.partial(cut, num_ranks=expert_mesh["shard"].size())
     for module in experts.values():
         spread(module, expert_mesh["ep"])
-    cast = MixedPrecisionPolicy(compute_dtype, torch.float32)
-    cast_weights = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
+    layers = MixedPrecisionPolicy(compute_dtype, torch.float32)
+    weights = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
     for name, module in reversed(list(model.named_modules())):  # inner modules first
         if name in experts:
-            mesh = expert_mesh["replicate", "shard"]
-            wrap(module, mesh, cast_weights, shard_placement_fn=lambda p, n=mesh["shard"].size(): cut(p, n))
+            wrap(module, expert_mesh["replicate", "shard"], weights, shard_placement_fn=cut_experts)
         elif is_apart(model, name, module, compute_dtype):
             wrap(module, dense_mesh, exact)
         elif isinstance(module, GradientCheckpointingLayer) or module is model:
-            wrap(module, dense_mesh, cast)
+            wrap(module, dense_mesh, layers)
 
 
 def wrap(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPolicy, **settings: Any) -> None:
@@ -46,8 +66,8 @@ def wrap(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPolicy, *
 
 
 def cut(parameter: nn.Parameter, num_ranks: int) -> Shard:
-    """Whole experts for each rank where there are enough of them, else rows of each expert."""
-    local = parameter.to_local()
+    """Whole experts for each rank where they can be dealt out evenly, else rows of each expert."""
+    local = cast(DTensor, parameter).to_local()
     fits = local.ndim > 1 and local.shape[0] % num_ranks and local.shape[1] % num_ranks == 0
     return Shard(1 if fits else 0)
 
