@@ -29,16 +29,16 @@ def test_experts_lie_as_dense_weights_unless_told():
 def test_describe_says_who_shares_what():
     text = ParallelLayout.build(world=8, dense=DENSE, expert=EXPERT).describe()
     assert "replicate 2 x shard 2 x cp 2" in text
-    assert "each weight cut over 4 ranks, 2 times: 0-3 4-7" in text
-    assert "each sequence cut over 2 ranks: 0-1 2-3 4-5 6-7" in text
-    assert "tokens exchanged among 8 ranks: 0-7" in text
+    assert "copies x shards of a weight: 2 x 4, on 0-3 4-7" in text
+    assert "ranks that share a sequence: 2, on 0-1 2-3 4-5 6-7" in text
+    assert "ranks that exchange tokens: 8, on 0-7" in text
 
 
 @pytest.mark.parametrize(
     ("dense", "expert", "parts"),
     [
-        ({"shard": 4}, None, ["dense={'shard': 4}", "4 ranks", "world=8", "must be 8"]),
-        (DENSE, {"ep": 4}, ["expert={'ep': 4}", "replicate x shard x ep"]),
+        ({"shard": 4}, None, ["dense: replicate 1 x shard 4 x cp 1", "4 ranks", "world=8", "must be 8"]),
+        (DENSE, {"ep": 4}, ["expert: replicate 1 x shard 1 x ep 4", "must be 8"]),
         ({"shards": 8}, None, ["no axis 'shards'", "replicate, shard, cp"]),
         ({"shard": 8, "cp": 0}, None, ["cp=0", "from 1"]),
         ({"shard": 8.0}, None, ["shard=8.0", "whole numbers"]),

@@ -2,7 +2,8 @@
 
 The router and the experts' own forward stay the model's: what is exchanged are rows of hidden states, ordered by the
 expert that the router chose. Products are grouped over the experts of a rank by whatever the model is set to
-(`experts_implementation`: torch's grouped_mm by default, a loop with "eager").
+(`experts_implementation`: torch's grouped_mm by default, a loop with "eager"). With ep = 1 nothing has to travel, and
+none of this is used.
 
 Letters: N tokens, K experts for each of them, E experts of which L lie on each rank, M rows that a rank receives.
 """
@@ -31,14 +32,14 @@ def find_experts(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def check(name: str, experts: nn.Module, num_ranks: int) -> None:
-    """Raises `LayoutError` for a number of experts that cannot be spread, and for weights that experts share."""
+    """Raises `LayoutError` for experts that cannot be spread: by their number, or for weights that they share."""
     num_experts = num_experts_of(experts)
     if num_experts % num_ranks:
         raise LayoutError(
             f"{name}: ep={num_ranks} does not divide its {num_experts} experts; use a divisor of {num_experts}."
         )
     for key, parameter in experts.named_parameters():
-        if num_ranks > 1 and ("." in key or parameter.shape[0] != num_experts):
+        if "." in key or parameter.shape[0] != num_experts:
             raise LayoutError(
                 f"{name}.{key} of shape {tuple(parameter.shape)} is not one of {num_experts} experts; use ep=1."
             )
@@ -78,7 +79,11 @@ def forward(experts: nn.Module, hidden_ND: Tensor, index_NK: Tensor, weight_NK: 
     dist.all_to_all_single(counts, sent_counts, group=group)
     sent, received = torch.stack([sent_counts, counts]).view(2, num_ranks, -1).sum(2).tolist()
     rows_MD = Exchange.apply(hidden_ND[order // index_NK.shape[1]], received, sent, group)
-    local = torch.arange(here.num_experts, device=counts.device).repeat(num_ranks).repeat_interleave(counts)
+    local = (
+        torch.arange(here.num_experts, device=counts.device)
+        .repeat(num_ranks)
+        .repeat_interleave(counts, output_size=sum(received))
+    )
     rows_MD = compute(here, type(experts).forward, rows_MD, local)
     back = Exchange.apply(rows_MD, sent, received, group)
     chosen_NKD = torch.empty_like(back).index_copy(0, order, back).view(*index_NK.shape, -1)

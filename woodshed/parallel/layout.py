@@ -51,24 +51,39 @@ class Experts:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Where weights and tokens lie. A value: it can be made, compared and printed without a process group."""
+    """Where weights and tokens lie. A value: it can be made, compared and printed without a process group.
+
+    Raises `LayoutError` for a size below 1 and for axes whose product is not `world`.
+    """
 
     world: int
     dense: Dense
     expert: Experts
 
+    def __post_init__(self) -> None:
+        for what, axes in (("dense", self.dense), ("expert", self.expert)):
+            sizes = dataclasses.asdict(axes)
+            for key, size in sizes.items():
+                if not isinstance(size, int) or size < 1:
+                    raise LayoutError(f"{what}: {key}={size!r}; sizes are whole numbers from 1.")
+            if math.prod(sizes.values()) != self.world:
+                raise LayoutError(
+                    f"{what}: {' x '.join(f'{key} {size}' for key, size in sizes.items())} is for "
+                    f"{math.prod(sizes.values())} ranks, and world={self.world}; the product must be {self.world}."
+                )
+
     @classmethod
     def build(
         cls, world: int, dense: Mapping[str, int], expert: Mapping[str, int] | None = None
     ) -> ParallelLayout:
-        """`expert` left out: experts lie as the dense weights do.
+        """Axes by name, 1 where left out. Without `expert`, experts lie as the dense weights do.
 
-        Raises `LayoutError` for an unknown axis, a size below 1, and sizes whose product is not `world`.
+        Raises `LayoutError` for an unknown axis as well.
         """
-        dense_axes = _axes(Dense, "dense", world, dense)
+        dense_axes = _named(Dense, "dense", dense)
         if expert is None:
-            expert = {"replicate": dense_axes.replicate, "shard": dense_axes.shard * dense_axes.cp}
-        return cls(world, dense_axes, _axes(Experts, "expert", world, expert))
+            return cls(world, dense_axes, Experts(dense_axes.replicate, dense_axes.shard * dense_axes.cp))
+        return cls(world, dense_axes, _named(Experts, "expert", expert))
 
     @property
     def num_readers(self) -> int:
@@ -83,16 +98,16 @@ class ParallelLayout:
     def describe(self) -> str:
         """Sizes and ranks of both meshes, for people."""
         dense, expert = self.dense, self.expert
-        copies = self.world // dense.replicate
+        size = self.world // dense.replicate
         return "\n".join(
             [
                 f"{self.world} ranks",
                 f"dense    replicate {dense.replicate} x shard {dense.shard} x cp {dense.cp}",
-                f"  each weight cut over {copies} ranks, {dense.replicate} times: {_runs(self.world, copies)}",
-                f"  each sequence cut over {dense.cp} ranks: {_runs(self.world, dense.cp)}",
+                f"  copies x shards of a weight: {dense.replicate} x {size}, on {_runs(self.world, size)}",
+                f"  ranks that share a sequence: {dense.cp}, on {_runs(self.world, dense.cp)}",
                 f"experts  replicate {expert.replicate} x shard {expert.shard} x ep {expert.ep}",
-                f"  tokens exchanged among {expert.ep} ranks: {_runs(self.world, expert.ep)}",
-                f"  each expert cut over {expert.shard} ranks, {expert.replicate} times",
+                f"  copies x shards of an expert: {expert.replicate} x {expert.shard}",
+                f"  ranks that exchange tokens: {expert.ep}, on {_runs(self.world, expert.ep)}",
             ]
         )
 
@@ -148,7 +163,7 @@ class ParallelLayout:
             them (not shifted, -100 for tokens that are not learnt).
         position_ids_BT: for packed rows, starting again with each document.
 
-        The model's loss is this rank's share of the mean over the tokens of all ranks: their sum over ranks is the loss,
+        The model's loss is this rank's share of the mean over all ranks' tokens: their sum over ranks is the loss,
         and gradients are right as they are. Every rank calls it (one number is summed). Over several micro-batches,
         give each of them the sum of their `num_items_in_batch`.
 
@@ -183,7 +198,7 @@ class ParallelLayout:
             raise LayoutError(f"{name} is not a transformers model; pass a PreTrainedModel.")
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise LayoutError(f"{name} is sharded already; apply one layout, once, to a model that is whole.")
-        stacks = experts.find_experts(model)
+        stacks = experts.find_experts(model) if self.expert.ep > 1 else {}
         if self.expert.ep > 1 and not stacks:
             raise LayoutError(
                 f"ep={self.expert.ep}, and {name} has no stack of experts in transformers' form; leave `expert` out."
@@ -199,26 +214,15 @@ class ParallelLayout:
             context.check(model)
 
 
-def _axes(kind: type, what: str, world: int, sizes: Mapping[str, int]) -> Any:
-    """`Dense` or `Experts` of these sizes; raises `LayoutError` for what does not fit."""
+def _named(kind: type, what: str, sizes: Mapping[str, int]) -> Any:
+    """`Dense` or `Experts` of these sizes."""
     names = [field.name for field in dataclasses.fields(kind)]
-    for key, size in sizes.items():
-        if key not in names:
-            raise LayoutError(f"{what}={dict(sizes)}: no axis {key!r}; the axes are {', '.join(names)}.")
-        if not isinstance(size, int) or size < 1:
-            raise LayoutError(f"{what}={dict(sizes)}: {key}={size!r}; sizes are whole numbers from 1.")
-    product = math.prod(sizes.values())
-    if product != world:
-        raise LayoutError(
-            f"{what}={dict(sizes)} is for {product} ranks, and world={world}; the product of "
-            f"{' x '.join(names)} must be {world}."
-        )
+    if unknown := sorted(set(sizes) - set(names)):
+        raise LayoutError(f"{what}={dict(sizes)}: no axis {unknown[0]!r}; the axes are {', '.join(names)}.")
     return kind(**sizes)
 
 
 def _runs(world: int, size: int) -> str:
     """Neighbouring ranks in groups: "0-3 4-7"."""
-    if size == 1:
-        return "none"
-    groups = [f"{first}-{first + size - 1}" for first in range(0, world, size)]
+    groups = [f"{first}-{first + size - 1}" if size > 1 else f"{first}" for first in range(0, world, size)]
     return " ".join(groups if len(groups) <= 8 else [*groups[:3], "...", groups[-1]])

@@ -7,7 +7,7 @@ for dense weights, whatever mesh reduces them: no group's size divides them.
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,8 +44,9 @@ def shard(
     """Experts on (replicate, shard) of the expert mesh below its ep; layers and the rest on the dense mesh."""
     experts = find_experts(model)
     cut_experts = functools.partial(cut, num_ranks=expert_mesh["shard"].size())
-    for module in experts.values():
-        spread(module, expert_mesh["ep"])
+    if expert_mesh["ep"].size() > 1:
+        for module in experts.values():
+            spread(module, expert_mesh["ep"])
     layers = MixedPrecisionPolicy(compute_dtype, torch.float32)
     weights = MixedPrecisionPolicy(compute_dtype, torch.float32, cast_forward_inputs=False)
     exact = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
@@ -67,7 +68,7 @@ def wrap(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPolicy, *
 
 def cut(parameter: nn.Parameter, num_ranks: int) -> Shard:
     """Whole experts for each rank where they can be dealt out evenly, else rows of each expert."""
-    local = cast(DTensor, parameter).to_local()
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     fits = local.ndim > 1 and local.shape[0] % num_ranks and local.shape[1] % num_ranks == 0
     return Shard(1 if fits else 0)
 
