@@ -11,7 +11,7 @@ Letters: N tokens, K experts for each of them, E experts of which L lie on each 
 from __future__ import annotations
 
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -70,7 +70,7 @@ class Here:
 
 def forward(experts: nn.Module, hidden_ND: Tensor, index_NK: Tensor, weight_NK: Tensor) -> Tensor:
     """Weighted sum of every token's experts: (N, D)."""
-    mesh = next(experts.parameters()).device_mesh
+    mesh = cast(DTensor, next(experts.parameters())).device_mesh
     group, num_ranks = mesh.get_group(), mesh.size()
     here = Here(experts, num_experts_of(experts) // num_ranks)
     order = index_NK.flatten().argsort(stable=True)
