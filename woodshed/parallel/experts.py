@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -78,14 +79,11 @@ def forward(experts: nn.Module, hidden_ND: Tensor, index_NK: Tensor, weight_NK: 
     counts = torch.empty_like(sent_counts)
     dist.all_to_all_single(counts, sent_counts, group=group)
     sent, received = torch.stack([sent_counts, counts]).view(2, num_ranks, -1).sum(2).tolist()
-    rows_MD = Exchange.apply(hidden_ND[order // index_NK.shape[1]], received, sent, group)
-    local = (
-        torch.arange(here.num_experts, device=counts.device)
-        .repeat(num_ranks)
-        .repeat_interleave(counts, output_size=sum(received))
-    )
-    rows_MD = compute(here, type(experts).forward, rows_MD, local)
-    back = Exchange.apply(rows_MD, sent, received, group)
+    rows_MD = all_to_all_single_autograd(hidden_ND[order // index_NK.shape[1]], received, sent, group)
+    numbers = torch.arange(here.num_experts, device=counts.device).repeat(num_ranks)
+    expert_M = numbers.repeat_interleave(counts, output_size=sum(received))
+    rows_MD = compute(here, type(experts).forward, rows_MD, expert_M)
+    back = all_to_all_single_autograd(rows_MD, sent, received, group)
     chosen_NKD = torch.empty_like(back).index_copy(0, order, back).view(*index_NK.shape, -1)
     return (chosen_NKD * weight_NK[..., None]).sum(1).to(hidden_ND.dtype)
 
@@ -102,22 +100,3 @@ def compute(here: Here, own_forward: Any, rows_MD: Tensor, expert_M: Tensor) -> 
         expert_M = expert_M.new_zeros(1)
     unweighted = rows_MD.new_ones(rows_MD.shape[0], 1)
     return own_forward(here, rows_MD, expert_M[:, None], unweighted)[:num_rows]
-
-
-class Exchange(torch.autograd.Function):
-    """Rows to the ranks of a group: `sent[r]` of them to rank r, `received[r]` from it. Gradients travel back."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.received, ctx.sent, ctx.group = received, sent, group
-        arrived = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-        return arrived
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        returned = grads[0].new_empty(sum(ctx.sent), *grads[0].shape[1:])
-        dist.all_to_all_single(returned, grads[0].contiguous(), ctx.sent, ctx.received, group=ctx.group)
-        return returned, None, None, None
