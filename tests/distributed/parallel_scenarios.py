@@ -179,6 +179,7 @@ def refusals() -> dict[str, str]:
     expect("twice", lambda: cut.apply(model))
     ids = read(0, False)["input_ids"]
     expect("length", lambda: cut.split(ids[:, :14], ids[:, :14]))
+    expect("nothing to read", lambda: cut.split(ids[:0], ids[:0]))
     expect("not split", lambda: model(ids))
     batch = cut.split(ids, ids)
     expect("mask", lambda: model(**batch, attention_mask=torch.ones(ROWS, 1, 8, 8, dtype=torch.bool)))

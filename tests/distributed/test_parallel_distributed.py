@@ -25,7 +25,7 @@ SLOW = {
     ),
     "rows of experts": Case("qwen", NARROW, {"shard": 8}, settings={"num_experts": 12}),
     "sliding window": Case("qwen", NARROW, {"replicate": 2, "ep": 4}, packed=True, settings=WINDOW),
-    "experts as dense": Case("qwen", {"replicate": 2, "shard": 4}, optimizer="sgd"),
+    "experts as dense": Case("qwen", WIDE, optimizer="sgd"),
 }
 
 
@@ -137,5 +137,6 @@ def test_what_cannot_be_laid_out_is_refused():
         assert "torch.manual_seed" in said["seeds"]
         assert "sharded already" in said["twice"]
         assert "14 tokens" in said["length"] and "to 16" in said["length"]
+        assert "no sequence" in said["nothing to read"]
         assert "layout.split" in said["not split"]
         assert "without a mask" in said["mask"]

@@ -1,8 +1,8 @@
 """Context parallelism: a sequence is cut over ranks, and queries attend to the keys of all of them.
 
 A sequence of T tokens is cut into 2C pieces; of C ranks, rank c has the pieces c and 2C - 1 - c, so that under a causal
-mask every rank has the same work (arXiv 2411.01783, section 3.5.1). Keys and values are gathered once for a layer; the
-gradient of a key is summed where the key lives.
+mask every rank has the same work, and keys and values are gathered once for a layer (Llama 3, arXiv 2407.21783, section
+3.3.2). The gradient of a key is summed where the key lives.
 
 Letters: B sequences, T tokens, H heads, D width of a head, C ranks that share a sequence.
 """

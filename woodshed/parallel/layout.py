@@ -139,7 +139,7 @@ class ParallelLayout:
 
     def apply(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
         """Shard a transformers model in place. Every rank of the world calls it, with the same weights, or with none
-        yet: on the meta device, to be loaded by torch.distributed.checkpoint.
+        yet: on the meta device, to be loaded by torch.distributed.checkpoint (which has no rotary frequencies).
 
         compute_dtype: weights are gathered in this precision and stored as they are; routers that transformers keeps
             in float32 stay exact.
@@ -167,8 +167,12 @@ class ParallelLayout:
         and gradients are right as they are. Every rank calls it (one number is summed). Over several micro-batches,
         give each of them the sum of their `num_items_in_batch`.
 
-        Raises `LayoutError` for a length that cannot be cut.
+        Raises `LayoutError` for no sequences, and for a length that cannot be cut.
         """
+        if not input_ids_BT.numel():
+            raise LayoutError(
+                f"reader {self.reader} has no sequence; each of the {self.num_readers} readers needs one in every step."
+            )
         if position_ids_BT is None:
             position_ids_BT = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device).expand_as(
                 input_ids_BT
