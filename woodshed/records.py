@@ -35,6 +35,10 @@ class ModelError(WoodshedError):
     """Weights, tokenizer or adapter that cannot be found, verified or loaded."""
 
 
+class LayoutError(WoodshedError):
+    """A model, a batch or a number of ranks that a parallel layout cannot hold."""
+
+
 class SamplerError(WoodshedError):
     """An inference engine or endpoint that did not answer as it must."""
 

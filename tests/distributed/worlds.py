@@ -17,7 +17,11 @@ PRELOAD = [
     "torch.distributed.tensor",
     "torch.distributed.fsdp",
     "torch.distributed.checkpoint",
+    "transformers.models.deepseek_v3.modeling_deepseek_v3",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "woodshed.muon",
+    "woodshed.parallel",
 ]
 
 
