@@ -59,6 +59,7 @@ FAMILIES = (
     ("invalid calls by fault, share of turns", "train", "faults "),
     ("curriculum", "train", "curriculum "),
     ("cost", "train", "cost "),
+    ("auxiliary rewards and effort, mean a rollout", "train", "pay "),
 )
 """Title, phase, prefix: one line for every metric of that prefix."""
 
