@@ -72,6 +72,24 @@ def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(batch, 
     assert together.metrics.means()["trained_positions"] < apart.metrics.means()["trained_positions"]
 
 
+@pytest.mark.parametrize("kind", ["frozen", "live"])
+def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
+    hints = [hint_for(made, 0, "A solution: return 2 * x") for made in rollouts[:3]]
+    made = pack(rollouts, [1.0, 0.5, 0.5, 0.0], hints, scope="rollout", skip=("template",), skip_first=1)
+    assert [len(t.student.wanted) for t in made.targets] == [
+        sum(len(turn.sampled_ids) for turn in rollout.turns) for rollout in rollouts[:3]
+    ]
+    feedback = FeedbackSettings(teacher=kind, scope="rollout")
+    apart, together = work(made, feedback), work(made, feedback)
+    want, got = gradients.separate(apart), gradients.packed(together)
+    assert close(want[0], got[0]) and close(want[1], got[1])
+    lessons = {(lesson.rollout_id, lesson.turn): lesson for lesson in apart.metrics.lessons}
+    assert len(lessons) == sum(len(rollout.turns) for rollout in rollouts[:3])
+    for rollout in rollouts[:3]:
+        for number, turn in enumerate(rollout.turns):
+            assert len(lessons[rollout.id, number].divergence) == len(turn.sampled_ids)
+
+
 @pytest.mark.parametrize("support", ["teacher", "full", "sampled"])
 def test_also_with_other_supports_ratios_and_masks(rollouts, support):
     hints = [hint_for(rollouts[1], turn) for turn in range(3)]

@@ -32,7 +32,7 @@ def typed() -> list[tuple[str, str]]:
     for page in PAGES:
         inline = re.findall(r"`((?:woodshed|scripts/)[^`]*)`", page.read_text("utf-8"))
         found += [(page.name, line) for line in [*blocks(page), *inline] if COMMAND.match(line)]
-    for script in ("quickstart", "warmup-tasks"):
+    for script in ("quickstart", "warmup-tasks", "feedback-tasks"):
         text = (ROOT / "scripts" / script).read_text("utf-8").replace("\\\n", " ").replace("$@", "1")
         found += [(script, line) for line in text.splitlines() if COMMAND.match(line)]
     return found

@@ -98,7 +98,7 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     assert version < position.step
     kept, well = load_file(newest / "policy.safetensors"), checkpoint.version_weights(run, version)
     assert all(torch.equal(kept[name], value) for name, value in well.items())
-    lines = run.read("metrics")
+    lines = [line for line in run.read("metrics") if line[0] != "effort"]
     assert lines[-1][:2] == ("eval", position.step) and lines[-2][2]["stopped"] == position.stopped
     assert (run.path / "policy" / "adapter_model.safetensors").is_file()
     before = run.read("metrics")

@@ -90,6 +90,20 @@ def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollout
     assert target.student.ids == rollouts[3].token_ids[: len(target.student.ids)]
 
 
+def test_a_whole_rollout_is_wanted_after_a_message_before_its_first_turn(rollouts):
+    made = packing.episode(rollouts[3], hint_for(rollouts[3], 0), renderer(), skip_first=2)
+    message = tuple(renderer().hint(HINT))
+    first = rollouts[3].turns[0]
+    cut = len(first.context_ids) - first.opening
+    whole = rollouts[3].token_ids
+    assert made.student.ids == whole and made.shared == cut
+    assert made.teacher.ids == (*whole[:cut], *message, *whole[cut:])
+    wanted = [[row.ids[i] for i in row.wanted] for row in (made.student, made.teacher)]
+    assert wanted[0] == wanted[1] == [i for turn in rollouts[3].turns for i in turn.sampled_ids]
+    assert made.student.counted == made.teacher.counted
+    assert sum(not counts for counts in made.student.counted) == 2 * len(rollouts[3].turns)
+
+
 def test_attempts_that_say_nothing_about_the_policy_are_left_out_of_the_baseline(rollouts):
     judged = verdicts(rollouts, [1.0, 0.0, 0.0, 0.0])
     judged[rollouts[3].id] = replace(judged[rollouts[3].id], status="invalid")
@@ -166,7 +180,7 @@ def test_tokens_that_do_not_count_take_no_part_in_the_divergence(rollouts):
 
 
 def test_a_penalty_is_taken_off_the_reward_before_the_mean(rollouts):
-    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], penalties={rollouts[0].id: 0.2})
+    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], pay={rollouts[0].id: -0.2})
     assert [row.advantage for row in batch.rows] == pytest.approx([0.35, 0.55, -0.45, -0.45])
 
 

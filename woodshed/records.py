@@ -333,6 +333,22 @@ class Hint:
 
 
 @dataclass(frozen=True)
+class Pay:
+    """What an attempt was paid or charged besides its verdict: auxiliary rewards, and effort."""
+
+    rollout_id: str
+    terms: dict[str, float]
+    """Name to what it added to the reward, below zero where it was taken off; "effort" is the effort penalty."""
+    effort: str = ""
+    """Effort that the prompt asked for: "low", "medium", "high", or "" where it said nothing."""
+
+    @property
+    def total(self) -> float:
+        """What is added to the verdict's reward."""
+        return sum(self.terms.values())
+
+
+@dataclass(frozen=True)
 class Lesson:
     """What one targeted turn taught, token by token, as the update saw it before its step."""
 

@@ -5,6 +5,7 @@
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
+        pay.jsonl          auxiliary rewards and effort of each attempt, where a recipe asks for them
         lessons.jsonl      hinted turns as the update saw them, token by token
         pieces.jsonl       the text of every token id that was sampled, so that a reader needs no tokenizer
         checkpoints/NAME/  weights and training state, complete or absent
@@ -33,7 +34,9 @@ import orjson
 
 from woodshed.records import RunError, from_json, to_json
 
-Kind = Literal["rollouts", "verdicts", "hints", "flags", "gate", "oracle", "metrics", "lessons", "pieces"]
+Kind = Literal[
+    "rollouts", "verdicts", "hints", "flags", "gate", "pay", "oracle", "metrics", "lessons", "pieces"
+]
 
 At = tuple[str, int, int]  # phase, step, part
 Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them

@@ -33,7 +33,7 @@ def build(family: str, **settings: Any) -> Any:
     if family == "deepseek":
         config = transformers.DeepseekV3Config(
             **MOE,
-            num_local_experts=16,
+            n_routed_experts=16,
             n_shared_experts=1,
             n_group=4,
             topk_group=2,
@@ -116,7 +116,9 @@ def train(
 
 
 def whole(tensor: Tensor) -> Tensor:
-    return tensor.detach().full_tensor().clone() if isinstance(tensor, DTensor) else tensor.detach().clone()
+    if isinstance(tensor, DTensor):
+        tensor = tensor.full_tensor()
+    return tensor.detach().clone()
 
 
 def weights(model: Any) -> dict[str, Tensor]:

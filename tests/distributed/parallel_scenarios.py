@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from parallel_models import ROWS, build, optimizer_of, read, train, weights, whole
 from torch import Tensor, nn
-from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from woodshed.parallel import ParallelLayout

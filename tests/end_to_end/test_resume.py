@@ -114,6 +114,7 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
         ("eval", 0),
         *[("train", step) for step in range(STEPS)],
         ("eval", STEPS),
+        ("effort", STEPS),
     ]
     rollouts = run.read("rollouts", Rollout)
     assert [step for phase, step, _ in rollouts if phase == "train"] == [

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 from woodshed.records import Task
+
+Effort = Literal["low", "medium", "high"]
+
+EFFORT: dict[Effort, str] = {
+    "low": "Effort: low. Do only what is needed and be brief.",
+    "medium": "Effort: medium. Work with care and without detours.",
+    "high": "Effort: high. Take your time: look around and test more than once.",
+}
+"""What a prompt says about the effort that is wanted."""
 
 
 def system_prompt(*, max_calls: int = 1) -> str:
@@ -20,3 +32,8 @@ def system_prompt(*, max_calls: int = 1) -> str:
 def user_prompt(task: Task) -> str:
     """The task; its instruction names the command that tries the work."""
     return task.instruction.strip()
+
+
+def with_effort(task: Task, level: Effort) -> Task:
+    """The same task, whose instruction also says how much effort is wanted."""
+    return replace(task, instruction=f"{task.instruction.strip()}\n\n{EFFORT[level]}\n")

@@ -124,6 +124,7 @@ def evaluate(
             chosen.monitors,
             attempts=chosen.attempts,
             seed=chosen.seed,
+            effort=chosen.effort,
             progress=progress,
         )
     say_summary(measured.summary)

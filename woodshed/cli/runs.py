@@ -48,6 +48,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
     ] = None,
+    arm: Annotated[str, typer.Option(help="An arm of the recipe's [arms]; the run is NAME-ARM-SEED.")] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
 ) -> None:
     """Train a policy by a recipe.
@@ -60,6 +61,7 @@ def train(
     from woodshed import report, settings
     from woodshed.evals import tracking
     from woodshed.rundir import RunDir
+    from woodshed.training import arms
     from woodshed.training.recipe import Recipe
     from woodshed.training.train import train as practise
 
@@ -70,10 +72,11 @@ def train(
         chosen = settings.read(Recipe, resume / "recipe.toml")
         run.lock()
     else:
-        chosen = settings.read(Recipe, Path(recipe or ""), overrides or [])
+        path, given = Path(recipe or ""), overrides or []
+        chosen = arms.arm(path, arm, given) if arm else settings.read(Recipe, path, given)
         if dry_run:
             say(chosen.to_toml().rstrip())
-            say_next(" ".join(["woodshed train", str(recipe), *(overrides or [])]))
+            say_next(" ".join(["woodshed train", str(recipe), *(["--arm", arm] if arm else []), *given]))
             return
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     if chosen.note:
@@ -88,6 +91,38 @@ def train(
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+@app.command("arms")
+def run_arms(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML file with a table [arms].")],
+    overrides: Overrides = None,
+    only: Annotated[str, typer.Option(help="Arms to run, with commas; by default all, in their order.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of each arm, with commas.")] = "0",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every arm's settings and stop.")] = False,
+) -> None:
+    """Run the arms of an experiment and compare them.
+
+    One run after the other, each in a process of its own; what is finished is not made again, and what was stopped
+    goes on. Then a table: before, after and change of every arm, and every arm against the first.
+    """
+    from woodshed.cli.experiment import run_all, say_arms
+    from woodshed.training import arms
+
+    path, given = Path(recipe), overrides or []
+    known = arms.names(path, given)
+    chosen = [name.strip() for name in only.split(",")] if only else list(known)
+    recipes = {
+        name: [arms.arm(path, name, [*given, f"seed={seed}"]) for seed in seeds.split(",")] for name in chosen
+    }
+    if dry_run:
+        for name, several in recipes.items():
+            for each in several:
+                extra = " ".join([*given, f"seed={each.seed}"])
+                say(f"{each.runs / each.name}: woodshed train {recipe} --arm {name} {extra}")
+        return
+    run_all(path, recipes, given)
+    say_arms(recipes)
 
 
 @app.command("report")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from woodshed.rundir import made
 from woodshed.terminal import say, say_columns, tell
 
 if TYPE_CHECKING:
+    from woodshed.evals.evaluation import Evaluation
     from woodshed.evals.measures import Row, Summary
     from woodshed.evals.suite import SuiteSettings
     from woodshed.inference.sampler import Sampler
@@ -31,6 +33,7 @@ ORDER = [  # as a person meets them
     "tasks",
     "eval",
     "train",
+    "arms",
     "grade",
     "report",
     "view",
@@ -196,6 +199,7 @@ def say_run(run: RunDir) -> None:
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
         say_rows(evaluation.before_after(found[0], found[-1]))
+        say_effort(found[0], found[-1])
     elif found:
         say_summary(found[0].summary)
 
@@ -212,6 +216,26 @@ def say_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) 
         table.append([row.measure.label, *figures, change, visible])
         table.append(["", *(measures.write_counts(row.measure, side) for side in sides), "", ""])
     say_columns(table)
+
+
+def say_effort(before: Evaluation, after: Evaluation) -> None:
+    """Tokens by difficulty in two evaluations; nothing where all tasks are as hard."""
+    from woodshed.evals import effort
+
+    spent = [effort.spent_on(side.graded) for side in (before, after)]
+    difficulty = effort.difficulties(itertools.chain(*spent))
+    sides = [effort.by_difficulty(side, difficulty) for side in spent]
+    if min(map(len, sides)) < 2:
+        return
+    table = [["difficulty", "tasks", "tokens before", "after", "solved before", "after"]]
+    for a, b in zip(*sides, strict=False):
+        figures = [f"{e.value or 0.0:.0f}" for e in (a.tokens, b.tokens)]
+        figures += [f"{100 * (e.value or 0.0):.0f}%" for e in (a.solved, b.solved)]
+        table.append([f"{a.low:g} to {a.high:g}", str(a.num_tasks), *figures])
+    say_columns(table)
+    found = [effort.calibration(side, difficulty) for side in spent]
+    said = ["-" if value is None else f"{value:+.2f}" for value in found]
+    say(f"effort follows difficulty (rank correlation): before {said[0]}, after {said[1]}")
 
 
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:

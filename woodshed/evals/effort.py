@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from woodshed.evals import statistics
+from woodshed.evals.measures import Graded
 from woodshed.evals.statistics import Estimate
+from woodshed.records import to_json
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -39,6 +42,20 @@ class Spent:
     tokens: int
     """Sampled ones."""
     turns: int
+
+
+def spent_on(graded: Iterable[Graded]) -> list[Spent]:
+    """What attempts cost, void ones left out."""
+    return [
+        Spent(
+            g.rollout.task_id,
+            None if g.verdict is None else g.verdict.solved,
+            g.behaviour.sampled_tokens,
+            g.behaviour.turns,
+        )
+        for g in graded
+        if not g.is_void
+    ]
 
 
 def difficulties(spent: Iterable[Spent]) -> dict[str, float]:
@@ -83,6 +100,27 @@ def calibration(spent: Iterable[Spent], difficulty: Mapping[str, float]) -> floa
     if len(tokens) < 3 or not hard_N.std() or not dear_N.std():
         return None
     return float(np.corrcoef(hard_N, dear_N)[0, 1])
+
+
+def change(before: Sequence[Graded], after: Sequence[Graded]) -> dict[str, Any]:
+    """Effort against difficulty in two evaluations of the same tasks, as a metrics line keeps it.
+
+    A task's difficulty is pooled over both, so that neither defines its own. `calibration` is 1 where harder tasks
+    got more tokens; None where too few tasks differ.
+    """
+    sides = {"before": spent_on(before), "after": spent_on(after)}
+    difficulty = difficulties(itertools.chain(*sides.values()))
+    lines: dict[str, Any] = {}
+    for name, side in sides.items():
+        buckets = {f"difficulty {b.low:g} to {b.high:g}": b for b in by_difficulty(side, difficulty)}
+        lines[name] = {
+            "tasks": {bucket: b.num_tasks for bucket, b in buckets.items()},
+            "tokens": {bucket: to_json(b.tokens) for bucket, b in buckets.items()},
+            "turns": {bucket: to_json(b.turns) for bucket, b in buckets.items()},
+            "solved": {bucket: to_json(b.solved) for bucket, b in buckets.items()},
+            "calibration": calibration(side, difficulty),
+        }
+    return lines
 
 
 def _ranks(values: Sequence[float]) -> np.ndarray:

@@ -38,6 +38,7 @@ HARNESS = (
 DECISIVE = {
     "tools": "the tools that the policy is offered",
     "prompt": "the system prompt",
+    "effort": "the effort that prompts ask for",
     "agent": "budgets and tool settings",
     "temperature": "the sampling temperature",
     "grading": "how attempts are judged",
@@ -62,6 +63,7 @@ def score(
     *,
     attempts: int,
     seed: int,
+    effort: str | None = None,
 ) -> dict[str, Any]:
     """Everything that an evaluation's figures depend on, as JSON values."""
     settings = getattr(sampler, "settings", None)
@@ -69,6 +71,7 @@ def score(
         "tools": fingerprint([[to_json(tool) for tool in TOOLS], EXAMPLES]),
         "prompt": fingerprint(system_prompt(max_calls=agent.max_calls)),
         "harness": harness(),
+        "effort": effort,
         "agent": agent.model_dump(mode="json"),
         "temperature": getattr(settings, "temperature", 1.0),
         "grading": grading.model_dump(mode="json", exclude={"jobs"}),

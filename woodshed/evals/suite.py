@@ -10,6 +10,7 @@ from pydantic import Field
 
 from woodshed import feedback, rollout
 from woodshed.agent.attempt import AgentSettings
+from woodshed.agent.prompt import Effort, with_effort
 from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
@@ -56,6 +57,8 @@ class SuiteSettings(Settings):
     """Tasks used, the first so many by name; 0 uses all."""
     seed: int = 0
     """Seeds the sampling."""
+    effort: Effort | None = None
+    """Effort that the prompts ask for (low, medium, high); unset, they say nothing."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
     prices: Path | None = None
@@ -148,6 +151,7 @@ def evaluate(
     step: int = 0,
     attempts: int = 1,
     seed: int = 0,
+    effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Attempt every task, judge, find what hints would say; all of it is kept in the run folder under "eval".
@@ -157,7 +161,11 @@ def evaluate(
     Raises:
         SandboxError, SamplerError, RunError: as `attempt`.
     """
-    makings = manifest.score(sampler, tasks, agent_settings, grading_settings, attempts=attempts, seed=seed)
+    makings = manifest.score(
+        sampler, tasks, agent_settings, grading_settings, attempts=attempts, seed=seed, effort=effort
+    )
+    if effort is not None:
+        tasks = [with_effort(task, effort) for task in tasks]
     manifest.keep(run, makings)
     groups, verdicts, flags = attempt(
         run,

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from woodshed.feedback.detectors import Detector, Fault, executed
-from woodshed.records import Rollout, Task
+from woodshed.records import Rollout, Task, Turn
 
 LONG_WORDS = 60  # words outside of calls in a last message
 COMMENT_LINES = 5  # fewer comments are a comment
@@ -52,12 +52,16 @@ def terminal_only(task: Task, rollout: Rollout) -> Iterator[Fault]:
 
 def long_message(task: Task, rollout: Rollout) -> Iterator[Fault]:
     """A last message with many words outside of its calls."""
-    if rollout.turns:
-        text = rollout.turns[-1].text
-        for call in rollout.turns[-1].calls:
-            text = text.replace(call.raw, "", 1)
-        if len(text.split()) > LONG_WORDS:
-            yield Fault(len(rollout.turns) - 1)
+    if rollout.turns and words_outside_calls(rollout.turns[-1]) > LONG_WORDS:
+        yield Fault(len(rollout.turns) - 1)
+
+
+def words_outside_calls(turn: Turn) -> int:
+    """How many words a message has besides its calls."""
+    text = turn.text
+    for call in turn.calls:
+        text = text.replace(call.raw, "", 1)
+    return len(text.split())
 
 
 def out_of_bounds(task: Task, rollout: Rollout) -> Iterator[Fault]:

@@ -8,10 +8,11 @@ most, so easy work becomes short and hard work keeps its room.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pydantic import Field
 
+from woodshed.agent.prompt import Effort
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.spans import token_kinds
 from woodshed.records import Rollout
@@ -41,6 +42,19 @@ class EffortSettings(Settings):
     """Weight of a call."""
     turns: float = Field(default=10.0, ge=0)
     """Weight of a turn."""
+    levels: tuple[Effort, ...] = ()
+    """Efforts that prompts ask for (low, medium, high), one for each group, in turn. Empty: prompts say nothing."""
+    low: float = Field(default=4.0, ge=0)
+    """Factor on `weight` where the prompt asked for low effort."""
+    medium: float = Field(default=1.0, ge=0)
+    """... for medium effort."""
+    high: float = Field(default=0.25, ge=0)
+    """... for high effort."""
+
+    def level(self, step: int, group: int) -> Effort | None:
+        """What the prompt of a step's n-th group asks for. One level a group, so that its attempts share a baseline;
+        over steps every level comes equally often."""
+        return self.levels[(step + group) % len(self.levels)] if self.levels else None
 
 
 def concave(x: float, *, k: float, q: float) -> float:
@@ -70,12 +84,23 @@ def counters(rollout: Rollout, renderer: Renderer) -> dict[str, int]:
     return counted
 
 
-def penalties(rollouts: Iterable[Rollout], renderer: Renderer, settings: EffortSettings) -> dict[str, float]:
-    """Rollout id to what its effort takes off its reward; nothing where the weight is 0."""
+def penalties(
+    rollouts: Iterable[Rollout],
+    renderer: Renderer,
+    settings: EffortSettings,
+    asked: Mapping[str, Effort] | None = None,
+) -> dict[str, float]:
+    """Rollout id to what its effort takes off its reward; nothing where the weight is 0.
+
+    Args:
+        asked: task id to the effort that its prompt asked for; it scales the weight.
+    """
     if not settings.weight:
         return {}
     found = {}
     for rollout in rollouts:
         x = sum(getattr(settings, name) * count for name, count in counters(rollout, renderer).items())
-        found[rollout.id] = settings.weight * concave(x, k=settings.k, q=settings.q) / settings.per
+        level = (asked or {}).get(rollout.task_id)
+        weight = settings.weight * (getattr(settings, level) if level else 1.0)
+        found[rollout.id] = weight * concave(x, k=settings.k, q=settings.q) / settings.per
     return found

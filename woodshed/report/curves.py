@@ -60,6 +60,7 @@ FAMILIES = (
     ("invalid calls by fault, share of turns", "faults ", 0.0),
     ("tasks of the pool by what became of them", "curriculum ", None),
     ("cost", "cost ", None),
+    ("auxiliary rewards and effort, mean a rollout", "pay ", None),
 )
 """Title, prefix, and what a step's metrics mean that lack one: a line for every metric of training of that prefix."""
 

@@ -25,7 +25,7 @@ from woodshed.training.policy import Policy
 from woodshed.training.stability import Watch
 from woodshed.training.update import GradientScale
 
-Phase = Literal["warmup", "rl"]
+Phase = Literal["warmup", "study", "rl"]
 
 KEPT = 2  # newest checkpoints of a phase; older ones are removed
 
@@ -81,7 +81,7 @@ def save(
 
 def latest(run: RunDir) -> Path | None:
     """The newest complete checkpoint of the furthest phase."""
-    found = run.checkpoints("rl-") or run.checkpoints("warmup-")
+    found = run.checkpoints("rl-") or run.checkpoints("study-") or run.checkpoints("warmup-")
     return found[-1] if found else None
 
 
@@ -139,12 +139,13 @@ def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
     return load_file(file)
 
 
-def start_weights(run: RunDir, policy: Policy) -> dict[str, Tensor]:
-    """The trainable weights as they were when RL began, in host memory: kept once, read back by every resume."""
-    file = run.path / "checkpoints" / "start" / "policy.safetensors"
+def start_weights(run: RunDir, policy: Policy, name: str = "start") -> dict[str, Tensor]:
+    """The trainable weights as they were when RL (or another phase, by its name) began, in host memory: kept once,
+    read back by every resume."""
+    file = run.path / "checkpoints" / name / "policy.safetensors"
     if not file.is_file():
         run.save_checkpoint(
-            "start", lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot()))
+            name, lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot()))
         )
     return load_file(file)
 

@@ -261,19 +261,18 @@ def _lessons(
 ) -> list[Lesson]:
     """What the turns of a micro-batch taught, in the five digits that people and colours can use."""
 
-    def row(values_GN: Tensor, index: int) -> tuple[float, ...]:
-        values = values_GN[index, : len(turns[index].student.wanted)].tolist()
-        return tuple(float(f"{value:.5g}") for value in values)
+    def digits(values_GN: Tensor, index: int, begin: int, end: int) -> tuple[float, ...]:
+        return tuple(float(f"{value:.5g}") for value in values_GN[index, begin:end].tolist())
 
-    return [
-        Lesson(
-            target.hint.rollout_id,
-            target.hint.turn,
-            target.hint.detector,
-            *(row(values_GN, index) for values_GN in (student_GN, teacher_GN, divergence_GN)),
-        )
-        for index, target in enumerate(turns)
-    ]
+    found = []
+    for index, target in enumerate(turns):
+        begin, hint = 0, target.hint
+        for turn, tokens in target.spans or ((hint.turn, len(target.student.wanted)),):
+            at = (index, begin, begin + tokens)
+            values = (digits(values_GN, *at) for values_GN in (student_GN, teacher_GN, divergence_GN))
+            found.append(Lesson(hint.rollout_id, turn, hint.detector, *values))
+            begin += tokens
+    return found
 
 
 def _take(policy: Policy) -> Gradient:

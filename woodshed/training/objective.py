@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from woodshed.settings import Settings
 from woodshed.training.divergences import Divergence, Reduction, Support
 from woodshed.training.losses import Level, Outside
-from woodshed.training.packing import Placement
+from woodshed.training.packing import Placement, Scope
 
 TeacherKind = Literal["frozen", "ema", "live", "trust-region"]
 
@@ -130,6 +130,9 @@ class FeedbackSettings(Settings):
     detectors: tuple[str, ...] = ()
     """Detectors whose hints are trained on; empty means all but the behaviours, which must be named (unfinished,
     comment_reasoning, terminal_only, long_message, out_of_bounds). Call faults are recorded either way."""
+    scope: Scope = "turn"
+    """turn: faulty turns, by a teacher that read their hint. rollout: every turn of every attempt, by a teacher that
+    read the task's solution before the first one (OPSD); hints are then recorded and not trained on."""
     placement: Placement = "system"
     """Whose message the hint is; tool: it stands at the end of the last result."""
     wordings: int = Field(default=1, ge=1, le=3)

@@ -23,6 +23,7 @@ from woodshed.training.losses import group_advantages
 
 T = TypeVar("T")
 Placement = Literal["system", "user", "tool"]
+Scope = Literal["turn", "rollout"]
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,15 @@ class Padded:
 
 @dataclass(frozen=True)
 class Target:
-    """One faulty turn, seen by the student as it was and by the teacher with the hint before it."""
+    """One faulty turn, or a whole rollout, seen by the student as it was and by the teacher with the hint before it."""
 
     hint: Hint
     student: Row
     teacher: Row
     shared: int
     """How many first tokens both have in common by design: everything before the hint."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """(turn, tokens) of each turn whose tokens are wanted, in order; empty: they are all the hinted turn's."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,7 @@ def pack(
     hints: Sequence[Hint],
     renderer: Renderer,
     *,
+    scope: Scope = "turn",
     placement: Placement = "system",
     max_targets: int | None = None,
     keep_even: bool = False,
@@ -103,14 +107,15 @@ def pack(
     skip: Sequence[Kind] = (),
     skip_first: int = 0,
     context_length: int | None = None,
-    penalties: Mapping[str, float] | None = None,
+    pay: Mapping[str, float] | None = None,
 ) -> Batch:
     """The step's batch. Attempts without a graded verdict (lost sandbox, invalid) are left out whole.
 
-    Advantage of an attempt: its reward, less its penalty, minus the mean of that over its group's trainable attempts.
+    Advantage of an attempt: its reward and its pay, minus the mean of that over its group's trainable attempts.
     A hint that cannot be trained on is left out and counted with its reason.
 
     Args:
+        scope: what a hint is about: its turn, or the whole rollout (it stands before the first turn).
         placement: whose message a hint is, or "tool" for the end of the last result.
         max_targets: more targets than this are thinned evenly.
         keep_even: also keep attempts without advantage (a divergence inside the advantage gives them a gradient).
@@ -119,7 +124,7 @@ def pack(
         skip: kinds of tokens that do not count in the divergence.
         skip_first: tokens at the start of each turn that do not count either.
         context_length: most tokens that a hinted turn may have with everything before it.
-        penalties: rollout id to what is taken off its reward (effort, behaviour).
+        pay: rollout id to what is added to its reward (auxiliary rewards, effort).
     """
     rows: list[Row] = []
     trainable: dict[str, Rollout] = {}
@@ -127,35 +132,66 @@ def pack(
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
         trainable |= {r.id: r for r in members}
         members = [r for r in members if r.id not in set_aside]
-        paid = [_reward(verdicts[r.id]) - (penalties or {}).get(r.id, 0.0) for r in members]
+        paid = [_reward(verdicts[r.id]) + (pay or {}).get(r.id, 0.0) for r in members]
         rewards = torch.tensor(paid, dtype=torch.float64)
         for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
             if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
                 rows.append(rollout_row(rollout, advantage=advantage))
+    targets, skipped = targets_of(
+        trainable,
+        hints,
+        renderer,
+        scope=scope,
+        placement=placement,
+        skip=skip,
+        skip_first=skip_first,
+        context_length=context_length,
+        max_targets=max_targets,
+    )
+    return Batch(tuple(rows), targets, len(trainable), skipped)
+
+
+def targets_of(
+    rollouts: Mapping[str, Rollout],
+    hints: Sequence[Hint],
+    renderer: Renderer,
+    *,
+    scope: Scope,
+    placement: Placement,
+    skip: Sequence[Kind],
+    skip_first: int,
+    context_length: int | None,
+    max_targets: int | None,
+) -> tuple[tuple[Target, ...], dict[str, int]]:
+    """What the hints make of these rollouts (by id), and why some make nothing, counted. Arguments as of `pack`."""
     targets: list[Target] = []
     skipped: Counter[str] = Counter()
+    make = target if scope == "turn" else episode
     for hint in hints:
-        if hint.rollout_id not in trainable:
+        if hint.rollout_id not in rollouts:
             skipped["attempt not trainable"] += 1
             continue
-        rollout = trainable[hint.rollout_id]
-        if reason := _unusable(rollout.turns[hint.turn], hint):
+        rollout = rollouts[hint.rollout_id]
+        if reason := _unusable(rollout, hint, scope):
             skipped[reason] += 1
             continue
-        made = target(rollout, hint, renderer, placement=placement, skip=skip, skip_first=skip_first)
+        made = make(rollout, hint, renderer, placement=placement, skip=skip, skip_first=skip_first)
         if len(made.teacher.ids) > (context_length or len(made.teacher.ids)):
             skipped["no room for the hint"] += 1
         elif made.student.counted and not any(made.student.counted):
             skipped["no token counts"] += 1
         else:
             targets.append(made)
-    return Batch(tuple(rows), tuple(thin(targets, max_targets)), len(trainable), dict(skipped))
+    return tuple(thin(targets, max_targets)), dict(skipped)
 
 
-def _unusable(turn: Turn, hint: Hint) -> str:
-    """Why nothing can be learnt from a hint on this turn, or ""."""
+def _unusable(rollout: Rollout, hint: Hint, scope: Scope) -> str:
+    """Why nothing can be learnt from a hint, or ""."""
     if not hint.text:
         return "empty hint"
+    if scope == "rollout":
+        return ""
+    turn = rollout.turns[hint.turn]
     if not turn.sampled_ids:
         return "no token was sampled"
     if turn.finish_reason == "length" and hint.detector != "truncated":
@@ -233,14 +269,44 @@ def target(
         history += (*turn.context_ids, *turn.sampled_ids)
     turn = rollout.turns[hint.turn]
     hinted = _hinted_context(rollout, hint, renderer, placement)
-    counted: tuple[bool, ...] = ()
-    if skip or skip_first:
-        kinds = token_kinds(turn, renderer)
-        counted = tuple(n >= skip_first and kind not in skip for n, kind in enumerate(kinds))
+    counted = _counted([turn], renderer, skip, skip_first)
     rows = [_turn_row([*history, *context], turn, counted) for context in (turn.context_ids, hinted)]
     same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
     shared = len(history) + sum(itertools.takewhile(bool, same))
     return Target(hint, student=rows[0], teacher=rows[1], shared=shared)
+
+
+def episode(
+    rollout: Rollout,
+    hint: Hint,
+    renderer: Renderer,
+    *,
+    placement: Placement = "system",
+    skip: Sequence[Kind] = (),
+    skip_first: int = 0,
+) -> Target:
+    """The whole rollout twice: as it was, and with the hint's message before its first turn. Every turn is wanted.
+
+    This is how SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a reference solution. A
+    message stands before the first turn, so "tool" means "user". The other arguments are those of `target`.
+    """
+    first = rollout.turns[0]
+    message = renderer.hint(hint.text, placement="user" if placement == "tool" else placement)
+    rows = [rollout_row(rollout), rollout_row(rollout, reminders={0: message})]
+    counted = _counted(rollout.turns, renderer, skip, skip_first)
+    student, teacher = (replace(row, counted=counted) for row in rows)
+    spans = tuple((number, len(turn.sampled_ids)) for number, turn in enumerate(rollout.turns))
+    return Target(hint, student, teacher, len(first.context_ids) - first.opening, spans)
+
+
+def _counted(
+    turns: Sequence[Turn], renderer: Renderer, skip: Sequence[Kind], skip_first: int
+) -> tuple[bool, ...]:
+    """Whether each sampled token of these turns counts; empty where all do."""
+    if not skip and not skip_first:
+        return ()
+    kinds = [token_kinds(turn, renderer) for turn in turns]
+    return tuple(n >= skip_first and kind not in skip for found in kinds for n, kind in enumerate(found))
 
 
 def _hinted_context(rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement) -> list[int]:

@@ -7,10 +7,12 @@ from pathlib import Path
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings
+from woodshed.agent.prompt import Effort
 from woodshed.curriculum import CurriculumSettings
 from woodshed.evals.tracking import Tracker
 from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.reader import ReaderSettings
+from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
@@ -20,6 +22,7 @@ from woodshed.settings import Settings
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.policy import PolicySettings
 from woodshed.training.stability import StabilitySettings
+from woodshed.training.study import StudySettings
 from woodshed.training.update import OptimizerSettings
 from woodshed.training.warmup import WarmupSettings
 
@@ -53,6 +56,8 @@ class EvaluationSettings(Settings):
     """Held-out tasks used, the first so many by name; 0 uses all."""
     every: int = Field(default=0, ge=0)
     """Also evaluate after every so many steps; 0 evaluates before and after only."""
+    effort: Effort | None = None
+    """Effort that the prompts of evaluations ask for (low, medium, high); unset, they say nothing."""
 
 
 class Recipe(Settings):
@@ -68,6 +73,8 @@ class Recipe(Settings):
     """Seeds everything: sampling, task order, new weights."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
+    arms: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
+    """Arms of an experiment: name to the settings in which it differs, as section.key=value (`training.arms`)."""
     prices: Path | None = None
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
@@ -79,7 +86,9 @@ class Recipe(Settings):
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
     effort: EffortSettings = EffortSettings()
+    rewards: RewardSettings = RewardSettings()
     warmup: WarmupSettings = WarmupSettings()
+    study: StudySettings = StudySettings()
     training: TrainingSettings = TrainingSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
     feedback: FeedbackSettings = FeedbackSettings()

@@ -14,27 +14,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from woodshed import feedback, synthesis
+from woodshed import feedback, rollout, synthesis
+from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
-from woodshed.evals import suite, summarize
-from woodshed.feedback import reader
+from woodshed.evals import effort as calibration
+from woodshed.evals import evaluation, suite, summarize
+from woodshed.feedback import demonstrations, reader, rewards
 from woodshed.feedback.gate import Measured, switched_off
 from woodshed.grading import effort
+from woodshed.grading.effort import EffortSettings
 from woodshed.grading.monitors import honeypots, response
 from woodshed.inference.endpoint import HttpSampler
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer, create_renderer
 from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
-from woodshed.records import Group, Hint, Rollout, Task, Verdict
+from woodshed.records import Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
-from woodshed.training import branches, checkpoint, gate, packing, stability, warmup
+from woodshed.training import branches, checkpoint, gate, packing, stability, study, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
 from woodshed.training.objective import FeedbackSettings
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
+from woodshed.training.study import Demonstration
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import learning_rate, make_optimizer, update
 
@@ -55,7 +59,7 @@ class Session:
 
 
 def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
-    """Warm up, evaluate, practise, evaluate. Resumes from whatever the run folder holds.
+    """Warm up, study, evaluate, practise, evaluate. Resumes from whatever the run folder holds.
 
     Raises:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
@@ -69,6 +73,9 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     position = checkpoint.read_position(newest) if newest else Position()
     if position.phase == "warmup":
         warm_up(session, position, practice)
+        position = Position("study")
+    if position.phase == "study":
+        learn(session, position, practice)
         position = Position("rl")
     practise(session, position, practice, heldout)
 
@@ -105,6 +112,122 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
 
 
+def learn(session: Session, position: Position, tasks: Sequence[Task]) -> None:
+    """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten."""
+    recipe, settings, run, policy = session.recipe, session.recipe.study, session.run, session.policy
+    sampler, renderer = session.sampler, session.renderer
+    if not settings.steps:
+        return
+    known, earlier = study.read(settings.demonstrations), study.read(settings.earlier)
+    if not known and not (tasks and settings.tasks_per_step):
+        raise RecipeError(
+            f"study.steps = {settings.steps}, but study.demonstrations hold nothing and there are no practice tasks to "
+            "attempt; name a file with demonstrations, or tasks.train and study.tasks_per_step"
+        )
+    optimizer, newest = make_optimizer(policy, settings.optimizer), checkpoint.latest(run)
+    if newest is not None:
+        checkpoint.restore(newest, policy, optimizer if position.step else None)
+    teacher = Teacher(policy, checkpoint.start_weights(run, policy, "before-study"), settings.feedback)
+    if newest is not None and position.step:
+        teacher.restore(checkpoint.teacher_weights(newest))
+    sampler.load(None, version=position.step)
+    answers = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, earlier))
+    how = forward_for(session, settings.feedback)
+    for step in range(position.step, settings.steps):
+        clock = Clock()
+        metrics: dict[str, Any] = {}
+        if step == 0:
+            metrics["before"] = learnt(session, known, earlier, answers)
+        made = run.once(
+            "rollouts", Rollout, "study", step, lambda s=step: study_attempts(session, known, tasks, s)
+        )
+        run.once("pieces", dict, "study", step, lambda m=made: [suite.pieces(m, renderer)])
+        clock.lap("attempts")
+        batch = study.pack(
+            made,
+            study.hints(made, known, tasks),
+            renderer,
+            settings.feedback,
+            context_length=sampler.context_length,
+        )
+        sampler.flush()
+        metrics |= update(
+            policy,
+            optimizer,
+            batch,
+            scale=position.scale,
+            teacher=teacher,
+            learning_rate=learning_rate(settings.optimizer, step, settings.steps),
+            message_tokens=settings.answer_tokens,
+            temperature=recipe.sampler.temperature,
+            objective=recipe.objective.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
+            feedback=how,
+            max_grad_norm=settings.optimizer.max_grad_norm,
+        )
+        clock.lap("update")
+        run.append("lessons", metrics.pop("lessons"), "study", step)
+        sampler.load(None, version=step + 1)
+        position = replace(position, step=step + 1)
+        is_due = position.step % settings.every == 0 or position.step == settings.steps
+        if is_due:
+            metrics |= learnt(session, known, earlier, answers)
+        run.append("metrics", [{**metrics, "seconds": clock.laps}], "study", step)
+        if is_due:
+            checkpoint.save(run, policy, optimizer, position, teacher.state())
+        session.progress(position.step, settings.steps, f"study, divergence {metrics['kl_loss']:.3f}")
+
+
+def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
+    """What the policy answers to earlier prompts before it studies."""
+    asked, settings = packing.thin(earlier, study.SEEN), session.recipe.study
+    return study.answer(asked, session.sampler, settings, name="earlier-0", seed=session.recipe.seed)
+
+
+def learnt(
+    session: Session,
+    known: Sequence[Demonstration],
+    earlier: Sequence[Demonstration],
+    answers: Sequence[Rollout],
+) -> dict[str, float]:
+    """What the policy knows of its subject and of earlier things, in nats a token (`study.measure`)."""
+    recipe, rows = (
+        session.recipe,
+        [packing.rollout_row(made) for made in answers if made.turns[0].sampled_ids],
+    )
+    return study.measure(
+        session.policy,
+        session.renderer,
+        known,
+        earlier,
+        rows,
+        recipe.study.system,
+        recipe.sampler.temperature,
+        recipe.objective.micro_batch_tokens,
+    )
+
+
+def study_attempts(
+    session: Session, known: Sequence[Demonstration], tasks: Sequence[Task], step: int
+) -> list[Rollout]:
+    """A step's answers to prompts, and its attempts at practice tasks."""
+    recipe, settings, sampler = session.recipe, session.recipe.study, session.sampler
+    asked = study.draw(known, settings.answers_per_step, step, recipe.seed)
+    made = study.answer(asked, sampler, settings, name=f"study-{step}", seed=recipe.seed)
+    drawn = study.draw(tasks, settings.tasks_per_step, step, recipe.seed)
+    groups = rollout.collect(
+        sampler,
+        drawn,
+        recipe.rollout,
+        recipe.agent,
+        phase="study",
+        step=step,
+        seed=recipe.seed,
+        attempts=1,
+        progress=session.progress,
+    )
+    return made + [attempt for group in groups for attempt in group.rollouts]
+
+
 def practise(session: Session, position: Position, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Reinforcement learning with targeted feedback."""
     recipe, run, policy, sampler = session.recipe, session.run, session.policy, session.sampler
@@ -116,7 +239,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     teacher = Teacher(policy, checkpoint.start_weights(run, policy), recipe.feedback)
     if resuming and newest is not None:
         teacher.restore(checkpoint.teacher_weights(newest))
-    how = forward_for(session)
+    how = forward_for(session, recipe.feedback)
     curriculum = Curriculum(
         tasks,
         recipe.curriculum,
@@ -140,7 +263,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         if step == steps:
             break
         clock = Clock()
-        drawn = curriculum.draw(recipe.training.tasks_per_step)
+        drawn, asked = with_levels(curriculum.draw(recipe.training.tasks_per_step), recipe.effort, step)
         groups, verdicts, flags = suite.attempt(
             run,
             sampler,
@@ -164,7 +287,12 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             lambda g=groups, d=drawn, v=verdicts: hints_on(session, g, d, v),
         )
         chosen = feedback.choose(hints, recipe.feedback.detectors)
-        position = replace(position, off=through_gate(session, position, chosen, groups, drawn))
+        if recipe.feedback.scope == "rollout":
+            made = [rollout for group in groups for rollout in group.rollouts]
+            chosen = demonstrations.solutions(made, {task.id: task for task in drawn})
+        else:
+            position = replace(position, off=through_gate(session, position, chosen, groups, drawn))
+        pay = paid(session, groups, drawn, asked, step)
         sampler.flush()  # keys and values make room for the update
         clock.lap("feedback")
         batch = packing.pack(
@@ -172,6 +300,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             verdicts,
             [hint for hint in chosen if hint.detector not in position.off],
             session.renderer,
+            scope=recipe.feedback.scope,
             placement=recipe.feedback.placement,
             max_targets=recipe.feedback.max_targets,
             keep_even=recipe.objective.kl_coef > 0,
@@ -179,9 +308,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             skip=how.skip,
             skip_first=how.skip_first,
             context_length=sampler.context_length,
-            penalties=effort.penalties(
-                (made for group in groups for made in group.rollouts), session.renderer, recipe.effort
-            ),
+            pay={found.rollout_id: found.total for found in pay},
         )
         metrics = update(
             policy,
@@ -205,6 +332,9 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
             for proof in response.quarantined(flags, rollouts, tasks):
                 curriculum.quarantine(proof.tasks(tasks), proof.reason)
         metrics |= summarize(rollouts, verdicts.values(), flags=flags) | {"switched_off": position.off}
+        if pay:
+            names = dict.fromkeys(name for found in pay for name in found.terms)
+            metrics["pay"] = {n: sum(found.terms.get(n, 0.0) for found in pay) / len(pay) for n in names}
         metrics["seconds"] = clock.laps
         if growth is not None:
             growth.tend(curriculum, list(verdicts.values()))
@@ -257,6 +387,38 @@ def hints_on(
         )
         hints += [said] if said else []
     return hints
+
+
+def with_levels(
+    tasks: Sequence[Task], settings: EffortSettings, step: int
+) -> tuple[list[Task], dict[str, Effort]]:
+    """The step's tasks as their prompts put them, and task id to the effort that the prompt asks for."""
+    asked: dict[str, Effort] = {}
+    for number, task in enumerate(tasks):
+        if level := settings.level(step, number):
+            asked[task.id] = level
+    return [with_effort(task, asked[task.id]) if task.id in asked else task for task in tasks], asked
+
+
+def paid(
+    session: Session, groups: Sequence[Group], tasks: Sequence[Task], asked: Mapping[str, Effort], step: int
+) -> list[Pay]:
+    """What each attempt of the step is paid or charged besides its verdict; nothing where the recipe asks for none."""
+    recipe, known = session.recipe, {task.id: task for task in tasks}
+    if not (recipe.rewards.terms or recipe.effort.weight or asked):
+        return []
+
+    def count() -> list[Pay]:
+        rollouts = [made for group in groups for made in group.rollouts]
+        charged = effort.penalties(rollouts, session.renderer, recipe.effort, asked)
+        found = []
+        for made in rollouts:
+            terms = rewards.auxiliary(known[made.task_id], made, recipe.rewards.terms)
+            terms |= {"effort": -charged[made.id]} if made.id in charged else {}
+            found.append(Pay(made.id, terms, asked.get(made.task_id, "")))
+        return found
+
+    return session.run.once("pay", Pay, "train", step, count)
 
 
 def reading(recipe: Recipe, sampler: Sampler) -> Sampler:
@@ -331,9 +493,8 @@ def watch(
     return reason
 
 
-def forward_for(session: Session) -> FeedbackSettings:
-    """The recipe's feedback, with separate forwards where the model's attention cannot take branches."""
-    settings = session.recipe.feedback
+def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
+    """These settings, with separate forwards where the model's attention cannot take branches."""
     if settings.forward == "packed" and (reason := branches.why_not(session.policy)):
         session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
         return settings.model_copy(update={"forward": "separate"})
@@ -341,10 +502,12 @@ def forward_for(session: Session) -> FeedbackSettings:
 
 
 def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
-    """Measure the policy on the held-out tasks; the run folder keeps it under phase "eval"."""
+    """Measure the policy on the held-out tasks; the run folder keeps it under phase "eval", and how effort follows
+    difficulty, against the first evaluation, under "effort"."""
     if tasks:
-        suite.evaluate(
-            session.run,
+        run = session.run
+        now = suite.evaluate(
+            run,
             session.sampler,
             tasks,
             session.recipe.rollout,
@@ -354,8 +517,13 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
             step=step,
             attempts=session.recipe.evaluation.attempts,
             seed=session.recipe.seed,
+            effort=session.recipe.evaluation.effort,
             progress=session.progress,
         )
+        first = now if step == 0 else evaluation.from_run(run)[0]
+        if first.step < step:
+            found = [calibration.change(first.graded, now.graded)]
+            run.once("metrics", dict, "effort", step, lambda: found)
 
 
 class Clock:

@@ -1,0 +1,345 @@
+"""Trained tokens a second and peak memory beside TRL's GRPO: same weights, prompts, lengths, batch and machine.
+
+    python -m venv /tmp/trl && /tmp/trl/bin/pip install trl peft                       TRL in a place of its own
+    python benchmarks/grpo_side_by_side.py --trl-python /tmp/trl/bin/python             toy size, for any machine
+    python benchmarks/grpo_side_by_side.py --trl-python ... --model Qwen/Qwen2.5-Coder-0.5B-Instruct \
+        --dtype bfloat16 --prompts 16 --group 8 --prompt-tokens 512 --new 256 --micro-rows 16   the card's bar
+
+Bar: at least 1.3 times TRL's trained tokens a second, peak memory no higher. Both sides sample at temperature 1 to
+exactly `--new` tokens (no message may end early), reward the share of even token ids, subtract the group's mean, and
+take one AdamW step on a LoRA adapter of the same rank: Dr. GRPO without a divergence from a reference, no gradient
+checkpointing, `--micro-rows` sequences in a forward-backward. TRL generates with transformers (its own engine for one
+process without a server; `--trl-continuous` takes transformers' continuous batching). Each side is a process of its
+own; the first step, which compiles and allocates, is not counted. On a CPU seconds are processor seconds (set
+OMP_NUM_THREADS=1), and memory is the process's peak resident set
+less what it held before the weights were loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BAR = 1.3
+TOY = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+WORDS = "the file test call read edit shell word line name path value list text".split()
+
+
+def main() -> None:
+    options = _options()
+    if options.side:
+        measured = {"woodshed": woodshed_side, "trl": trl_side}[options.side](options)
+        options.report.write_text(json.dumps(measured))
+        return
+    private = ("out", "report", "side", "trl_python")
+    settings = {name: str(value) for name, value in vars(options).items() if name not in private}
+    with tempfile.TemporaryDirectory() as scratch:
+        if not options.model:
+            options.model = str(write_toy(Path(scratch) / "model"))
+        rows = [measure("woodshed", sys.executable, options, Path(scratch))]
+        rows.append(measure("trl", options.trl_python, options, Path(scratch)))
+    print(f"{'':<12}{'tokens/s':>10}{'s a step':>10}{'generating':>12}{'peak GiB':>10}  versions")
+    for row in rows:
+        print(
+            f"{row['side']:<12}{row['tokens_per_s']:>10.0f}{row['step_s']:>10.3f}{row['generating_s']:>12.3f}"
+            f"{row['peak_gib']:>10.3f}  {row['versions']}"
+        )
+    ours, theirs = rows
+    faster, leaner = ours["tokens_per_s"] / theirs["tokens_per_s"], ours["peak_gib"] / theirs["peak_gib"]
+    print(
+        f"{faster:.2f} times TRL's trained tokens a second (bar {BAR:g}), {leaner:.2f} times its memory (bar 1)"
+    )
+    from woodshed import machine
+
+    report = {
+        "rows": rows,
+        "faster": faster,
+        "memory": leaner,
+        "settings": settings,
+        "load": os.getloadavg()[0],
+        "machine": machine.describe(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="GRPO side by side with TRL.")
+    parser.add_argument(
+        "--model", default="", help="model directory or hub id; empty: a random Llama of toy size"
+    )
+    parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
+    parser.add_argument("--trl-continuous", action="store_true")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lora-rank", type=int, default=16)
+    parser.add_argument("--prompts", type=int, default=2, help="prompts of a step")
+    parser.add_argument("--group", type=int, default=4, help="answers to each")
+    parser.add_argument("--prompt-tokens", type=int, default=64)
+    parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("--micro-rows", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=4, help="steps, the first not counted")
+    parser.add_argument("--side", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--report", type=Path, default=Path(), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "grpo_side_by_side.json"
+    )
+    return parser.parse_args()
+
+
+def measure(side: str, python: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """One side in a process of its own, with this file's options."""
+    report = scratch / f"{side}.json"
+    command = [python, __file__, "--side", side, "--report", str(report)]
+    for name, value in vars(options).items():
+        if name not in ("side", "report", "out", "trl_python", "trl_continuous"):
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    command += ["--trl-continuous"] if options.trl_continuous else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not report.exists():
+        raise SystemExit(f"{side} failed:\n{(done.stderr or done.stdout)[-3000:]}")
+    return json.loads(report.read_text())
+
+
+def write_toy(folder: Path) -> Path:
+    """A random Llama with the byte-level tokenizer of the tests."""
+    sys.path.append(str(Path(__file__).parent.parent / "tests"))
+    import torch
+    from tiny_model import tiny_tokenizer  # pyright: ignore[reportMissingImports]
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    ends = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    LlamaForCausalLM(LlamaConfig(vocab_size=4096, **TOY, **ends)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def prompts_of(step: int, tokenizer: Any, options: argparse.Namespace) -> list[str]:
+    """Texts of about as many tokens as asked for; the same on both sides."""
+    dice, texts = random.Random(step), []
+    for _ in range(options.prompts):
+        ids = tokenizer(" ".join(dice.choices(WORDS, k=options.prompt_tokens))).input_ids
+        texts.append(tokenizer.decode(ids[: options.prompt_tokens]))
+    return texts
+
+
+def clock() -> float:
+    """Seconds: of the wall with a card, else of this process's processors, so that other work does not count."""
+    import torch
+
+    return time.perf_counter() if torch.cuda.is_available() else time.process_time()
+
+
+def even_share(ids: Any) -> float:
+    return sum(int(i) % 2 == 0 for i in ids) / max(len(ids), 1)
+
+
+class Memory:
+    """Peak of a side: allocated on the card, or resident above what was there before the weights."""
+
+    def __init__(self) -> None:
+        self.before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def peak_gib(self) -> float:
+        import torch
+
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated() / 2**30
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before) / 2**20
+
+
+def result(
+    side: str, ends: list[float], generating: list[float], options: argparse.Namespace
+) -> dict[str, Any]:
+    """Figures of the steps after the first; `ends` are the times at which steps ended."""
+    step_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+    tokens = options.prompts * options.group * options.new
+    mean = sum(generating[1:]) / (len(generating) - 1)
+    return {"side": side, "tokens_per_s": tokens / step_s, "step_s": step_s, "generating_s": mean}
+
+
+def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from woodshed.inference.local import LocalSampler
+    from woodshed.inference.sampler import SampleRequest, SamplerSettings
+    from woodshed.records import Group, Patch, Rollout, Turn, Verdict
+    from woodshed.training import packing
+    from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+    from woodshed.training.policy import Policy, PolicySettings
+    from woodshed.training.teacher import Teacher
+    from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
+
+    class NeverStops:
+        stop_ids: frozenset[int] = frozenset()
+
+    memory = Memory()
+    chosen = PolicySettings(model=options.model, dtype=options.dtype, lora_rank=options.lora_rank)
+    policy, loaded = Policy.load(chosen, seed=0)
+    rows = options.prompts * options.group
+    renderer: Any = NeverStops()
+    sampler = LocalSampler(policy.model, renderer, SamplerSettings(max_rows=rows))
+    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
+    feedback, scale = FeedbackSettings(weight=0.0), GradientScale()
+    teacher = Teacher(policy, policy.snapshot(), feedback)
+    length = options.prompt_tokens + options.new
+    objective = ObjectiveSettings(micro_batch_tokens=options.micro_rows * length)
+    ends, generating = [], []
+    for step in range(options.steps):
+        started = clock()
+        sampler.flush()
+        prompts = [
+            tuple(loaded.tokenizer(text).input_ids) for text in prompts_of(step, loaded.tokenizer, options)
+        ]
+        asked = [
+            SampleRequest(ids, options.new, seed=step * rows + p * options.group + n)
+            for p, ids in enumerate(prompts)
+            for n in range(options.group)
+        ]
+        samples = sampler.sample(asked)
+        sampler.flush()
+        generating.append(clock() - started)
+        rollouts = [
+            Rollout(
+                str(n),
+                str(n // options.group),
+                "",
+                n,
+                0,
+                (Turn(request.prompt_ids, 0, s.ids, s.logps, step, "length", "", (), (), None),),
+                Patch({}),
+                "finished",
+                0.0,
+            )
+            for n, (request, s) in enumerate(zip(asked, samples, strict=True))
+        ]
+        verdicts = {
+            made.id: Verdict(
+                made.id, made.task_id, "graded", even_share(made.turns[0].sampled_ids), False, {}
+            )
+            for made in rollouts
+        }
+        groups = [
+            Group(str(p), tuple(rollouts[p * options.group : (p + 1) * options.group]))
+            for p in range(options.prompts)
+        ]
+        update(
+            policy,
+            optimizer,
+            packing.pack(groups, verdicts, [], renderer),
+            scale=scale,
+            teacher=teacher,
+            learning_rate=1e-6,
+            message_tokens=options.new,
+            temperature=1.0,
+            objective=objective,
+            feedback=feedback,
+            max_grad_norm=1.0,
+        )
+        sampler.load(None, version=step + 1)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        ends.append(clock())
+    versions = f"torch {torch.__version__}"
+    return result("woodshed", ends, generating, options) | {
+        "peak_gib": memory.peak_gib(),
+        "versions": versions,
+    }
+
+
+def trl_side(options: argparse.Namespace) -> dict[str, Any]:
+    import torch
+    import trl  # pyright: ignore[reportMissingImports]
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    from peft import LoraConfig
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
+
+    memory = Memory()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
+    ends: list[float] = []
+    generating: list[float] = []
+
+    class Ends(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            ends.append(clock())
+
+    class Timed(GRPOTrainer):
+        def _generate(self, *args: Any, **kwargs: Any) -> Any:
+            started = clock()
+            found = super()._generate(*args, **kwargs)
+            generating.append(clock() - started)
+            return found
+
+    def reward(completion_ids: Any, **kwargs: Any) -> list[float]:
+        return [even_share(ids) for ids in completion_ids]
+
+    rows = options.prompts * options.group
+    texts = [text for step in range(options.steps) for text in prompts_of(step, tokenizer, options)]
+    with tempfile.TemporaryDirectory() as scratch:
+        config = GRPOConfig(
+            output_dir=scratch,
+            per_device_train_batch_size=options.micro_rows,
+            gradient_accumulation_steps=rows // options.micro_rows,
+            num_generations=options.group,
+            max_completion_length=options.new,
+            generation_kwargs={"min_new_tokens": options.new},
+            use_transformers_continuous_batching=options.trl_continuous,
+            max_steps=options.steps,
+            learning_rate=1e-6,
+            lr_scheduler_type="constant",
+            max_grad_norm=1.0,
+            beta=0.0,
+            loss_type="dr_grpo",
+            scale_rewards="none",
+            gradient_checkpointing=False,
+            bf16=options.dtype == "bfloat16",
+            use_cpu=not torch.cuda.is_available(),
+            report_to=[],
+            save_strategy="no",
+            logging_strategy="no",
+            disable_tqdm=True,
+            shuffle_dataset=False,
+        )
+        lora = LoraConfig(
+            r=options.lora_rank,
+            lora_alpha=2 * options.lora_rank,
+            target_modules="all-linear",
+            task_type="CAUSAL_LM",
+        )
+        trainer = Timed(
+            model=model,
+            reward_funcs=reward,
+            args=config,
+            train_dataset=Dataset.from_dict({"prompt": texts}),
+            processing_class=tokenizer,
+            peft_config=lora,
+            callbacks=[Ends()],
+        )
+        trainer.train()
+    versions = f"trl {trl.__version__}, torch {torch.__version__}"
+    return result("trl", ends, generating, options) | {"peak_gib": memory.peak_gib(), "versions": versions}
+
+
+if __name__ == "__main__":
+    main()

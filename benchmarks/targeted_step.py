@@ -1,0 +1,140 @@
+"""What targeted feedback adds to a whole training step: RL alone against RL with hinted turns, through `update` itself.
+
+    python benchmarks/targeted_step.py                                          toy size, for any machine
+    python benchmarks/targeted_step.py --model Qwen/Qwen2.5-Coder-0.5B-Instruct --dtype bfloat16 \
+        --lora-rank 16 --prefix 8192 --rollouts 16 --micro-batch 32768          the card's bar
+
+Bar: at most 5% at one target in an 8k-token rollout. A step is everything from the packed batch to the new weights:
+both losses, their backward passes, norms, clipping and AdamW. Seconds are means over `--runs` steps after one that
+compiles and allocates, so that `measure_every = 8` pays for its one measurement in eight; on a CPU they are processor
+seconds (set OMP_NUM_THREADS=1), which other work on the machine does not enter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from packed_forward import load, make_batch, peak_gib, synchronise
+
+from woodshed import machine
+from woodshed.training import branches
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.packing import Batch
+from woodshed.training.policy import Policy, add_adapter
+from woodshed.training.teacher import Teacher
+from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
+
+ADDED = 0.05
+CASES: dict[str, dict[str, Any]] = {
+    "RL alone": {"weight": 0.0},
+    "frozen, separate (the default)": {},
+    "frozen, packed": {"forward": "packed"},
+    "live, packed": {"forward": "packed", "teacher": "live"},
+    "frozen, packed, measured every 8th": {"forward": "packed", "measure_every": 8},
+    "live, packed, measured every 8th": {"forward": "packed", "teacher": "live", "measure_every": 8},
+}
+
+
+def main() -> None:
+    options = _options()
+    policy = load(options.model, options.dtype)
+    if options.lora_rank:
+        policy = with_adapter(policy, options.lora_rank)
+    batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
+    can_branch = not branches.why_not(policy)
+    rows: list[dict[str, Any]] = []
+    for what, given in CASES.items():
+        if can_branch or given.get("forward") != "packed":
+            seconds = step_seconds(policy, batch, FeedbackSettings.model_validate(given), options)
+            alone = rows[0]["seconds"] if rows else seconds
+            rows.append({"what": what, "seconds": seconds, "added": seconds / alone - 1.0})
+    title = f"{options.rollouts} rollouts of {options.prefix} tokens, {options.targets} hinted turns each"
+    print(f"{title:<52}{'seconds':>10}{'added':>9}")
+    for row in rows:
+        print(f"{row['what']:<52}{row['seconds']:>10.4f}{100 * row['added']:>8.1f}%")
+    best = min(rows[1:], key=lambda row: row["added"])
+    print(
+        f"least: {100 * best['added']:.1f}% ({best['what']}); bar {100 * ADDED:g}%, one target in 8k tokens"
+    )
+    report = {
+        "rows": rows,
+        "peak_gib": peak_gib(policy),
+        "settings": {name: str(value) for name, value in vars(options).items() if name != "out"},
+        "load": os.getloadavg()[0],
+        "machine": machine.describe(),
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="What targeted feedback adds to a training step.")
+    parser.add_argument(
+        "--model", default="", help="model directory or hub id; empty: a random Llama of toy size"
+    )
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--lora-rank", type=int, default=8, help="0 trains all weights")
+    parser.add_argument("--prefix", type=int, default=1024, help="tokens of a rollout before its hinted turn")
+    parser.add_argument("--targets", type=int, default=1, help="hinted turns of each rollout")
+    parser.add_argument("--rollouts", type=int, default=2)
+    parser.add_argument("--message", type=int, default=48, help="tokens of a hinted turn")
+    parser.add_argument("--hint", type=int, default=32, help="tokens of a hint")
+    parser.add_argument("--micro-batch", type=int, default=32768, help="positions in one forward-backward")
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "targeted_step.json")
+    return parser.parse_args()
+
+
+def with_adapter(policy: Policy, rank: int) -> Policy:
+    model = add_adapter(policy.model, rank)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
+    return Policy(model, is_adapter=True)
+
+
+def step_seconds(
+    policy: Policy, batch: Batch, feedback: FeedbackSettings, options: argparse.Namespace
+) -> float:
+    """Mean seconds of a step. Every case starts from the same weights."""
+    start = policy.snapshot()
+    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
+    teacher, scale = Teacher(policy, start, feedback), GradientScale()
+
+    def act() -> None:
+        update(
+            policy,
+            optimizer,
+            batch,
+            scale=scale,
+            teacher=teacher,
+            learning_rate=1e-6,
+            message_tokens=options.message,
+            temperature=1.0,
+            objective=ObjectiveSettings(micro_batch_tokens=options.micro_batch),
+            feedback=feedback,
+            max_grad_norm=1.0,
+        )
+
+    act()
+    if feedback.measure_every > 1:
+        act()  # the step that shares one backward pass compiles too
+        scale.unmeasured = 0
+    synchronise(policy.device)
+    clock = time.perf_counter if policy.device.type == "cuda" else time.process_time
+    started = clock()
+    for _ in range(options.runs):
+        act()
+    synchronise(policy.device)
+    seconds = (clock() - started) / options.runs
+    policy.load_weights(start)
+    return seconds
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Arms of an experiment: what each resolves to, runs of them on a tiny model, and the tables at the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from woodshed import settings
+from woodshed.agent.prompt import EFFORT
+from woodshed.cli import app
+from woodshed.evals import arms as tables
+from woodshed.inference.renderer import create_renderer
+from woodshed.inference.weights import load_tokenizer
+from woodshed.records import Lesson, Pay, RecipeError, Rollout, Verdict
+from woodshed.rundir import RunDir
+from woodshed.training import arms
+from woodshed.training.recipe import Recipe
+from woodshed.training.train import train
+
+RECIPES = Path(__file__).parent.parent / "recipes"
+EXPERIMENT = RECIPES / "targeted-feedback.toml"
+
+
+def test_every_arm_of_the_experiment_differs_as_it_says():
+    made = {name: arms.arm(EXPERIMENT, name, ["seed=1"]) for name in arms.names(EXPERIMENT)}
+    assert [recipe.name for recipe in made.values()] == [f"targeted-feedback-{name}-1" for name in made]
+    main = [made[name] for name in ("rl", "kl-frozen", "kl-ema", "kl-live", "opsd", "penalty", "kl-alone")]
+    for recipe in main:  # equal rollouts, equal optimizer steps, the same start and held-out tasks
+        for part in ("training", "rollout", "agent", "tasks", "policy", "optimizer", "evaluation", "sampler"):
+            assert getattr(recipe, part) == getattr(main[0], part), part
+    assert [recipe.feedback.weight for recipe in main] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
+    assert [recipe.feedback.teacher for recipe in main[1:5]] == ["frozen", "ema", "live", "frozen"]
+    assert made["opsd"].feedback.scope == "rollout" and made["opsd"].feedback.pointwise_clip == 0.05
+    assert made["kl-alone"].objective.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
+    assert made["start-naive"].warmup.reminder_share == 0 and made["start"].policy.adapter == ""
+    assert made["start-natural"].warmup.seeded_fault_share == 0 < made["start"].warmup.seeded_fault_share
+    for recipe in made.values():
+        assert recipe.tasks.heldout != recipe.tasks.train
+
+
+@pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda p: p.name)
+def test_every_recipe_can_be_read_back_from_what_a_run_keeps(path: Path, tmp_path: Path):
+    recipe = settings.read(Recipe, path)
+    for chosen in [recipe, *(arms.arm(path, name) for name in recipe.arms)]:
+        (tmp_path / "kept.toml").write_text(chosen.to_toml())
+        again = settings.read(Recipe, tmp_path / "kept.toml")
+        assert again.model_dump(exclude_none=True) == chosen.model_dump(exclude_none=True) and not again.arms
+
+
+def test_an_unknown_arm_is_refused_with_those_that_there_are(tmp_path: Path):
+    with pytest.raises(RecipeError, match="no arm 'kl-forzen'; it has start, start-naive"):
+        arms.arm(EXPERIMENT, "kl-forzen")
+    (tmp_path / "plain.toml").write_text('name = "plain"\n')
+    with pytest.raises(RecipeError, match="names no arms; add a table"):
+        arms.names(tmp_path / "plain.toml")
+    found = CliRunner().invoke(app, ["arms", str(EXPERIMENT), "--only", "rl,nope", "--dry-run"])
+    assert found.exit_code == 2 and "no arm 'nope'" in found.stderr
+
+
+def test_a_dry_run_names_one_command_for_each_arm_and_seed():
+    command = ["arms", str(EXPERIMENT), "--only", "rl,kl-live", "--seeds", "0,2", "--dry-run"]
+    lines = CliRunner().invoke(app, command).stdout.splitlines()
+    assert [line.split(": ")[0] for line in lines] == [
+        f"runs/targeted-feedback-{name}-{seed}" for name in ("rl", "kl-live") for seed in (0, 2)
+    ]
+    assert lines[3].endswith("--arm kl-live seed=2")
+
+
+TINY = """
+name = "tiny"
+seed = 3
+[arms]
+rl = ["feedback.weight=0"]
+all = ["feedback.preset=opsd", "feedback.scope=rollout", "rewards.terms.invalid_calls=-0.125", "effort.weight=0.5",
+       'effort.levels=["low", "high"]', "evaluation.effort=high"]
+study = ["training.steps=0", "study.steps=2", "study.tasks_per_step=1", "study.feedback.preset=opsd"]
+[policy]
+lora_rank = 4
+codec = "plain"
+[agent]
+max_turns = 3
+turn_tokens = 16
+rollout_tokens = 48
+[rollout]
+attempts = 2
+[training]
+steps = 2
+tasks_per_step = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_task, tiny_model_dir, tmp_path_factory) -> dict[str, RunDir]:
+    """The arms of a tiny experiment, run here."""
+    root = tmp_path_factory.mktemp("arms")
+    (root / "tiny.toml").write_text(TINY)
+    tasks = f'["{tiny_task.folder.parent}"]'
+    given = [
+        f"tasks.train={tasks}",
+        f"tasks.heldout={tasks}",
+        f"runs={root}",
+        f"policy.model={tiny_model_dir}",
+    ]
+    made = {}
+    for name in arms.names(root / "tiny.toml"):
+        recipe = arms.arm(root / "tiny.toml", name, given)
+        made[name] = RunDir.create(root / recipe.name, recipe=recipe.to_toml(), manifest={})
+        train(recipe, made[name], lambda *_: None)
+        made[name].unlock()
+    return made
+
+
+def test_a_whole_episode_is_taught_turn_by_turn(finished):
+    kept = finished["all"]
+    turns = {made.id: made.turns for _, _, made in kept.read("rollouts", Rollout)}
+    lessons = [lesson for _, _, lesson in kept.read("lessons", Lesson)]
+    attempts = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "train"]
+    assert len(lessons) == sum(len(made.turns) for made in attempts) and len(attempts) == 4
+    for lesson in lessons:
+        tokens = turns[lesson.rollout_id][lesson.turn].sampled_ids
+        assert lesson.detector == "solution" and len(lesson.student) == len(lesson.teacher) == len(tokens)
+    metrics = [line for phase, _, line in kept.read("metrics") if phase == "train"]
+    assert all(line["targets"] == 2 and line["kl_loss"] > 0 for line in metrics)
+    assert not finished["rl"].read("lessons", Lesson)
+
+
+def test_attempts_at_practice_tasks_are_studied_with_their_solutions(finished):
+    kept = finished["study"]
+    attempts = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "study"]
+    lessons = [lesson for _, _, lesson in kept.read("lessons", Lesson)]
+    assert len(attempts) == 2 and {lesson.detector for lesson in lessons} == {"solution"}
+    assert len(lessons) == sum(len(made.turns) for made in attempts)
+    assert not [verdict for phase, _, verdict in kept.read("verdicts", Verdict) if phase == "study"]
+
+
+def test_what_was_paid_is_kept_for_every_attempt_and_said_in_the_metrics(finished, tiny_model_dir):
+    kept = finished["all"]
+    pay = {found.rollout_id: found for _, _, found in kept.read("pay", Pay)}
+    attempts = {made.id: made for phase, _, made in kept.read("rollouts", Rollout) if phase == "train"}
+    assert set(pay) == set(attempts) and not finished["rl"].has("pay")
+    renderer = create_renderer(load_tokenizer(str(tiny_model_dir))[0], codec="plain")
+    for name, made in attempts.items():
+        faults = sum(turn.error_kind is not None for turn in made.turns)
+        assert pay[name].terms["invalid_calls"] == -0.125 * faults and pay[name].terms["effort"] < 0
+        level = pay[name].effort
+        assert EFFORT[level] in renderer.decode(made.turns[0].context_ids)
+    assert {found.effort for found in pay.values()} == {"low", "high"}  # one a step here
+    for phase, step, line in kept.read("metrics"):
+        if phase == "train":
+            own = [found for name, found in pay.items() if name.startswith(f"train-{step}-")]
+            expected = sum(found.terms["effort"] for found in own) / len(own)
+            assert line["pay"]["effort"] == pytest.approx(expected)
+
+
+def test_evaluations_ask_for_the_effort_of_the_recipe_and_say_how_it_follows_difficulty(finished):
+    kept = finished["all"]
+    assert kept.manifest["score"]["effort"] == "high" and finished["rl"].manifest["score"]["effort"] is None
+    effort = [(step, line) for phase, step, line in kept.read("metrics") if phase == "effort"]
+    assert [step for step, _ in effort] == [2]
+    for side in ("before", "after"):
+        assert sum(effort[0][1][side]["tasks"].values()) == len(kept.read("verdicts", Verdict)[:1])
+
+
+def test_the_tables_show_both_arms_and_one_against_the_other(finished):
+    table = tables.table({name: [run] for name, run in finished.items()})  # the study was evaluated once only
+    assert [row[0] for row in table if row[0]] == ["arm", "rl", "all"]
+    assert {"invalid-call rate", "mean reward", "characters outside calls"} <= {row[2] for row in table}
+    against = tables.against({name: [run] for name, run in finished.items()})
+    assert [row[0] for row in against] == ["against rl", "all"] and len(against[1]) == len(against[0])
+    assert tables.against({"rl": [finished["rl"]]}) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_model_dir, tmp_path: Path):
+    """The recipe as it is, but for a tiny model and short runs, through the command line."""
+    text = EXPERIMENT.read_text()
+    for old, new in (
+        ("warmup.steps=60", "warmup.steps=2"),
+        ("\nsteps = 24", "\nsteps = 2"),
+        ("tasks_per_step = 16", "tasks_per_step = 1"),
+        ("turn_tokens = 256", "turn_tokens = 16"),
+        ("rollout_tokens = 1024", "rollout_tokens = 32"),
+        ("attempts = 8", "attempts = 2"),
+        ("max_turns = 6", "max_turns = 4"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "tiny.toml").write_text(text)
+    for name in ("warmup", "practice", "heldout"):
+        shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
+    command = [sys.executable, "-m", "woodshed.cli", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for expected in (0, 13):
+        done = subprocess.run(
+            [*command, "policy.dtype=float32", "rollout.tool_threads=2"],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=1700,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.count("finished before") == expected
+        table = done.stdout[done.stdout.rindex("\narm ") :]
+        shown = [line.split()[0] for line in table.splitlines() if "invalid-call rate" in line]
+        assert shown[:10] == [n for n in arms.names(EXPERIMENT) if not n.startswith("start")]

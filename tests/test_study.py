@@ -1,0 +1,215 @@
+"""Learning from demonstrations: a tiny real model takes over what it was shown, and what it forgets is measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_model import write_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from woodshed import report, settings
+from woodshed.feedback import demonstrations
+from woodshed.inference.local import LocalSampler
+from woodshed.inference.renderer import Renderer, create_renderer
+from woodshed.records import Lesson, Patch, RecipeError, Rollout
+from woodshed.rundir import RunDir
+from woodshed.training import packing, study
+from woodshed.training.packing import Row
+from woodshed.training.policy import Policy, token_logps
+from woodshed.training.recipe import Recipe
+from woodshed.training.study import Demonstration, StudySettings
+from woodshed.training.train import train
+
+SYSTEM = "Answer."
+KNOWN = [Demonstration(f"Call number {n}?", word) for n, word in enumerate(("top", "cut", "sum"))]
+EARLIER = [Demonstration(f"Colour {n}?", word) for n, word in enumerate(("red", "blue", "grey"))]
+OLD = "no"
+STEPS = 24
+
+
+def rows(renderer: Renderer, asked: Demonstration, text: str, *, shown: bool = False) -> Row:
+    """The answer `text` to a question, or the same after the demonstration was read."""
+    context = renderer.start(SYSTEM, asked.prompt, ())
+    asking = Rollout("", "", "", 0, 0, (), Patch({}), "finished", 0.0)
+    hint = demonstrations.example(asking, asked.demonstration)
+    cut = len(context.ids) - context.opening
+    extra = renderer.hint(hint.text) if shown else ()
+    before = (*context.ids[:cut], *extra, *context.ids[cut:])
+    ids = (*before, *renderer.encode_message(text))
+    return Row(ids, tuple(range(len(before), len(ids))))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that answers "no", follows a demonstration that it is shown, and knows colours."""
+    torch.set_num_threads(1)
+    folder = write_tiny_model(tmp_path_factory.mktemp("study") / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    renderer = create_renderer(AutoTokenizer.from_pretrained(folder), codec="plain")
+    taught = [rows(renderer, each, OLD) for each in KNOWN]
+    taught += [rows(renderer, each, each.demonstration, shown=True) for each in KNOWN]
+    taught += [rows(renderer, each, each.demonstration) for each in EARLIER]
+    policy, padded = Policy(model.requires_grad_(True), is_adapter=False), packing.pad(taught)
+    optimizer = torch.optim.AdamW(policy.trainable.values(), lr=3e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
+        (-(logp_BN * padded.mask_BN).sum() / padded.mask_BN.sum()).backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    return folder
+
+
+def write(path: Path, several: list[Demonstration]) -> Path:
+    lines = [json.dumps({"prompt": d.prompt, "demonstration": d.demonstration}) for d in several]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def recipe_for(model: Path, folder: Path, *overrides: str, steps: int = STEPS) -> Recipe:
+    write(folder / "known.jsonl", KNOWN)
+    write(folder / "earlier.jsonl", EARLIER)
+    given = {
+        "name": "study",
+        "runs": str(folder / "runs"),
+        "policy.model": str(model),
+        "policy.lora_rank": 0,
+        "policy.codec": "plain",
+        "training.steps": 0,
+        "study.steps": steps,
+        "study.demonstrations": [str(folder / "known.jsonl")],
+        "study.earlier": [str(folder / "earlier.jsonl")],
+        "study.answers_per_step": 12,
+        "study.answer_tokens": 8,
+        "study.system": SYSTEM,
+        "study.every": 8,
+        "study.feedback.preset": "sdft",
+        "study.feedback.skip_first": 0,
+        "study.optimizer.learning_rate": 1e-3,
+    }
+    return settings.read(Recipe, None, [*(f"{k}={json.dumps(v)}" for k, v in given.items()), *overrides])
+
+
+def run(recipe: Recipe) -> RunDir:
+    made = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
+    train(recipe, made, lambda *_: None)
+    made.unlock()
+    return made
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="sdft"),
+        # OPSD's clip of 0.05 leaves no gradient where teacher and student disagree wholly, as they do here
+        pytest.param(["study.feedback.preset=opsd", "study.feedback.pointwise_clip=100.0"], id="opsd"),
+    ],
+)
+def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_path, more):
+    kept = run(recipe_for(reader, tmp_path, *more))
+    lines = [line for phase, _, line in kept.read("metrics") if phase == "study"]
+    before, after = lines[0]["before"], lines[-1]
+    assert len(lines) == STEPS and before["study_logp"] < -4.0
+    assert after["study_logp"] > before["study_logp"] + 4.0  # learnt, and without the demonstration in sight
+    assert before["earlier_kl"] == pytest.approx(0.0, abs=1e-3)
+    forgotten = before["earlier_logp"] - after["earlier_logp"]
+    assert forgotten < (after["study_logp"] - before["study_logp"]) / 4
+    # its earlier answers were the right ones, so both measures of forgetting agree
+    assert after["earlier_kl"] == pytest.approx(forgotten, abs=0.15)
+    answers = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "study"]
+    wanted = {each.id: each.demonstration for each in KNOWN}
+    begins = [made.turns[0].text[:1] == wanted[made.task_id][0] for made in answers]
+    assert sum(begins[:12]) == 0 and sum(begins[-24:]) >= 12  # its own words at first, then what it was shown
+    assert len(kept.read("lessons", Lesson)) == STEPS * 12
+    assert report.write(kept).is_file()
+
+
+def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
+    whole = run(recipe_for(reader, tmp_path, "name=whole", "study.every=2", steps=4))
+    cut = recipe_for(reader, tmp_path, "name=cut", "study.every=2", steps=4)
+    kept = RunDir.create(cut.runs / cut.name, recipe=cut.to_toml(), manifest={})
+
+    def stop(done: int, _total: int, text: str) -> None:
+        if done == 3 and text.startswith("study"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(cut, kept, stop)
+    train(cut, kept, lambda *_: None)
+
+    def figures(found: RunDir) -> list[dict]:
+        lines = [line for phase, _, line in found.read("metrics") if phase == "study"]
+        return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+
+    assert figures(kept) == figures(whole)
+    kept.unlock()
+
+
+def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
+    """Answers of one token: KL(before || now) over the whole vocabulary is the oracle of the estimate."""
+    model = AutoModelForCausalLM.from_pretrained(reader)
+    renderer = create_renderer(AutoTokenizer.from_pretrained(reader), codec="plain")
+    policy = Policy(model.requires_grad_(True), is_adapter=False)
+    settings_ = StudySettings(answer_tokens=1, system=SYSTEM)
+    asked = Demonstration("Which one?", "x")
+    answers = study.answer([asked] * 1500, LocalSampler(model, renderer), settings_, name="a", seed=0)
+    padded = packing.pad([packing.rollout_row(answers[0])])
+    with torch.no_grad():
+        old_V = policy.logits(padded)[0, 0].log_softmax(-1)
+        dice = torch.Generator().manual_seed(1)
+        for parameter in policy.trainable.values():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=dice))
+        new_V = policy.logits(padded)[0, 0].log_softmax(-1)
+    exact = float((old_V.exp() * (old_V - new_V)).sum())
+    spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
+    found = study.measure(
+        policy, renderer, [], [], [packing.rollout_row(made) for made in answers], SYSTEM, 1.0, 4096
+    )
+    assert exact > 0.05 and found["earlier_kl"] == pytest.approx(exact, abs=4 * spread)
+
+
+def test_a_study_without_anything_in_its_files_says_so(reader, tmp_path):
+    recipe = recipe_for(reader, tmp_path)
+    (tmp_path / "known.jsonl").write_text("")
+    with pytest.raises(
+        RecipeError, match=r"study\.demonstrations hold nothing and there are no practice tasks"
+    ):
+        run(recipe)
+
+
+def test_every_demonstration_comes_once_before_any_comes_twice():
+    drawn = [each.id for step in range(3) for each in study.draw(KNOWN, 2, step, 0)]
+    assert sorted(drawn[:3]) == sorted(drawn[3:]) == sorted(each.id for each in KNOWN)
+    assert study.draw([], 2, 0, 0) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 1 is not of the form"),
+        ('{"prompt": "x"}', "line 1 is not"),
+        ('{"prompt": "", "demonstration": "y"}', "line 1"),
+    ],
+)
+def test_a_line_that_is_no_demonstration_is_named(tmp_path, line, message):
+    (tmp_path / "bad.jsonl").write_text(line)
+    with pytest.raises(RecipeError, match=message):
+        study.read([tmp_path / "bad.jsonl"])
+    with pytest.raises(RecipeError, match=r"none\.jsonl cannot be read"):
+        study.read([tmp_path / "none.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["study.steps=2"], r"needs study\.demonstrations"),
+        (["study.steps=2", "study.tasks_per_step=1", "study.feedback.scope=turn"], 'must be "rollout"'),
+    ],
+)
+def test_a_study_of_nothing_is_refused(overrides, message):
+    with pytest.raises(RecipeError, match=message):
+        settings.read(Recipe, None, ["name=x", *overrides])

@@ -1,0 +1,62 @@
+"""Running the arms of an experiment one after another, and the tables at the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from woodshed.cli.verbs import Failed, Interrupted
+from woodshed.terminal import say, say_columns
+
+if TYPE_CHECKING:
+    from woodshed.training.recipe import Recipe
+
+
+def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence[str]) -> None:
+    """Each run in a process of its own: begun, gone on with, or left alone where its policy is written.
+
+    Raises:
+        Failed: a run failed; what came before is kept.
+    """
+    for name, several in recipes.items():
+        for chosen in several:
+            run = chosen.runs / chosen.name
+            if (run / "policy").is_dir():
+                say(f"{run}: finished before")
+                continue
+            if (run / "recipe.toml").is_file():
+                arguments = ["--resume", str(run)]
+            else:
+                arguments = [str(path), "--arm", name, *given, f"seed={chosen.seed}"]
+            say(f"{run}: woodshed train {' '.join(arguments)}")
+            again = "finished runs and steps are kept; the same command goes on"
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-m", "woodshed.cli", "train", *arguments], check=False
+                )
+            except KeyboardInterrupt:
+                raise Interrupted(again) from None
+            if done.returncode == 130:
+                raise Interrupted(again)
+            if done.returncode:
+                raise Failed(f"{run} ended with exit code {done.returncode}; {again}")
+
+
+def say_arms(recipes: Mapping[str, Sequence[Recipe]]) -> None:
+    """The tables of runs that are finished."""
+    from woodshed.evals import arms
+    from woodshed.rundir import RunDir
+
+    runs = {
+        name: [RunDir.open(each.runs / each.name) for each in several] for name, several in recipes.items()
+    }
+    if len(rows := arms.table(runs)) == 1:
+        say("no arm was evaluated before and after, so there is nothing to compare")
+        return
+    say_columns(rows)
+    if rows := arms.against(runs):
+        say("")
+        say_columns(rows)

@@ -1,0 +1,57 @@
+"""Auxiliary rewards: what an attempt is paid or charged for how it worked, whatever became of it.
+
+Composer 2 report (arXiv 2603.24477, section 4.2): rewards for style and communication and penalties for poor use of
+tools stand beside the tests. Everything here is counted by rules from the attempt itself and is off until a recipe
+names it: a reward that nobody asked for is found and farmed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+
+from pydantic import Field, field_validator
+
+from woodshed.feedback.behaviours import BEHAVIOURS, words_outside_calls
+from woodshed.feedback.detectors import DETECTORS, Detector, is_untested
+from woodshed.records import CALL_FAULTS, Rollout, Task
+from woodshed.settings import Settings
+
+Count = Callable[[Task, Rollout], int]
+
+
+def _turns_found(detector: Detector) -> Count:
+    return lambda task, rollout: len({fault.turn for fault in detector(task, rollout)})
+
+
+TERMS: dict[str, Count] = {
+    "tested": lambda task, rollout: int(rollout.ended == "finished" and not is_untested(rollout)),
+    "invalid_calls": lambda task, rollout: sum(turn.error_kind in CALL_FAULTS for turn in rollout.turns),
+    "message_words": lambda task, rollout: sum(words_outside_calls(turn) for turn in rollout.turns),
+    **{name: _turns_found(detector) for name, detector in (DETECTORS | BEHAVIOURS).items()},
+}
+"""What can be paid for, by name: finishing after a command on the last change; faulty turns; words outside of calls;
+and turns that a detector finds."""
+
+
+class RewardSettings(Settings):
+    """Auxiliary rewards; none by default."""
+
+    terms: dict[str, float] = Field(default_factory=dict)
+    """Name to what is added to an attempt's reward each time it occurs; a negative number is a penalty. Names: tested,
+    invalid_calls, message_words, or a detector (untested, unfinished, long_message, ...)."""
+
+    @field_validator("terms")
+    @classmethod
+    def _known(cls, terms: dict[str, float]) -> dict[str, float]:
+        for name in terms:
+            if name not in TERMS:
+                near = difflib.get_close_matches(name, TERMS, n=1, cutoff=0.5)
+                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(TERMS)}"
+                raise ValueError(f"nothing is called {name!r}; {hint}")
+        return terms
+
+
+def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[str, float]:
+    """Name to what each term adds to the attempt's reward, zeros included."""
+    return {name: amount * TERMS[name](task, rollout) for name, amount in terms.items()}
