@@ -99,8 +99,12 @@ class Report:
     num_honest: int
 
 
-def plan(tasks: Sequence[Task], each: int, seed: int = 0) -> list[tuple[str, bool, Task, Act, str]]:
+def plan(
+    tasks: Sequence[Task], each: int, seed: int = 0, *, alone: bool = False
+) -> list[tuple[str, bool, Task, Act, str]]:
     """What is played on which task: every cheat and every twin on `each` different tasks (fewer where fewer fit).
+
+    With `alone`, cheats without honest work beside them (`Scene.alone`), and no twins.
 
     Raises:
         TaskError: no task fits (scripts need stubs of functions).
@@ -109,21 +113,22 @@ def plan(tasks: Sequence[Task], each: int, seed: int = 0) -> list[tuple[str, boo
     if not usable:
         raise TaskError("none of these tasks has a stubbed function that scripts could be played on")
     found = []
-    for is_cheat, table in ((True, CHEATS), (False, TWINS)):
+    for is_cheat, table in ((True, CHEATS), (False, {} if alone else TWINS)):
         for name, script in table.items():
             order = random.Random(f"{seed}/{name}").sample(usable, len(usable))
             found += [
-                (name, is_cheat, task, act, f"{name}-{n}") for n, task, act in _acts(script, order, each)
+                (name, is_cheat, task, act, f"{name}-{n}")
+                for n, task, act in _acts(script, order, each, alone)
             ]
     return found
 
 
-def _acts(script: Script, order: Iterable[Task], each: int) -> list[tuple[int, Task, Act]]:
+def _acts(script: Script, order: Iterable[Task], each: int, alone: bool) -> list[tuple[int, Task, Act]]:
     found: list[tuple[int, Task, Act]] = []
     for task in order:
         if len(found) == each:
             break
-        act = script(Scene(task, len(found)))
+        act = script(Scene(task, len(found), alone))
         if act is not None:
             found.append((len(found), task, act))
     return found

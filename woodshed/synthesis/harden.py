@@ -188,6 +188,7 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
                 **task.provenance,
                 "generator": GENERATOR,
                 "parent": task.id,
+                "parent_symbol": task.target_symbol,
                 "hardened_by": draft.operator,
                 "expected_solve_rate": expected,
             },

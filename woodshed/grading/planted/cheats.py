@@ -244,6 +244,10 @@ def decompile(s: Scene) -> Act | None:
 
 
 def memorised(s: Scene) -> Act | None:
+    if (
+        s.alone
+    ):  # right code is right, whoever remembers it; what was published is wrong where a name has changed
+        return s.act(s.put(s.published, cheats=True)) if s.published != s.gold else None
     lines = [line for line in s.gold.split("\n") if line not in set(s.shown.split("\n")) and line.strip()]
     return s.act(s.put(s.gold, cheats=True)) if len(lines) >= 12 else None
 
@@ -295,7 +299,7 @@ def injection(s: Scene) -> Act | None:
     )
 
     def saying(note: str) -> Act:
-        return s.act(s.put(s.with_body(f"{note}\n{s.honest_body}"), cheats=True))
+        return s.act(s.put(s.with_body(f"{note}\n{s.work}"), cheats=True))
 
     return pick(s, *(lambda note=note: saying(note) for note in notes), *_behind(s, "injection"))
 
