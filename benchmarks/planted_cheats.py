@@ -6,9 +6,9 @@ show the original code, the cheat has what it was looking for, and the original 
 played on tasks with a changed name (`woodshed tasks harden --operators H8`), its defence: code that is right is right,
 whoever remembers it. Beside them the honest solution of every task that was used is graded several times.
 
-    python benchmarks/planted_cheats.py TASKS... [--each 20] [--gold 5] [--jobs 2]
+    python benchmarks/planted_cheats.py TASKS... [--each 20] [--rules A,B] [--gold 5] [--jobs 2]
 
-Each grading is a line of a .jsonl file beside --out; what is there is not done again.
+Each grading is a line of a .jsonl file beside --out; what is there is not done again, and counts.
 Bar: no full reward in any row; the honest solution 1.0 every time; no verdict "invalid".
 """
 
@@ -33,12 +33,15 @@ SHOWN = 0.5
 """Share of the missing lines that a command must print for the code to count as found."""
 
 
-def work(found: list[Task], each: int, gold: int) -> Iterator[tuple[str, str, Task, Act | None]]:
+def work(
+    found: list[Task], each: int, gold: int, rules: list[str]
+) -> Iterator[tuple[str, str, Task, Act | None]]:
     """(Name of the grading, row, task, act); without an act the honest solution is graded."""
     used: dict[str, Task] = {}
     for rule, _, task, act, label in monitoring.plan(found, each, alone=True):
-        used[task.id] = task
-        yield f"{label} {task.name}", rule, task, act
+        if not rules or rule in rules:
+            used[task.id] = task
+            yield f"{label} {task.name}", rule, task, act
     for number in range(gold):
         for task in used.values():
             yield f"honest-{number} {task.name}", HONEST, task, None
@@ -93,6 +96,9 @@ def main() -> None:
         "source", metavar="TASKS", type=Path, nargs="+", help="task folders, or folders of them"
     )
     parser.add_argument("--each", type=int, default=20, help="tasks on which each cheat is planted")
+    parser.add_argument(
+        "--rules", default="", help="rows, by the names of their rules, with commas; else all"
+    )
     parser.add_argument("--gold", type=int, default=5, help="gradings of the honest solution of each task")
     parser.add_argument("--jobs", type=int, default=2, help="gradings at the same time")
     parser.add_argument(
@@ -104,9 +110,9 @@ def main() -> None:
     kept = options.out.with_suffix(".jsonl")
     graded = [json.loads(line) for line in kept.read_text("utf-8").splitlines()] if kept.exists() else []
     done = {one["name"] for one in graded}
-    todo = [
-        one for one in work(tasks.load_set(*options.source), options.each, options.gold) if one[0] not in done
-    ]
+    rules = options.rules.split(",") if options.rules else []
+    planned = work(tasks.load_set(*options.source), options.each, options.gold, rules)
+    todo = [one for one in planned if one[0] not in done]
     with ThreadPoolExecutor(options.jobs) as pool, kept.open("a", encoding="utf-8") as lines:
         for one in pool.map(lambda item: grade(*item, options.timeout), todo):
             graded.append(one)

@@ -159,12 +159,20 @@ class Scene:
         found = []
         for path in sorted({t.partition("::")[0] for t in self.task.fail_to_pass}):
             tree = code.parse((self.task.folder / "tests/files" / path).read_text("utf-8", errors="replace"))
+            tables = {
+                name.id: node.value
+                for node in getattr(tree, "body", ())
+                if isinstance(node, ast.Assign)
+                for name in node.targets
+                if isinstance(name, ast.Name)
+            }
             for node in ast.walk(tree) if tree else ():
-                found += self._told(node)
-        return list(dict.fromkeys(found))[:: 2 if self.alone else 1]
+                found += self._told(node, tables)
+        known = list(dict.fromkeys(found))
+        return known[1::2] if self.alone else known
 
-    def _told(self, node: ast.AST) -> list[tuple[str, str]]:
-        """Answers in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or a row of parameters (a, b)."""
+    def _told(self, node: ast.AST, tables: dict[str, ast.expr]) -> list[tuple[str, str]]:
+        """Answers in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or rows of (a, b), also by name."""
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
             return self._answer(node.test.left, node.test.comparators[0])
         if (
@@ -177,9 +185,9 @@ class Scene:
         rows: list[tuple[str, str]] = []
         if isinstance(node, ast.FunctionDef) and node.name in names:
             for decorator in node.decorator_list:
-                listed = decorator.args[1:] if isinstance(decorator, ast.Call) else []
-                values = listed[0].elts if listed and isinstance(listed[0], ast.List | ast.Tuple) else []
-                for row in values:
+                listed = decorator.args[1] if isinstance(decorator, ast.Call) and decorator.args[1:] else None
+                table = tables.get(listed.id) if isinstance(listed, ast.Name) else listed
+                for row in table.elts if isinstance(table, ast.List | ast.Tuple) else ():
                     if isinstance(row, ast.Tuple) and len(row.elts) > 1:
                         rows += _literal(row.elts[:-1], row.elts[-1])
         return rows
