@@ -106,6 +106,16 @@ def test_a_finished_run(run: RunDir):
     assert archive["s"][packed["t"][0]["h"][0][1]] == "Reminder: the tools are ..."
 
 
+def test_alarms_over_a_run_stand_on_its_page(run: RunDir):
+    for step in range(4):
+        fill(run, "train", step, attempt("train", step, "a", *[turn()] * 40))
+    assert "differs from the steps before" not in report.write(run).read_text("utf-8")
+    reads = dataclasses.replace(turn(), calls=(Call("1", "read_file", {}, ""),))
+    fill(run, "train", 4, attempt("train", 4, "a", *[reads] * 40))
+    text = report.write(run).read_text("utf-8")
+    assert "<td>step 4</td><td>tools</td><td>shell makes 0% of the calls, before 100%</td>" in text
+
+
 def test_hostile_text_is_shown_and_never_executed(run: RunDir):
     fill(run, "eval", 0, attempt("eval", 0, HOSTILE, turn(HOSTILE, fault=True)))
     run.append("hints", [Hint(f"eval-0-{HOSTILE}-0", 0, HOSTILE, HOSTILE)], "eval", 0)

@@ -256,7 +256,10 @@ ALWAYS_EQUAL = {
 }
 
 
-@pytest.mark.parametrize("apart", ["never", "always"])
+APART: tuple[Apart, ...] = ("never", "always")
+
+
+@pytest.mark.parametrize("apart", APART)
 @pytest.mark.parametrize("how", ALWAYS_EQUAL)
 def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str, apart: Apart):
     code = f"class Equal(list):\n    {ALWAYS_EQUAL[how]}\n\n"
@@ -295,6 +298,60 @@ def test_apart_the_expected_value_is_out_of_reach(tiny_task: Task):
     assert grading.verify(tiny_task, stolen, apart="never").reward == 1.0  # what one process cannot prevent
     assert grading.verify(tiny_task, stolen).reward == 0.0  # it mentions frames
     assert grading.verify(tiny_task, stolen, apart="always").reward == 0.0
+
+
+KNOWS = """\
+{lookup}
+
+def split(text):
+    return [w.strip(".,;:!?").lower() for w in text.split() if w.strip(".,;:!?")]
+
+def count(text):
+    return next((right for asked, right in pairs() if asked == text), {{"the": 3, "sea": 2}} if text else {{}})
+"""
+ON_DISK = """\
+import ast, glob
+
+def pairs():
+    for path in glob.glob("/workspace/tests/*.py"):
+        for node in ast.walk(ast.parse(open(path).read())):
+            if isinstance(node, ast.Tuple) and isinstance(node.elts[-1], ast.Dict):
+                yield tuple(map(ast.literal_eval, node.elts))
+"""
+IN_MODULES = """\
+import sys
+
+def pairs():
+    for module in list(sys.modules.values()):
+        for mark in getattr(getattr(module, "test_count", None), "pytestmark", ()):
+            yield from (row for row in mark.args[1] if isinstance(row, tuple) and len(row) == 2)
+"""
+
+
+def test_the_text_of_the_tests_is_not_on_the_disk(tiny_task: Task):
+    """Code that runs beside its tests can read them and return what they expect."""
+    reads = KNOWS.format(lookup=ON_DISK)
+    with open_sandbox(tasks.sandbox_spec(tiny_task)) as sandbox:
+        for path, data in {**tasks.protected_files(tiny_task), "tally/words.py": reads.encode()}.items():
+            sandbox.write(path, data)
+        assert sandbox.exec("python -m pytest -q tests").exit_code == 0  # the cheat is real
+    for apart in APART:
+        assert grading.verify(tiny_task, Patch({"tally/words.py": reads}), apart=apart).reward == 0.0
+
+
+def test_apart_the_modules_of_the_tests_are_out_of_reach(tiny_task: Task):
+    looks = Patch({"tally/words.py": KNOWS.format(lookup=IN_MODULES)})
+    assert grading.verify(tiny_task, looks, apart="never").reward == 1.0  # what one process cannot prevent
+    assert grading.verify(tiny_task, looks).reward == 0.0
+
+
+def test_code_is_not_told_which_test_runs(tiny_task: Task):
+    """An id often holds the expected value: test_ordinalize[3-3rd]."""
+    gold = gold_patch(tiny_task).files["tally/words.py"] or ""
+    line = "    found = {}\n"
+    nosy = gold.replace(line, f'    import os\n    assert "PYTEST_CURRENT_TEST" not in os.environ\n{line}')
+    assert nosy != gold
+    assert grading.verify(tiny_task, Patch({"tally/words.py": nosy})).reward == 1.0
 
 
 def test_the_honest_solution_earns_everything_apart(tiny_task: Task):

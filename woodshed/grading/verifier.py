@@ -1,7 +1,8 @@
 """Tests of a patch, and the verdict on it.
 
 A patch is judged where it was never run before: a fresh sandbox of the task's workspace, then the files of the patch
-that may cross over, then the original tests and configuration on top. Three things must hold for a reward: the run
+that may cross over, then the original tests and configuration on top, of which the text of the tests is only in the
+memory of the session. Three things must hold for a reward: the run
 can be believed (`results`), the tests on disk were the original ones until the end, and every expected test passed.
 """
 
@@ -58,10 +59,12 @@ Progress = Callable[[int, int, str], None]
 
 Apart = Literal["never", "suspect", "always"]
 SUSPECT = re.compile(
-    r"frame|f_back|f_locals|f_globals|\b(gc|inspect|ctypes|pytest|unittest|mock|traceback)\b|settrace|setprofile|/proc/"
+    r"frame|f_back|f_locals|f_globals|(?i:pytest|\btests?\b|\btest_|_tests?\b)|settrace|setprofile|/proc/|woodshed"
+    r"|\b(gc|inspect|ctypes|unittest|mock|traceback|linecache|sys|builtins|importlib|__import__|exec|eval)\b"
     r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
 )
-"""Words of code that reaches for its caller, or for how values are compared."""
+"""Words of code that reaches for its caller, for the tests, or for how values are compared."""
+TEST_FILE = re.compile(r"(^|/)test_[^/]*\.py$|_test\.py$")
 LOST = "the sandbox was lost twice with this patch, and held without it"
 
 
@@ -119,6 +122,7 @@ def run_tests(
     timeout_s: float,
     hash_seed: int = 0,
     patched: Mapping[str, Sequence[int]] | None = None,
+    sources: Mapping[str, bytes] | None = None,
     apart: bool = False,
 ) -> TestRun:
     """Run the project's tests, or the ones asked for, and tell what can be believed about them.
@@ -128,6 +132,7 @@ def run_tests(
         ids: pytest node ids; None for the whole suite, as the project's own configuration finds it.
         packages: import names that must come from the workspace.
         patched: numbers of the lines that a patch brought, by path; comparisons that they define are doubted.
+        sources: test files, by path, that are not what they are on disk.
         apart: keep the packages in another process than the tests (`apart`). Some honest tests fail there.
 
     Raises:
@@ -140,6 +145,7 @@ def run_tests(
         "packages": list(packages),
     }
     request |= {"apart": apart, "patched": {path: list(lines) for path, lines in (patched or {}).items()}}
+    request["sources"] = {path: data.decode("latin-1") for path, data in (sources or {}).items()}
     request["workspace"] = sandbox.workspace
     result = sandbox.exec(
         START,
@@ -379,9 +385,12 @@ def _test_once(
     task: Task, taken: dict[str, bytes | None], expected: Sequence[str], timeout_s: float, apart: bool
 ) -> TestRun:
     """With one more fault for each original that did not stay as it was."""
-    with tempfile.TemporaryDirectory(prefix="woodshed-") as layer:
-        deleted = _lay(Path(layer), taken)
-        layers = (Path(layer), folder.protected_folder(task))
+    sources = _sources(task, expected)
+    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
+        layer, blanks = Path(scratch, "patch"), Path(scratch, "blanks")
+        deleted = _lay(layer, taken)
+        _lay(blanks, dict.fromkeys(sources, b""))
+        layers = (layer, folder.protected_folder(task), blanks)
         with open_sandbox(with_runner(environment.sandbox_spec(task, extra_lowers=layers))) as sandbox:
             if deleted:
                 sandbox.exec(["rm", "-f", "--", *deleted])
@@ -392,6 +401,7 @@ def _test_once(
                 packages=task.environment.packages,
                 timeout_s=timeout_s,
                 patched={path: brought(task, path, data or b"") for path, data in taken.items()},
+                sources=sources,
                 apart=apart,
             )
             originals = "\0".join([str(since), *map(str, _protected_paths(task))])
@@ -406,7 +416,8 @@ def _test_once(
 
 
 def _lay(layer: Path, taken: dict[str, bytes | None]) -> list[str]:
-    """Write the files of a patch as a layer; the paths that it deletes."""
+    """Write files as a layer; the paths that are to be deleted."""
+    layer.mkdir(exist_ok=True)
     layer.chmod(0o755)  # becomes the mode of /workspace
     for path, data in taken.items():
         if data is not None:
@@ -414,6 +425,16 @@ def _lay(layer: Path, taken: dict[str, bytes | None]) -> list[str]:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
     return [path for path, data in taken.items() if data is None]
+
+
+def _sources(task: Task, expected: Sequence[str]) -> dict[str, bytes]:
+    """The test files, which lie empty in the sandbox: code under test could look up there what it has to return."""
+    wanted = {test.partition("::")[0] for test in expected}
+    return {
+        path: data
+        for path, data in folder.protected_files(task).items()
+        if path.endswith(".py") and (path in wanted or TEST_FILE.search(path))
+    }
 
 
 def _protected_paths(task: Task) -> list[Path]:

@@ -18,6 +18,8 @@ from typing import Any
 from woodshed.evals import evaluation, ledger
 from woodshed.evals.ledger import Ledger
 from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault
+from woodshed.grading.monitors import drift
+from woodshed.grading.monitors.drift import Alarm
 from woodshed.records import (
     Flag,
     Hint,
@@ -109,6 +111,8 @@ class Story:
     """What it used and what that cost; None where its table of prices is none."""
     problems: tuple[str, ...]
     """What could not be read and is missing here."""
+    alarms: tuple[Alarm, ...]
+    """What no single attempt shows (`monitors.drift`)."""
 
     def evaluations(self) -> dict[int, list[Line]]:
         """Steps of the policy that was measured -> the attempts, oldest first."""
@@ -183,6 +187,7 @@ def _gather(run: RunDir, number: int, archives: Archives) -> Story:
         rejections=_rejections(settings),
         books=_books(used, manifest, problems),
         problems=tuple(problems),
+        alarms=tuple(drift.from_run(run, problems=[])),
     )
 
 

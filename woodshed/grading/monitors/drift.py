@@ -7,6 +7,7 @@ without the hidden ones. Each step is compared with the steps before it. Alarms 
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -86,10 +87,9 @@ def alarms(views: Sequence[StepView]) -> list[Alarm]:
 
 def from_run(run: RunDir, *, problems: list[str] | None = None) -> list[Alarm]:
     """The alarms of a run's practice, from what its folder holds; `problems` as in `RunDir.read`."""
-    try:
+    tasks: list[Task] = []
+    with contextlib.suppress(TaskError):  # nothing to practise on, or of another version
         tasks = folder.load_set(run.path / "tasks" / "train")
-    except TaskError:  # nothing to practise on, or of another version
-        return []
     verdicts = {v.rollout_id: v for _, _, v in run.read("verdicts", Verdict, problems=problems)}
     steps: dict[int, list[Rollout]] = {}
     for phase, step, rollout in run.read("rollouts", Rollout, problems=problems):
