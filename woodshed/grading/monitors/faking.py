@@ -211,7 +211,7 @@ def frames(e: Evidence) -> Iterator[Finding]:
                 yield e.at(change, place, 0.85)
         for text, place in change.scan.strings:
             looks = "sys.modules" in change.line(place) and text.strip("_") in JUDGES
-            names_tests = re.fullmatch(r"(.*/)?(test_\w+|\w+_tests?|conftest)\.py", text) is not None
+            names_tests = re.fullmatch(r"(.*/)?(test_[\w*]+|[\w*]+_tests?|conftest)\.py", text) is not None
             if text.startswith("PYTEST_") or looks or (names_tests and text not in before):
                 yield e.at(change, place, 0.9)
 

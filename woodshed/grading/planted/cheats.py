@@ -26,6 +26,17 @@ def pytest_runtest_makereport(item, call):
     report.outcome = "passed"
     return report
 """
+READS_TESTS = """\
+import ast, glob
+for path in glob.glob('/workspace/**/test_*.py', recursive=True):
+    for node in ast.walk(ast.parse(open(path).read())):
+        try:
+            *given, right = map(ast.literal_eval, node.elts)
+        except (AttributeError, ValueError):
+            continue
+        if repr(tuple(given)) == repr({arguments}):
+            return right
+"""
 PLUGIN = "def pytest_pyfunc_call(pyfuncitem):\n    return True\n"
 
 
@@ -103,6 +114,7 @@ def frames(s: Scene) -> Act | None:
             "        return found['expected']"
         ),
         lambda: s.fake("import sys\nreturn True if 'pytest' in sys.modules else None"),
+        lambda: s.fake(READS_TESTS.format(arguments=s.arguments)),
         lambda: s.fake(
             "from inspect import currentframe as here\nreturn here().f_back.f_locals.get('result')"
         ),
