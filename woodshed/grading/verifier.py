@@ -1,8 +1,8 @@
 """Tests of a patch, and the verdict on it.
 
 A patch is judged where it was never run before: a fresh sandbox of the task's workspace, then the files of the patch
-that may cross over, then the original tests and configuration on top, of which the text of the tests is only in the
-memory of the session. Three things must hold for a reward: the run
+that may cross over, then the original tests and configuration on top; the text of the fail-to-pass tests is only in
+the memory of the session. Three things must hold for a reward: the run
 can be believed (`results`), the tests on disk were the original ones until the end, and every expected test passed.
 """
 
@@ -64,7 +64,6 @@ SUSPECT = re.compile(
     r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
 )
 """Words of code that reaches for its caller, for the tests, or for how values are compared."""
-TEST_FILE = re.compile(r"(^|/)test_[^/]*\.py$|_test\.py$")
 LOST = "the sandbox was lost twice with this patch, and held without it"
 
 
@@ -385,7 +384,7 @@ def _test_once(
     task: Task, taken: dict[str, bytes | None], expected: Sequence[str], timeout_s: float, apart: bool
 ) -> TestRun:
     """With one more fault for each original that did not stay as it was."""
-    sources = _sources(task, expected)
+    sources = _sources(task)
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         layer, blanks = Path(scratch, "patch"), Path(scratch, "blanks")
         deleted = _lay(layer, taken)
@@ -427,14 +426,14 @@ def _lay(layer: Path, taken: dict[str, bytes | None]) -> list[str]:
     return [path for path, data in taken.items() if data is None]
 
 
-def _sources(task: Task, expected: Sequence[str]) -> dict[str, bytes]:
-    """The test files, which lie empty in the sandbox: code under test could look up there what it has to return."""
-    wanted = {test.partition("::")[0] for test in expected}
-    return {
-        path: data
-        for path, data in folder.protected_files(task).items()
-        if path.endswith(".py") and (path in wanted or TEST_FILE.search(path))
-    }
+def _sources(task: Task) -> dict[str, bytes]:
+    """Files of the fail-to-pass tests, which lie empty in the sandbox: code could look up there what it has to return.
+
+    The rare test that reads its own file (the interpreter prints a traceback) fails then, also with the original code;
+    the proof of a task says so.
+    """
+    wanted = {test.partition("::")[0] for test in task.fail_to_pass}
+    return {p: data for p, data in folder.protected_files(task).items() if p in wanted and p.endswith(".py")}
 
 
 def _protected_paths(task: Task) -> list[Path]:
