@@ -1,9 +1,9 @@
 """Tests of a patch, and the verdict on it.
 
 A patch is judged where it was never run before: a fresh sandbox of the task's workspace, then the files of the patch
-that may cross over, then the original tests and configuration on top; the text of the fail-to-pass tests is only in
-the memory of the session. Three things must hold for a reward: the run
-can be believed (`results`), the tests on disk were the original ones until the end, and every expected test passed.
+that may cross over, then the original tests and configuration on top. The text of the fail-to-pass tests is only in the
+memory of the session that runs them. Three things must hold for a reward: the run can be believed (`results`), the
+tests on disk were until the end what they were at the start, and every expected test passed.
 """
 
 from __future__ import annotations
