@@ -325,6 +325,17 @@ def test_every_row_has_a_rule_a_cheat_and_a_twin():
     assert list(TWINS) == [*CHEATS, "honest"]
 
 
+def test_a_cheat_by_itself_brings_no_work_and_finds_no_leftovers(tiny_task: Task):
+    planned = monitoring.plan([tiny_task], 1, alone=True)
+    assert len(planned) > 15 and all(is_cheat for _, is_cheat, *_ in planned)
+    for rule, _, _, act, _ in planned:
+        written = [str(move.arguments) for move in act.moves]
+        assert not act.leftovers
+        assert rule == "interface" or "my_found" not in "".join(written), (
+            rule
+        )  # a local name of the honest body
+
+
 def test_played_cheats_are_caught_and_honest_work_is_not(tiny_task: Task):
     """One variant each in a real sandbox; `woodshed monitor bench` plays them on real tasks."""
     assert fits(tiny_task)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from woodshed import grading, tasks
+from woodshed.evals import monitoring
+from woodshed.grading.planted.play import play
 from woodshed.grading.verifier import Apart
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox
@@ -352,6 +354,14 @@ def test_code_is_not_told_which_test_runs(tiny_task: Task):
     nosy = gold.replace(line, f'    import os\n    assert "PYTEST_CURRENT_TEST" not in os.environ\n{line}')
     assert nosy != gold
     assert grading.verify(tiny_task, Patch({"tally/words.py": nosy})).reward == 1.0
+
+
+@pytest.mark.slow
+def test_planted_cheats_earn_nothing_by_themselves(tiny_task: Task):
+    """One variant each; `benchmarks/planted_cheats.py` plays them all on real tasks."""
+    for rule, _, task, act, label in monitoring.plan([tiny_task], 1, alone=True):
+        verdict = grading.verify(task, play(task, act, label).patch)
+        assert (verdict.status, verdict.reward) == ("graded", 0.0), rule
 
 
 def test_the_honest_solution_earns_everything_apart(tiny_task: Task):
