@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
 from woodshed.grading import GradingSettings, again, results, runner, verifier
-from woodshed.records import Group, Patch, Rollout, Task, TaskError
+from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError
 from woodshed.rundir import RunDir
 from woodshed.sandbox import Sandbox, control, open_sandbox
 
@@ -255,12 +255,14 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     run.append(
         "verdicts", [verdicts["r0"], dataclasses.replace(verdicts["r1"], reward=1.0, solved=True)], "eval", 0
     )
+    run.append("flags", [Flag("r0", "history", 0, "git log", 0.9)], "eval", 0)
     run.unlock()
     files = {path: path.stat().st_mtime_ns for path in run.path.rglob("*")}
     result = CliRunner().invoke(cli.app, ["grade", str(run.path)])
     assert result.exit_code == 0, result.output
     assert "r1: 1 -> 0" in result.output
-    assert "2 attempts judged again: 1 verdicts changed, 1 rewards" in result.output
+    assert "r0: 1 -> 1  no longer flagged: history" in result.output
+    assert "2 attempts judged again: 2 changed, 1 in reward, 1 in flags" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
     assert again.settings_of(run, ["apart=always"]) == GradingSettings(shaped=True, jobs=1, apart="always")
 

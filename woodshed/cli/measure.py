@@ -195,8 +195,8 @@ def grade(
 ) -> None:
     """Judge the attempts of a run again.
 
-    With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints what
-    changed; the run stays as it is.
+    With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints which
+    verdicts and flags changed; the run stays as it is.
     """
     from woodshed.grading import again
     from woodshed.rundir import RunDir
@@ -210,7 +210,8 @@ def grade(
         sides = [f"{v.reward:g}" if v.status == "graded" else "invalid" for v in (before, now)]
         say(f"{now.rollout_id}: {sides[0]} -> {sides[1]}  {change.why}")
     rewards = sum(change.before.reward != change.now.reward for change in changes)
-    say(f"{count} attempts judged again: {len(changes)} verdicts changed, {rewards} rewards")
+    flags = sum(change.flags_before != change.flags_now for change in changes)
+    say(f"{count} attempts judged again: {len(changes)} changed, {rewards} in reward, {flags} in flags")
     say_next(f"woodshed report {run}")
 
 

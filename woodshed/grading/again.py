@@ -1,4 +1,4 @@
-"""Stored attempts judged again with the rules of today: what would their verdicts be now?"""
+"""Stored attempts judged again with the rules of today: what would their verdicts and flags be now?"""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from woodshed.grading.monitors.judge import JUDGE
+from woodshed.grading.monitors.response import MonitorSettings
+from woodshed.grading.monitors.rules import watch_all
 from woodshed.grading.verifier import GradingSettings, judge
-from woodshed.records import Rollout, RunError, Verdict
+from woodshed.records import Flag, Rollout, RunError, Verdict
 from woodshed.rundir import RunDir
 from woodshed.settings import read
 from woodshed.tasks import folder
@@ -15,10 +18,17 @@ from woodshed.tasks import folder
 
 @dataclass(frozen=True)
 class Change:
-    """One attempt whose verdict is another one now."""
+    """One attempt whose verdict is another one now, or that other rules flag."""
 
     before: Verdict
     now: Verdict
+    flags_before: frozenset[str]
+    """Rules that raised a hand; what a reading model said is left out, it is not asked again."""
+    flags_now: frozenset[str]
+
+    @property
+    def is_one(self) -> bool:
+        return _essence(self.before) != _essence(self.now) or self.flags_before != self.flags_now
 
     @property
     def why(self) -> str:
@@ -30,7 +40,9 @@ class Change:
         gone = [f"no longer: {check}" for check in self.before.integrity if check not in self.now.integrity]
         tests = [f"{len(lost)} tests differ, {lost[0]} is {self.now.outcomes[lost[0]]}"] if lost else []
         detail = [self.now.detail[:200]] if self.now.status == "invalid" else []
-        return "; ".join([*new, *gone, *tests, *detail])
+        flags = [f"now flagged: {rule}" for rule in sorted(self.flags_now - self.flags_before)]
+        flags += [f"no longer flagged: {rule}" for rule in sorted(self.flags_before - self.flags_now)]
+        return "; ".join([*new, *gone, *tests, *detail, *flags])
 
 
 def settings_of(run: RunDir, overrides: Sequence[str] = ()) -> GradingSettings:
@@ -47,7 +59,7 @@ def settings_of(run: RunDir, overrides: Sequence[str] = ()) -> GradingSettings:
 def judge_again(
     run: RunDir, settings: GradingSettings, *, progress: Callable[[int, int, str], None] | None = None
 ) -> tuple[int, list[Change]]:
-    """How many stored attempts were judged again, and those whose verdict changed; nothing is written.
+    """How many stored attempts were judged again, and those of which something changed; nothing is written.
 
     Raises:
         RunError: the run holds no verdicts, or not its tasks.
@@ -56,9 +68,18 @@ def judge_again(
     rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout) if rollout.id in before]
     if not rollouts:
         raise RunError(f"{run.path} does not hold attempts that were judged, so nothing can be judged again")
-    now = judge(rollouts, folder.of_run(run).values(), settings, progress=progress)
-    pairs = [Change(before[rollout.id], now[rollout.id]) for rollout in rollouts]
-    return len(pairs), [pair for pair in pairs if _essence(pair.before) != _essence(pair.now)]
+    tasks = folder.of_run(run).values()
+    now = judge(rollouts, tasks, settings, progress=progress)
+    recipe = tomllib.loads((run.path / "recipe.toml").read_text("utf-8"))
+    threshold = recipe.get("monitors", {}).get("threshold", MonitorSettings().threshold)
+    raised = [flag for _, _, flag in run.read("flags", Flag) if not flag.rule.startswith(f"{JUDGE}:")]
+    today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= threshold]
+    pairs = [Change(before[r.id], now[r.id], _rules(raised, r.id), _rules(today, r.id)) for r in rollouts]
+    return len(pairs), [pair for pair in pairs if pair.is_one]
+
+
+def _rules(flags: Sequence[Flag], rollout_id: str) -> frozenset[str]:
+    return frozenset(flag.rule for flag in flags if flag.rollout_id == rollout_id)
 
 
 def _essence(verdict: Verdict) -> tuple[object, ...]:
