@@ -113,7 +113,7 @@ def test_alarms_over_a_run_stand_on_its_page(run: RunDir):
     reads = dataclasses.replace(turn(), calls=(Call("1", "read_file", {}, ""),))
     fill(run, "train", 4, attempt("train", 4, "a", *[reads] * 40))
     text = report.write(run).read_text("utf-8")
-    assert "<td>step 4</td><td>tools</td><td>shell makes 0% of the calls, before 100%</td>" in text
+    assert "<td>step 4</td><td>tools</td><td>read_file makes 100% of the calls, before 0%</td>" in text
 
 
 def test_hostile_text_is_shown_and_never_executed(run: RunDir):
