@@ -92,6 +92,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "grading_soak.json")
     options = parser.parse_args()
     chosen = tasks.load_set(options.tasks)
+    own = tempfile.TemporaryDirectory(prefix="soak-")  # others may grade on this machine as well
+    tempfile.tempdir = own.name
     counts, verdicts, started = [], Counter(), time.monotonic()
 
     def grade(number: int) -> tuple[str, float, int]:
@@ -117,6 +119,7 @@ def main() -> None:
     report["verdicts"] = {str(key): number for key, number in verdicts.items()}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    own.cleanup()
 
 
 if __name__ == "__main__":
