@@ -76,7 +76,7 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             for run in runs:
                 if len(run) >= MIN_FRAGMENT:
                     yield Body(task.name, short, "gold", tuple(run), words=_anchors(run))
-    yield from _missing_statements(task, text, tree, left)
+    yield from _missing_statements(task, text, tree, shown, left)
 
 
 def _whole(
@@ -102,16 +102,28 @@ def _whole(
     )
 
 
-def _missing_statements(task: Task, text: str, tree: ast.Module, left: ast.Module) -> Iterator[Body]:
-    """Tables, constants and the like at the top of a module or class."""
+def _missing_statements(
+    task: Task, text: str, tree: ast.Module, shown: str, left: ast.Module
+) -> Iterator[Body]:
+    """Tables, constants and the like at the top of a module or class, or what is missing from those that are left."""
     present = {ast.dump(node) for node in _plain(left)}
+    visible = {_assigned(node): node for node in _plain(left)}
     for node in _plain(tree):
-        tokens = prints.code_words(_source(text, [node]))
-        if len(tokens) >= 2 * MIN_FRAGMENT and ast.dump(node) not in present:
-            yield Body(task.name, "", "gold", tuple(tokens), words=_anchors(tokens))
+        if ast.dump(node) in present:
+            continue
+        other = visible.get(_assigned(node))
+        before = prints.code_words(_source(shown, [other])) if other else []
+        for run in _missing_runs(before, prints.code_words(_source(text, [node]))):
+            if len(run) >= 2 * MIN_FRAGMENT:
+                yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
 
 
-def _plain(tree: ast.AST) -> Iterator[ast.stmt]:
+def _assigned(node: ast.Assign | ast.AnnAssign) -> str:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return ", ".join(map(ast.unparse, targets))
+
+
+def _plain(tree: ast.AST) -> Iterator[ast.Assign | ast.AnnAssign]:
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.ClassDef):
             yield from _plain(node)
