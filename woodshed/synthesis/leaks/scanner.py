@@ -161,7 +161,7 @@ class Search:
                 continue
             for _, function in prints.functions(tree):
                 code = prints.code_body(function)
-                for number in wanted.intersection(self.by_shape.get(prints.shape(code)[0], ())):
+                for number in wanted & set(self.by_shape.get(prints.shape(code)[0], ())):
                     if prints.similarity(prints.marks(code), self.bodies[number].marks) >= 0.7:
                         yield number, "body", ast.unparse(function)
             if source is text:
