@@ -141,6 +141,18 @@ def test_a_list_of_names_that_lost_one_is_no_leak(tmp_path: Path):
     assert [leak.where for leak in report.leaks] == ["/workspace/old.txt"]
 
 
+def test_an_idiom_beside_the_missing_code_is_no_leak(tmp_path: Path):
+    """A class is gone; another one, that stays, has the same `__ne__` and the same protocol."""
+    tiny = "\n    def __ne__(self, other):\n        return not self.__eq__(other)\n"
+    tiny += "\n    def __call__(self, *args, **kwargs):\n        return self.rows\n"
+    gone = "\n\nclass Weaver:\n" + "".join(f"    {line}\n" for line in FUNCTION.splitlines()) + tiny
+    task = removal_task(
+        tmp_path, visible_code=f"{HEAD}\n\nclass Comb:\n{tiny}", code=f"{HEAD}\n\nclass Comb:\n{tiny}{gone}"
+    )
+    (report,) = scan([task], shared=())
+    assert report.leaks == ()
+
+
 def test_tasks_are_searched_together_as_they_are_alone(task: Task, tmp_path: Path):
     """One sandbox for all of an environment: what one of them leaks is not said of another."""
     tasks = []

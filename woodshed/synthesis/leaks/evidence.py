@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def bodies(task: Task) -> list[Body]:
             found += _missing_code(task, path, text, shown)
         elif text is not None:
             found += _missing_lines(task, text, shown)
+    if any(len(body.tokens) >= MIN_FRAGMENT for body in found):  # then the tiny ones are idioms
+        found = [b if len(b.tokens) >= MIN_FRAGMENT else replace(b, tokens=(), words=()) for b in found]
     for _, function, text in _hidden_tests(task):
         tokens = tuple(prints.code_words(_source(text, function.body)))
         if len(tokens) >= MIN_TEST:
@@ -97,7 +100,7 @@ def _whole(
         names=prints.names(body),
         source=_source(text, [function]),
         place=place,
-        stated={function.name, *given} <= said,
+        stated={function.name, *given} <= said or function.name.startswith("__"),  # everybody knows protocols
         words=_anchors(tokens),
     )
 

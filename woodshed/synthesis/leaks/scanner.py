@@ -34,7 +34,8 @@ SPACED = bytes(byte if re.match(rb"\w", bytes([byte])) else 32 for byte in range
 MAX_SHARED = 16 << 20
 """Bytes of a file of the machine."""
 FAR = 0.6
-"""Share of a body's longest names that a file of the machine must hold to be read."""
+FEW = 4
+"""Share of a body's longest names that a file of the machine must hold to be read; of few of them, it must hold all."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Search:
                 self.codes[number] = code
                 self.by_code.setdefault(code.co_name, []).append(number)
                 self.by_code.setdefault(code.co_code, []).append(number)
-        gold = (body for body in self.bodies if body.kind == "gold")
-        anchors = {frozenset(filter(str.isascii, body.words)) for body in gold} - {frozenset()}
-        self.least = [FAR * len(words) for words in anchors]
+        gold = (body for body in self.bodies if body.kind == "gold" and body.tokens)
+        anchors = {_anchors(body) for body in gold} - {frozenset()}
+        self.least = [FAR * len(words) if len(words) >= FEW else len(words) for words in anchors]
         self.holders: dict[bytes, list[int]] = {}
         """Word to the sets of anchors that it is in."""
         for number, words in enumerate(anchors):
@@ -290,6 +291,12 @@ def _mentioned(piece: readers.Piece, names: Sequence[str]) -> str:
     else:
         text = f"{piece.where}\n{piece.text}"
     return next((name for name in names if re.search(rf"\b{re.escape(name)}\b", text)), "")
+
+
+def _anchors(body: Body) -> frozenset[str]:
+    """Words by which a file of the machine is chosen; where a body has few long ones its name must be there, too."""
+    words = frozenset(filter(str.isascii, body.words))
+    return words if len(words) >= FEW else words | set(filter(str.isascii, [body.name])) - {""}
 
 
 def _body(entry: dict[str, Any]) -> Body:
