@@ -12,6 +12,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 import tempfile
 import time
 from collections import Counter, deque
