@@ -9,6 +9,7 @@ import ast
 import builtins
 import hashlib
 import io
+import keyword
 import re
 import tokenize
 import types
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 
 WORD = re.compile(r"\w+|[^\w\s]")
 GRAM = 5
-COMMON = frozenset(dir(builtins)) | {
+COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
     "self",
     "cls",
     "args",
