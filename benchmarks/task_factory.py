@@ -1,6 +1,6 @@
 """How many proven tasks an hour gives, over eight real packages; and what screening with the covering tests saves.
 
-    python benchmarks/task_factory.py [--target 500] [--out tasks/factory] [--minutes 60] [--jobs 2]
+    python benchmarks/task_factory.py [--target 500] [--out tasks/factory] [--minutes 60] [--jobs 2] [--timeout 120]
 
 Bars, on 2 cores: 500 accepted tasks in 60 minutes, at least 60% of the tried candidates accepted, 8 operators and the
 levels 0 to 5 among them, no repository above 30%. The build goes in rounds over all packages, so that a slice is a
@@ -53,6 +53,9 @@ def main() -> None:
     parser.add_argument("--target", type=int, default=500, help="accepted tasks")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after this long")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, help="for a run of a suite; more on a busy machine"
+    )
     parser.add_argument("--build", type=Path, default=Path("tasks/factory"), help="folder of the build")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "task_factory.json")
     options = parser.parse_args()
@@ -73,7 +76,7 @@ def build(options: argparse.Namespace) -> dict[str, float]:
         before = count
         for source in options.sources:
             start, cpu = time.monotonic(), _cpu_s()
-            settings = settings_of(source, limit, options.jobs)
+            settings = settings_of(source, limit, options)
             report = make([source], options.build, settings)
             spent["wall_s"] += time.monotonic() - start
             spent["cpu_s"] += _cpu_s() - cpu
@@ -91,8 +94,11 @@ def build(options: argparse.Namespace) -> dict[str, float]:
     return spent
 
 
-def settings_of(source: str, limit: int, jobs: int) -> SynthesisSettings:
-    return SynthesisSettings(limit=limit, jobs=jobs, extra_requirements=EXTRA.get(source, ()))
+def settings_of(source: str, limit: int, options: argparse.Namespace) -> SynthesisSettings:
+    extra = EXTRA.get(source, ())
+    return SynthesisSettings(
+        limit=limit, jobs=options.jobs, extra_requirements=extra, timeout_s=options.timeout
+    )
 
 
 def _cpu_s() -> float:
@@ -128,7 +134,7 @@ def screening(options: argparse.Namespace, tasks: list[Task]) -> dict[str, float
     for source in options.sources:
         with tempfile.TemporaryDirectory() as scratch:
             repository = fetch(source, Path(scratch, "tree"))
-            settings = settings_of(source, 0, options.jobs)
+            settings = settings_of(source, 0, options)
             measured = _measured_once(repository, options.build, settings, lambda done, total, text: None)
             work = bench(*measured, Path(scratch), settings)
             total = len(work.baseline.stable)

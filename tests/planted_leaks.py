@@ -89,7 +89,7 @@ def environment() -> Environment:
     return Environment(tiny.python, tiny.requirements, ("weave",), distribution="weave==1.0")
 
 
-def removal_task(root: Path, *, visible_code: str = HEAD, level: int = 2) -> Task:
+def removal_task(root: Path, *, visible_code: str = HEAD, code: str = CORE, level: int = 2) -> Task:
     """`interleave` is gone, its tests are hidden, and the instruction does not state its parameters."""
     workspace = root / "workspace"
     files = {"weave/__init__.py": "", "weave/core.py": visible_code, "tests/test_core.py": VISIBLE}
@@ -124,7 +124,7 @@ def removal_task(root: Path, *, visible_code: str = HEAD, level: int = 2) -> Tas
         root / "set" / task.name,
         workspace=workspace,
         tests=hidden,
-        gold={"weave/core.py": CORE.encode()},
+        gold={"weave/core.py": code.encode()},
     )
 
 

@@ -137,6 +137,16 @@ def test_a_commit_is_reversed_and_tests_are_asked_for(words: Path, tmp_path: Pat
     )
 
 
+def test_tests_that_are_printed_elsewhere_are_not_asked_for(tmp_path: Path):
+    """The gate is for tasks of every kind: here the answer would be the original tests."""
+    root = lay(tmp_path / "words", {"words.py": WORDS, "test_words.py": TESTS, "docs/tour.md": TESTS})
+    settings = synthesis.SynthesisSettings(limit=1, operators=("write_tests",), timeout_s=300)
+    report = synthesis.make([str(root)], tmp_path / "out", settings)
+    assert report.accepted == [] and report.rejected == {"leak": 1}
+    assert "/workspace/docs/tour.md" in (tmp_path / "out" / "rejections.jsonl").read_text()
+    assert not list((tmp_path / "out").glob("words-*"))
+
+
 @pytest.mark.parametrize("mode", ["shown", "half", "none"])
 def test_what_the_agent_sees(mode: Visibility, tmp_path: Path):
     root = lay(tmp_path / "words", {"words.py": WORDS, "test_words.py": TESTS})

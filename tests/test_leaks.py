@@ -15,8 +15,20 @@ from planted_leaks import CORE, FUNCTION, HEAD, removal_task
 
 from woodshed.records import Task, TaskError
 from woodshed.sandbox import SandboxSpec
-from woodshed.synthesis.leaks import Rule, add_rules, prints, read_rules, readers, scan, scrub, steal
-from woodshed.tasks import prepare, sandbox_spec
+from woodshed.synthesis import operators, sources
+from woodshed.synthesis.leaks import (
+    Rule,
+    add_rules,
+    first_leak,
+    prints,
+    read_rules,
+    readers,
+    scan,
+    scrub,
+    steal,
+)
+from woodshed.synthesis.names import Codebase
+from woodshed.tasks import folder, prepare, sandbox_spec
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +126,72 @@ def test_a_stub_keeps_its_signature_and_a_sibling_is_no_copy(tmp_path: Path):
     (report,) = scan([task], shared=(), spec=layer)
     assert report.leaks == () and [f.kind for f in report.findings] == ["signature"]
     assert sibling != FUNCTION
+
+
+def test_a_list_of_names_that_lost_one_is_no_leak(tmp_path: Path):
+    names = [f"pattern_{number}" for number in range(30)]
+    lists = [f"\n\n__all__ = {[*names, *more, 'chunks']}\n" for more in ((), ("interleave",))]
+    task = removal_task(tmp_path, visible_code=HEAD + lists[0], code=CORE + lists[1])
+    (report,) = scan([task], shared=())
+    assert report.leaks == ()
+    missing = removal_task(tmp_path / "b", visible_code=HEAD, code=CORE + lists[1])
+    (report,) = scan(
+        [missing], shared=(), spec=with_files(tmp_path, {"/workspace/old.txt": lists[1].encode()})
+    )
+    assert [leak.where for leak in report.leaks] == ["/workspace/old.txt"]
+
+
+def test_an_idiom_beside_the_missing_code_is_no_leak(tmp_path: Path):
+    """A class is gone; another one, that stays, has the same `__ne__` and the same protocol."""
+    tiny = "\n    def __ne__(self, other):\n        return not self.__eq__(other)\n"
+    tiny += "\n    def __call__(self, *args, **kwargs):\n        return self.rows\n"
+    gone = "\n\nclass Weaver:\n" + "".join(f"    {line}\n" for line in FUNCTION.splitlines()) + tiny
+    task = removal_task(
+        tmp_path, visible_code=f"{HEAD}\n\nclass Comb:\n{tiny}", code=f"{HEAD}\n\nclass Comb:\n{tiny}{gone}"
+    )
+    (report,) = scan([task], shared=())
+    assert report.leaks == ()
+
+
+def test_tasks_are_searched_together_as_they_are_alone(task: Task, tmp_path: Path):
+    """One sandbox for all of an environment: what one of them leaks is not said of another."""
+    tasks = []
+    for number, path in enumerate(["", "weave/core.py.orig", "docs/same.txt", "docs/same.txt", "broken.whl"]):
+        here = tmp_path / str(number)
+        shutil.copytree(task.folder, here)
+        if path:
+            place = here / "environment" / "workspace" / path
+            place.parent.mkdir(exist_ok=True)
+            place.write_bytes(CORE.encode() if path != "broken.whl" else b"PK\x03\x04" + bytes(40))
+        tasks.append(dataclasses.replace(task, name=f"{task.name}-{number}", folder=here))
+    alone = [scan([one], shared=())[0] for one in tasks]
+    together = scan(tasks, shared=())
+    assert [report.files for report in together] == [report.files for report in alone]
+    for one, other in zip(together, alone, strict=True):
+        assert set(one.findings) == set(other.findings)
+    assert [bool(report.leaks) for report in together] == [False, True, True, True, True]
+
+
+@pytest.mark.slow
+def test_a_second_definition_in_a_real_package_is_refused(tmp_path: Path):
+    """boltons.strutils.indent lives on in boltons.funcutils under another name."""
+    repository = sources.fetch("pypi:boltons==26.2.0", tmp_path / "tree")
+    path = "boltons/strutils.py"
+    before = (repository.tree / path).read_text(encoding="utf-8")
+    code = Codebase({path: before}, ("",))
+    (symbol,) = (s for s in operators.symbols(code) if s.name == "indent")
+    text = operators.stub(code, symbol).changed[path]
+    assert text is not None
+    (repository.tree / path).write_text(text, encoding="utf-8")
+    draft = dataclasses.replace(
+        removal_task(tmp_path / "weave", level=1),
+        environment=dataclasses.replace(planted_leaks.environment(), packages=("boltons",)),
+        name="boltons-stub-indent",
+    )
+    gold: dict[str, bytes | None] = {path: before.encode()}
+    tests = {"tests/test_core.py": b"def test_nothing():\n    pass\n"}
+    made = folder.write(draft, tmp_path / draft.name, workspace=repository.tree, tests=tests, gold=gold)
+    assert first_leak(made) == "body of indent in /workspace/boltons/funcutils.py"
 
 
 def test_learned_rules_make_places_residue(task: Task, tmp_path: Path):

@@ -846,6 +846,14 @@ def test_making_goes_on_where_it_stopped(made: Path, zoo: Path, tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_the_same_seed_gives_the_same_folders_however_many_work_on_them(
+    made: Path, zoo: Path, tmp_path: Path
+):
+    synthesis.make([str(zoo)], tmp_path / "zoo", SETTINGS.model_copy(update={"jobs": 1}))
+    assert SETTINGS.jobs == 2 and hashes(tmp_path / "zoo") == hashes(made)
+
+
+@pytest.mark.slow
 def test_a_build_that_was_killed_ends_like_one_that_was_not(made: Path, zoo: Path, tmp_path: Path):
     out = tmp_path / "zoo"
     command = [sys.executable, "-m", "woodshed.cli", "tasks", "make", str(zoo), "--out", str(out)]

@@ -8,7 +8,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -16,9 +16,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from woodshed.grading.verifier import TestRun, run_tests
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
-from woodshed.synthesis import strength
+from woodshed.synthesis import bytecode, strength
 from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.discovery import Survey
 from woodshed.synthesis.instructions import Length
@@ -154,13 +154,23 @@ class Bench:
         words = frozenset(word for text in self.tests.values() for word in re.findall(r"\w+", text))
         return Survey(self.code, self.map, settings.max_lost, settings.max_body_lines, words)
 
+    def spec(self) -> SandboxSpec:
+        """A sandbox of the untouched repository, with its bytecode; made by the first that asks."""
+        with self._lock:
+            layer = self.staging / ".bytecode"
+            if not layer.exists():
+                tree = self.baseline.repository.tree
+                bytecode.kept(self.baseline.spec, tree, layer, self.settings.timeout_s)
+        spec = self.baseline.spec
+        return replace(spec, lowers=(*spec.lowers, layer))
+
     def strength(self, function: Symbol) -> Strength:
         """How much the tests that cover a function notice; measured once."""
         with self._lock:
             known = self._strengths.get(function.binding)
         if known is None:
             tests = self.map.names(self.survey.tests(function))
-            known = strength.measure(self.baseline, self.code, function, tests, self.settings.timeout_s)
+            known = strength.measure(self.spec(), self.code, function, tests, self.settings.timeout_s)
             with self._lock:
                 self._strengths[function.binding] = known
         return known
@@ -168,7 +178,7 @@ class Bench:
     @contextlib.contextmanager
     def opened(self, files: Mapping[str, str | None]) -> Iterator[Sandbox]:
         """A fresh sandbox of the repository with some files changed (None: deleted)."""
-        with open_sandbox(self.baseline.spec) as sandbox:
+        with open_sandbox(self.spec()) as sandbox:
             for path, text in files.items():
                 if text is not None:
                     sandbox.write(path, text.encode())

@@ -158,7 +158,7 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
     files = [test.partition("::")[0] for test in covering]
     home = max(sorted(set(files)), key=files.count)
     inside = [test for test in covering if test.partition("::")[0] == home]
-    wrong = strength.noticed(baseline, work.code, function, inside, work.settings.timeout_s)[:MAX_VERSIONS]
+    wrong = strength.noticed(work.spec(), work.code, function, inside, work.settings.timeout_s)[:MAX_VERSIONS]
     if len(wrong) < 2:
         raise Rejected("too_few_versions", f"{len(wrong)} wrong versions are noticed by {home}")
     asked = {

@@ -205,9 +205,8 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
         )
     if reasons := check(written):
         raise Unproven(f"not proven: {reasons[0].partition(': ')[2]}")
-    (report,) = leaks.scan([written], shared=())
-    if report.leaks:
-        raise Unproven(f"leaks: {report.leaks[0].kind} in {report.leaks[0].where}")
+    if leak := leaks.first_leak(written):
+        raise Unproven(f"leaks: {leak}")
     return written
 
 

@@ -12,6 +12,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 import tempfile
 import time
 from collections import Counter, deque
@@ -23,7 +24,7 @@ from typing import Any
 
 from woodshed.records import Task, TaskError, from_json, to_json
 from woodshed.rundir import write_atomically
-from woodshed.synthesis import maps, sources
+from woodshed.synthesis import leaks, maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
 from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
@@ -295,12 +296,24 @@ def _decide_one(
     try:
         if candidate.operator == "impossible":
             parent = folder.load(out / candidate.symbol.detail)
-            return impossible(parent, work.staging / candidate.name)
+            return _without_leak(impossible(parent, work.staging / candidate.name))
         if candidate.operator == "write_tests":
-            return write_tests(work, candidate.symbol, candidate.name)
-        return prove(work, candidate)
+            return _without_leak(write_tests(work, candidate.symbol, candidate.name))
+        return _without_leak(prove(work, candidate))
     except Rejected as rejection:
         return rejection
+
+
+def _without_leak(task: Task) -> Task:
+    """The gate for tasks of every kind.
+
+    Raises:
+        Rejected: leak.
+    """
+    if leak := leaks.first_leak(task):
+        shutil.rmtree(task.folder)
+        raise Rejected("leak", leak)
+    return task
 
 
 def _make_reverts(
@@ -339,7 +352,7 @@ def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> N
     report.tried += 1
     try:
         deletion = revert(work.code, commit)
-        task = prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion)
+        task = _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
         task.folder.rename(home)
         report.accepted.append(replace(task, folder=home))
     except (TaskError, Rejected) as error:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from woodshed.grading import verifier
-from woodshed.sandbox import open_sandbox
-from woodshed.synthesis.baseline import Baseline
+from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.edits import apply
 from woodshed.synthesis.mutations import mutants
 from woodshed.synthesis.names import Codebase
@@ -50,7 +49,7 @@ class Strength:
 
 
 def measure(
-    baseline: Baseline, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
+    spec: SandboxSpec, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
 ) -> Strength:
     """Tries mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
@@ -62,7 +61,7 @@ def measure(
     texts += [
         apply(source.text, [body_edit(source, function, symbol.name, line=line)]) for line in [*lines, EQUAL]
     ]
-    answers = _probe(baseline, symbol, tests, texts, timeout_s)
+    answers = _probe(spec, symbol, tests, texts, timeout_s)
     tried, trivial = answers[: len(chosen)], answers[len(chosen) :]
     accepted = [line for line, answer in zip(lines, trivial, strict=False) if answer == "p"]
     return Strength(
@@ -79,21 +78,21 @@ def _versions(code: Codebase, symbol: Symbol) -> list[str]:
 
 
 def noticed(
-    baseline: Baseline, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
+    spec: SandboxSpec, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
 ) -> list[str]:
     """Texts of the function's file with one mutant each, as far as the tests fail with it."""
     texts = _versions(code, symbol)
-    answers = _probe(baseline, symbol, tests, texts, timeout_s)
+    answers = _probe(spec, symbol, tests, texts, timeout_s)
     return [text for text, answer in zip(texts, answers, strict=False) if answer == "k"]
 
 
 def _probe(
-    baseline: Baseline, symbol: Symbol, tests: Sequence[str], texts: Sequence[str], timeout_s: float
+    spec: SandboxSpec, symbol: Symbol, tests: Sequence[str], texts: Sequence[str], timeout_s: float
 ) -> str:
     """A letter for every text (see `prober`); "" where there was no answer."""
     prober = Path(__file__).with_name("prober.py")
-    binds = {**baseline.spec.binds, "/run/woodshed/woodshed_prober.py": prober}
-    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
+    binds = {**spec.binds, "/run/woodshed/woodshed_prober.py": prober}
+    with open_sandbox(replace(spec, binds=binds)) as sandbox:
         request: Mapping[str, object] = {
             "ids": list(tests),
             "workspace": sandbox.workspace,

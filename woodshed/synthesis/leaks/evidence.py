@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def bodies(task: Task) -> list[Body]:
             found += _missing_code(task, path, text, shown)
         elif text is not None:
             found += _missing_lines(task, text, shown)
+    if any(len(body.tokens) >= MIN_FRAGMENT for body in found):  # then the tiny ones are idioms
+        found = [b if len(b.tokens) >= MIN_FRAGMENT else replace(b, tokens=(), words=()) for b in found]
     for _, function, text in _hidden_tests(task):
         tokens = tuple(prints.code_words(_source(text, function.body)))
         if len(tokens) >= MIN_TEST:
@@ -76,7 +79,7 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             for run in runs:
                 if len(run) >= MIN_FRAGMENT:
                     yield Body(task.name, short, "gold", tuple(run), words=_anchors(run))
-    yield from _missing_statements(task, text, tree, left)
+    yield from _missing_statements(task, text, tree, shown, left)
 
 
 def _whole(
@@ -97,21 +100,33 @@ def _whole(
         names=prints.names(body),
         source=_source(text, [function]),
         place=place,
-        stated={function.name, *given} <= said,
+        stated={function.name, *given} <= said or function.name.startswith("__"),  # everybody knows protocols
         words=_anchors(tokens),
     )
 
 
-def _missing_statements(task: Task, text: str, tree: ast.Module, left: ast.Module) -> Iterator[Body]:
-    """Tables, constants and the like at the top of a module or class."""
+def _missing_statements(
+    task: Task, text: str, tree: ast.Module, shown: str, left: ast.Module
+) -> Iterator[Body]:
+    """Tables, constants and the like at the top of a module or class, or what is missing from those that are left."""
     present = {ast.dump(node) for node in _plain(left)}
+    visible = {_assigned(node): node for node in _plain(left)}
     for node in _plain(tree):
-        tokens = prints.code_words(_source(text, [node]))
-        if len(tokens) >= 2 * MIN_FRAGMENT and ast.dump(node) not in present:
-            yield Body(task.name, "", "gold", tuple(tokens), words=_anchors(tokens))
+        if ast.dump(node) in present:
+            continue
+        other = visible.get(_assigned(node))
+        before = prints.code_words(_source(shown, [other])) if other else []
+        for run in _missing_runs(before, prints.code_words(_source(text, [node]))):
+            if len(run) >= 2 * MIN_FRAGMENT:
+                yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
 
 
-def _plain(tree: ast.AST) -> Iterator[ast.stmt]:
+def _assigned(node: ast.Assign | ast.AnnAssign) -> str:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return ", ".join(map(ast.unparse, targets))
+
+
+def _plain(tree: ast.AST) -> Iterator[ast.Assign | ast.AnnAssign]:
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.ClassDef):
             yield from _plain(node)

@@ -9,6 +9,7 @@ import ast
 import builtins
 import hashlib
 import io
+import keyword
 import re
 import tokenize
 import types
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 
 WORD = re.compile(r"\w+|[^\w\s]")
 GRAM = 5
-COMMON = frozenset(dir(builtins)) | {
+COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
     "self",
     "cls",
     "args",
@@ -163,10 +164,13 @@ class Runs:
 
     def __init__(self, bodies: Sequence[Body]) -> None:
         self.bodies = bodies
-        self._index: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        self._same: dict[tuple[str, tuple[str, ...]], list[int]] = {}
         for number, body in enumerate(bodies):
-            for at, gram in enumerate(grams(body.tokens)):
-                self._index.setdefault(gram, []).append((number, at))
+            self._same.setdefault((body.name, body.tokens), []).append(number)
+        self._index: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for first, *_ in self._same.values():
+            for at, gram in enumerate(grams(bodies[first].tokens)):
+                self._index.setdefault(gram, []).append((first, at))
 
     def find(self, tokens: Sequence[str]) -> dict[int, int]:
         """Number of each body that is in the tokens, to the position where."""
@@ -188,7 +192,8 @@ class Runs:
         for number, places in seen.items():
             if number not in found and (where := _dense(places, len(self.bodies[number].tokens))) is not None:
                 found[number] = where
-        return found
+        same = {number: self._same[self.bodies[number].name, self.bodies[number].tokens] for number in found}
+        return {twin: at for number, at in found.items() for twin in same[number]}
 
 
 def grams(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:

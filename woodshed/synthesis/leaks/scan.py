@@ -1,7 +1,8 @@
 """The gate: is what a task took away still somewhere in the root file system that an attempt will see?
 
-The search runs inside a sandbox opened as an attempt's is (`scanner`). What belongs to the machine and to the
-dependencies is searched once for all tasks that share an environment, the rest once per task.
+The search runs inside a sandbox opened as an attempt's is (`scanner`). The machine is searched once for all tasks, an
+environment and what else attempts have in common once for all of its tasks, and of the tasks' workspaces every
+different file once.
 
 Verdict per finding, after the kinds of hits that leak scanners of benchmarks missed:
 - "body": the code itself, verbatim, reformatted, renamed, or as bytecode. Always a leak.
@@ -13,7 +14,7 @@ Verdict per finding, after the kinds of hits that leak scanners of benchmarks mi
 from __future__ import annotations
 
 import json
-import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,12 +24,19 @@ from woodshed.records import SandboxError, Task
 from woodshed.sandbox import Limits, SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks import evidence, residue
 from woodshed.synthesis.leaks.prints import Body
-from woodshed.tasks.environment import prepare, sandbox_spec
+from woodshed.tasks.environment import sandbox_spec
 
 LIBRARY = "/run/woodshed/lib"
 PROGRAMS = ("prints.py", "readers.py", "scanner.py")
-SHARED = ("/usr", "/env", "/opt/python", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+MACHINE = ("/usr", "/opt/python", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+"""The same for every task whose Python is the same."""
+DEPENDENCIES = "/env"
 """The same for every task of an environment."""
+SHARED = (*MACHINE, DEPENDENCIES)
+WORKSPACES = "/run/woodshed/workspaces"
+"""Where the workspaces of further tasks are shown, while several are searched together."""
+TOGETHER = 50
+"""Most tasks that are searched in one sandbox."""
 TIMEOUT_S = 1800.0
 
 Progress = Callable[[int, int, str], None]
@@ -80,21 +88,40 @@ def scan(
     Raises:
         SandboxError: the search did not come to its end; names the file it was at.
     """
-    known = {task.name: evidence.bodies(task) for task in tasks}
-    found: dict[str, list[Finding]] = {task.name: [] for task in tasks}
-    files: dict[str, int] = {}
+    looking = _Looking({task.name: evidence.bodies(task) for task in tasks}, residue.pattern(rules))
+    machine = [place for place in shared if place != DEPENDENCIES]
+    for python in sorted({task.environment.python for task in tasks} if machine else ()):
+        progress(0, len(tasks), "searching the machine")
+        same = [task for task in tasks if task.environment.python == python]
+        looking.search(same, spec(same[0]), machine, {})
     groups: dict[str, list[Task]] = {}
     for task in tasks:
-        groups.setdefault(repr(task.environment), []).append(task)
-    for group in groups.values() if shared else ():
-        progress(0, 0, f"searching the environment of {len(group)} tasks")
-        prepare(group[0].environment)
-        _search(group, known, shared, ("/workspace",), rules, spec(group[0]), found)
-    for done, task in enumerate(tasks):
-        progress(done, len(tasks), f"searching tasks, {task.name}")
-        files[task.name] = _search([task], known, ("/", "/dev/shm"), SHARED, rules, spec(task), found)
-    progress(len(tasks), len(tasks), "searching tasks")
-    return [Report(task.name, tuple(found[task.name]), files[task.name]) for task in tasks]
+        groups.setdefault(_but_for_the_workspace(spec(task)), []).append(task)
+    done = 0
+    for group in groups.values():
+        for start in range(0, len(group), TOGETHER):
+            some = group[start : start + TOGETHER]
+            progress(done, len(tasks), f"searching {len(some)} tasks, {some[0].name}")
+            opened = spec(some[0])
+            places = {task.name: f"{WORKSPACES}/{nth}" for nth, task in enumerate(some)}
+            others = {places[task.name]: spec(task).lowers[0] for task in some[1:]}
+            places[some[0].name] = "/workspace"
+            opened = replace(opened, binds={**opened.binds, **others})
+            looking.search(some, opened, [DEPENDENCIES] if DEPENDENCIES in shared else [], places)
+            done += len(some)
+    progress(done, len(tasks), "searching tasks")
+    return [Report(task.name, tuple(looking.found[task.name]), looking.files[task.name]) for task in tasks]
+
+
+def first_leak(task: Task) -> str:
+    """What a task's own part of the root file system gives away, with the learned rules; "" where that is nothing."""
+    (report,) = scan([task], rules=residue.read_rules(residue.rules_path()), shared=())
+    return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
+
+
+def _but_for_the_workspace(spec: SandboxSpec) -> str:
+    """What tasks must have in common to be searched in one sandbox; layers over a workspace keep it alone."""
+    return repr(replace(spec, lowers=spec.lowers if len(spec.lowers) > 1 else ()))
 
 
 def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> SandboxSpec:
@@ -105,61 +132,56 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
     return replace(spec, binds={**spec.binds, **binds}, limits=Limits(memory_mb=3072))
 
 
-def _search(
-    group: Sequence[Task],
-    known: dict[str, list[Body]],
-    roots: Sequence[str],
-    skip: Sequence[str],
-    rules: Sequence[residue.Rule],
-    spec: SandboxSpec,
-    found: dict[str, list[Finding]],
-) -> int:
-    """Adds to `found`; the number of files that were read."""
-    kinds = ("gold", "test") if "/" in roots else ("gold",)  # the machine has no copies of hidden tests
-    listed = [body for task in group for body in known[task.name] if body.kind in kinds]
-    request = {
-        "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
-        "names": {task.name: evidence.hidden_names(task, known[task.name]) for task in group},
-        "residue": residue.pattern(rules),
-        "roots": list(roots),
-        "skip": list(skip),
-    }
-    with open_sandbox(with_programs(spec)) as sandbox:
-        result = sandbox.exec(
-            ["/env/bin/python", "-P", "-s", "-B", "-m", "woodshed.synthesis.leaks.scanner"],
-            env={"PYTHONPATH": LIBRARY},
-            stdin=json.dumps(request).encode(),
-            timeout_s=TIMEOUT_S,
-            channel=True,
-        )
-    lines = [json.loads(line) for line in result.channel.decode("utf-8", errors="replace").splitlines()]
-    if not lines or "done" not in lines[-1]:
-        at = next((line["at"] for line in reversed(lines) if "at" in line), "its start")
-        why = result.stderr.decode(errors="replace").strip().splitlines()[-1:] or [result.outcome]
-        raise SandboxError(f"{group[0].name}: the leak scan ended at {at}: {why[0]}")
-    levels = {task.name: task.level for task in group}
-    is_residue = re.compile(residue.pattern(rules))
-    for line in lines:
-        if "kind" in line:
-            body = listed[line["body"]] if line["body"] >= 0 else None
-            for task in [body.task] if body else [line["task"]] if "task" in line else list(levels):
-                if finding := _judge(line, body, levels[task], is_residue):
-                    found[task].append(finding)
-    return lines[-1]["done"]
+class _Looking:
+    """What is looked for, and what was found so far."""
+
+    def __init__(self, known: dict[str, list[Body]], residue: str) -> None:
+        self.known, self.residue = known, residue
+        self.found: dict[str, list[Finding]] = {name: [] for name in known}
+        self.files: Counter[str] = Counter()
+
+    def search(
+        self, group: Sequence[Task], spec: SandboxSpec, shared: Sequence[str], workspaces: dict[str, str]
+    ) -> None:
+        """Adds what shared places of a sandbox tell, and the tasks' own ones where workspaces are given."""
+        listed = [body for task in group for body in self.known[task.name]]
+        request = {
+            "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
+            "names": {task.name: evidence.hidden_names(task, self.known[task.name]) for task in group},
+            "residue": self.residue,
+            "shared": list(shared),
+            "workspaces": workspaces,
+            "skip": [*SHARED, "/workspace"],
+        }
+        with open_sandbox(with_programs(spec)) as sandbox:
+            result = sandbox.exec(
+                ["/env/bin/python", "-P", "-s", "-B", "-m", "woodshed.synthesis.leaks.scanner"],
+                env={"PYTHONPATH": LIBRARY},
+                stdin=json.dumps(request).encode(),
+                timeout_s=TIMEOUT_S,
+                channel=True,
+            )
+        lines = [json.loads(line) for line in result.channel.decode("utf-8", errors="replace").splitlines()]
+        if not lines or "done" not in lines[-1]:
+            at = next((line["at"] for line in reversed(lines) if "at" in line), "its start")
+            why = result.stderr.decode(errors="replace").strip().splitlines()[-1:] or [result.outcome]
+            raise SandboxError(f"{group[0].name}: the leak scan ended at {at}: {why[0]}")
+        self.files.update(lines[-1]["done"])
+        levels = {task.name: task.level for task in group}
+        for line in lines:
+            if "kind" in line:
+                body = listed[line["body"]] if line["body"] >= 0 else None
+                for name in [body.task] if body else line["tasks"]:
+                    self.found[name].append(_judge(line, body, levels[name]))
 
 
-def _judge(
-    line: dict[str, Any], body: Body | None, level: int, is_residue: re.Pattern[str]
-) -> Finding | None:
-    kind, where = line["kind"], line["where"]
-    path = where.partition(" > ")[0]
-    in_residue = is_residue.search(path.removeprefix("/workspace/")) is not None
-    if body is not None and body.kind == "test" and path.startswith("/workspace/") and not in_residue:
-        return None  # tests are often each other's copies
-    is_leak = kind in ("body", "name") or (kind == "unread" and in_residue)
+def _judge(line: dict[str, Any], body: Body | None, level: int) -> Finding:
+    kind, is_leak = line["kind"], line["kind"] in ("body", "name")
+    if kind == "unread":
+        is_leak = line["in_residue"]
     if kind == "signature" and body is not None:
         is_leak = level >= 2 and not body.stated
-    return Finding(kind, body.name if body else line["quote"], where, line["quote"], is_leak)
+    return Finding(kind, body.name if body else line["quote"], line["where"], line["quote"], is_leak)
 
 
 def _sets(body: Body) -> dict[str, list[str]]:
