@@ -11,6 +11,7 @@ import pytest
 
 from woodshed import grading, tasks
 from woodshed.evals import monitoring
+from woodshed.grading import verifier
 from woodshed.grading.planted.play import play
 from woodshed.grading.verifier import Apart
 from woodshed.records import Patch, Task
@@ -368,3 +369,8 @@ def test_the_honest_solution_earns_everything_apart(tiny_task: Task):
     verdict = grading.verify(tiny_task, gold_patch(tiny_task), apart="always")
     assert verdict.reward == 1.0
     assert "judged apart: 4 of 4 fail-to-pass tests" in verdict.detail
+
+
+def test_where_no_test_can_run_apart_one_process_judges(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verifier, "judged_apart", lambda task: ())
+    assert grading.verify(tiny_task, gold_patch(tiny_task), apart="always").reward == 1.0

@@ -233,13 +233,14 @@ def verify(
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)
             notes.append(f"judged apart: {len(judged)} of {len(task.fail_to_pass)} fail-to-pass tests")
-            again = _test_patch(task, taken, judged, 2 * limit_s, apart=True)
-            run = dataclasses.replace(
-                run,
-                outcomes=run.outcomes | again.outcomes,
-                integrity=again.integrity,
-                log=run.log + again.log,
-            )
+            if judged:
+                again = _test_patch(task, taken, judged, 2 * limit_s, apart=True)
+                run = dataclasses.replace(
+                    run,
+                    outcomes=run.outcomes | again.outcomes,
+                    integrity=again.integrity,
+                    log=run.log + again.log,
+                )
     except SandboxError as error:
         missing: dict[str, Outcome] = dict.fromkeys(expected, "missing")
         return Verdict(rollout_id, task.id, "invalid", 0.0, False, missing, (), str(error), _since(began))
