@@ -8,6 +8,7 @@ without the hidden ones. Each step is compared with the steps before it. Alarms 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -91,14 +92,12 @@ def from_run(run: RunDir, *, problems: list[str] | None = None) -> list[Alarm]:
     with contextlib.suppress(TaskError):  # nothing to practise on, or of another version
         tasks = folder.load_set(run.path / "tasks" / "train")
     verdicts = {v.rollout_id: v for _, _, v in run.read("verdicts", Verdict, problems=problems)}
-    steps: dict[int, list[Rollout]] = {}
-    for phase, step, rollout in run.read("rollouts", Rollout, problems=problems):
+    views = []
+    parts = itertools.groupby(run.scan("rollouts", Rollout, problems=problems), key=lambda part: part[:2])
+    for (phase, step), part in parts:  # one step in memory at a time
         if phase == "train":
-            steps.setdefault(step, []).append(rollout)
-    views = [
-        view(step, made, [verdicts[r.id] for r in made if r.id in verdicts], tasks)
-        for step, made in sorted(steps.items())
-    ]
+            made = [rollout for _, _, rollout in part]
+            views.append(view(step, made, [verdicts[r.id] for r in made if r.id in verdicts], tasks))
     return alarms(views)
 
 
