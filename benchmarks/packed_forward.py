@@ -63,11 +63,13 @@ def main() -> None:
     print(
         f"largest difference in log-probs {gap:.2g} (bar 1e-4 in float32); peak memory {peak_gib(policy):.2f} GiB"
     )
+    keep(options, {"rows": rows, "cheaper": cheaper, "log_prob_gap": gap, "peak_gib": peak_gib(policy)})
+
+
+def keep(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write what was found, with the settings and the machine, to `--out`."""
     report = {
-        "rows": rows,
-        "cheaper": cheaper,
-        "log_prob_gap": gap,
-        "peak_gib": peak_gib(policy),
+        **found,
         "settings": {name: str(value) for name, value in vars(options).items() if name != "out"},
         "load": os.getloadavg()[0],
         "machine": machine.describe(),

@@ -13,15 +13,12 @@ seconds (set OMP_NUM_THREADS=1), which other work on the machine does not enter.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any
 
-from packed_forward import load, make_batch, peak_gib, synchronise
+from packed_forward import keep, load, make_batch, peak_gib, synchronise
 
-from woodshed import machine
 from woodshed.training import branches
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.packing import Batch
@@ -61,15 +58,7 @@ def main() -> None:
     print(
         f"least: {100 * best['added']:.1f}% ({best['what']}); bar {100 * ADDED:g}%, one target in 8k tokens"
     )
-    report = {
-        "rows": rows,
-        "peak_gib": peak_gib(policy),
-        "settings": {name: str(value) for name, value in vars(options).items() if name != "out"},
-        "load": os.getloadavg()[0],
-        "machine": machine.describe(),
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+    keep(options, {"rows": rows, "peak_gib": peak_gib(policy)})
 
 
 def _options() -> argparse.Namespace:
