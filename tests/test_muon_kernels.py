@@ -13,6 +13,8 @@ pytest.importorskip("triton")
 from woodshed.muon import kernels, newton_schulz, pieces
 from woodshed.muon.pieces import Places
 
+Shapes = list[tuple[int, int]]
+
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
@@ -47,38 +49,58 @@ def test_norms_in_one_pass():
     assert not ours[2:].any()
 
 
-def places(tensors: list[int], offsets: list[int], strides: list[int]) -> Places:
-    """Pieces of 3 x 4, 1 x 6 and 70 x 100: the last one is longer than a program."""
+def places(tensors: list[int], offsets: list[int], shapes: Shapes, strides: list[int]) -> Places:
     made = Places()
-    for tensor, offset, (rows, cols), stride in zip(
-        tensors, offsets, [(3, 4), (1, 6), (70, 100)], strides, strict=True
-    ):
+    for tensor, offset, (rows, cols), stride in zip(tensors, offsets, shapes, strides, strict=True):
         made.add(tensor, offset, rows, cols, stride)
     return made
 
 
+ODD: Shapes = [(3, 4), (1, 6), (70, 100)]
+EVEN: Shapes = [(3, 8), (1, 16), (70, 104)]
+"""The last piece of both is longer than a program; rows of `EVEN` can be moved eight elements at once."""
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("wire", [torch.float32, torch.float16])
-def test_pieces_equal_the_loops(nesterov: bool, wire: torch.dtype):
-    at = places([0, 0, 1], [2, 50, 7], [10, 6, 110])
-    out_at = places([0, -1, 1], [0, 0, 5], [4, 6, 100])
+@pytest.mark.parametrize(
+    ("shapes", "offsets", "strides", "out_offset", "group"),
+    [
+        (ODD, [2, 50, 7], [10, 6, 110], 5, 1),
+        (EVEN, [8, 40, 16], [16, 16, 112], 24, 8),
+        (EVEN, [2, 40, 16], [8, 16, 104], 24, 1),
+    ],
+)
+def test_pieces_equal_the_loops(
+    nesterov: bool,
+    wire: torch.dtype,
+    shapes: Shapes,
+    offsets: list[int],
+    strides: list[int],
+    out_offset: int,
+    group: int,
+):
+    cols = [c for _, c in shapes]
+    at = places([0, 0, 1], offsets, shapes, strides)
+    out_at = places([0, -1, 1], [0, 0, out_offset], shapes, cols)
     grads: list[torch.Tensor | None] = [randn(60), randn(8000, seed=1)]
     mu = [0.9, 0.95, 0.5]
-    results = []
+    momenta, outs, results = [], [], []
     for launch in (pieces.pack, pieces.launch_pack):
-        momenta, outs = [randn(60, seed=2), randn(8000, seed=3)], [torch.zeros(20), torch.zeros(7100)]
+        momenta, outs = [randn(60, seed=2), randn(8000, seed=3)], [torch.zeros(40), torch.zeros(7400)]
         outs = [each.to(wire) for each in outs]
         launch(grads, momenta, outs, at, out_at, mu, nesterov)
         launch([None, grads[1]], momenta, outs, at, out_at, mu, nesterov)
         results.append((*momenta, *outs))
     for slow, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-3 if wire == torch.float16 else 1e-6, atol=1e-6)
-    back = places([0, 0, 1], [0, 13, 5], [4, 6, 100])
+    assert pieces.group(at, out_at, torch.stack([at.addresses(momenta), out_at.addresses(outs)])) == group
+    back = places([0, 0, 1], [0, 24, out_offset], shapes, cols)
     results = []
     for launch in (pieces.apply, pieces.launch_apply):
         weights = [randn(60, seed=4), randn(8000, seed=5)]
         launch(
-            weights, at, [randn(20, seed=6).to(wire), randn(7100, seed=7).to(wire)], back, [0.9, 1.0, 0.5], mu
+            weights, at, [randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, [0.9, 1.0, 0.5], mu
         )
         results.append(weights)
     for slow, fast in zip(*results, strict=True):
@@ -86,6 +108,6 @@ def test_pieces_equal_the_loops(nesterov: bool, wire: torch.dtype):
     results = []
     for launch in (pieces.copy, pieces.launch_copy):
         targets = [torch.zeros(60, dtype=wire), torch.zeros(8000, dtype=wire)]
-        launch([randn(20, seed=6).to(wire), randn(7100, seed=7).to(wire)], back, targets, at)
+        launch([randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, targets, at)
         results.append(targets)
     assert all(torch.equal(slow, fast) for slow, fast in zip(*results, strict=True))

@@ -104,8 +104,8 @@ def torch_muon(model: Model) -> Step:
     return optimizer.step
 
 
-def dion(model: Model, folder: Path) -> Step:
-    """dion's Muon with our coefficients in its place for a Newton-Schulz function."""
+def dion(model: Model, folder: Path, triton: bool = False) -> Step:
+    """dion's Muon with our coefficients in its place for a Newton-Schulz function; or with its own kernels."""
     sys.path.insert(0, str(folder))
     from dion import Muon  # pyright: ignore[reportMissingImports]
 
@@ -121,9 +121,9 @@ def dion(model: Model, folder: Path) -> Step:
         "weight_decay": DECAY,
         "nesterov": True,
         "adjust_lr": "rms_norm",
-        "newton_schulz_func": newton_schulz,
+        "newton_schulz_func": None if triton else newton_schulz,
         "use_polar_express": False,
-        "use_triton": False,
+        "use_triton": triton,
         "use_gram_newton_schulz": False,
     }
     known = inspect.signature(Muon.__init__).parameters

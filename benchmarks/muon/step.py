@@ -64,25 +64,53 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
     optimizer = contenders.ours(model, max_inflight_bytes=options.inflight_mb << 20)
     ceiling = ceilings(model, optimizer, device)
     steps: dict[str, Callable[[], Any]] = {"ours": optimizer.step}
+    refused: dict[str, str] = {}
     for other, make in (
         ("gather", contenders.full_gather),
         ("torch", contenders.torch_muon),
         ("dion", lambda m: contenders.dion(m, options.dion)),
+        ("dion, its Triton", lambda m: contenders.dion(m, options.dion, triton=True)),
         ("torchtitan", lambda m: contenders.torchtitan(m, options.torchtitan)),
     ):
-        if other not in options.skip and not (other in BARS and getattr(options, other, True) is None):
-            steps[other] = make(model)
+        folder = other.split(",")[0]
+        runs_here = device.type == "cuda" or "Triton" not in other
+        if runs_here and other not in options.skip and getattr(options, folder, True) is not None:
+            try:
+                steps[other] = make(model)
+                steps[other]()
+            except Exception as error:  # another's refusal is a finding, on all ranks alike
+                steps.pop(other, None)
+                refused[other] = f"{type(error).__name__}: {error}"[:400]
     ms = interleaved(steps, device, options)
-    row = {"case": name, "layers": model.layers, "ms": ms, "ceilings": ceiling}
+    row = {"case": name, "layers": model.layers, "ms": ms, "ceilings": ceiling, "refused": refused}
     row["efficiency"] = round(ceiling["floor_ms"] / ms["ours"], 3)
     row["speedup"] = {other: round(ms[other] / ms["ours"], 2) for other in ms if other != "ours"}
     row |= memory(optimizer, device, options) | exposed(optimizer, device, options)
     row["plan"] = optimizer.plan.describe().splitlines()
+    if device.type == "cuda":
+        row["profile"] = {other: profile(step, device) for other, step in steps.items() if other != "gather"}
     del steps, optimizer
     row["ablations_ms"] = ablations(model, device, options)
     show(row, device)
     release(device)
     return row
+
+
+def profile(step: Callable[[], Any], device: torch.device, most: int = 12) -> dict[str, Any]:
+    """One step as the profiler sees it: milliseconds that the card worked, and by kernel, longest first."""
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as found:
+        step()
+        cases.synchronise(device)
+    kernels: dict[str, list[float]] = {}
+    for event in found.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            kernels.setdefault(event.name[:60], []).append(event.device_time_total / 1e3)
+    longest = sorted(kernels.items(), key=lambda each: -sum(each[1]))
+    return {
+        "busy_ms": round(sum(sum(times) for times in kernels.values()), 2),
+        "kernels": [f"{sum(times):8.2f} ms {len(times):5} x {name}" for name, times in longest[:most]],
+    }
 
 
 def ablations(model: Model, device: torch.device, options: argparse.Namespace) -> dict[str, float]:
@@ -95,6 +123,8 @@ def ablations(model: Model, device: torch.device, options: argparse.Namespace) -
         "all_to_all": {"placement": "all_to_all"},
         "a third in flight": {"max_inflight_bytes": (options.inflight_mb << 20) // 3},
     }
+    if device.type == "cuda":
+        variants["half of every symmetric product"] = {"newton_schulz": NewtonSchulz(backend="symmetric")}
     found = {}
     for name, settings in variants.items():
         optimizer = contenders.ours(model, **{"max_inflight_bytes": options.inflight_mb << 20, **settings})
@@ -181,7 +211,8 @@ def best(act: Callable[[], Any], device: torch.device, repeats: int = 5) -> floa
 
 
 def products(rows: int, cols: int, count: int, device: torch.device) -> float:
-    """Milliseconds for the products of one unit, the best over batch sizes."""
+    """Milliseconds for the products of one unit, the best over batch sizes. As many units in a row as a step has: a
+    card that is busy for longer clocks lower."""
     m, n = sorted((rows, cols))
     sizes = {min(count, size) for size in (4, 8, 16, 64)}
     if rows * cols > 1 << 26:
@@ -189,14 +220,15 @@ def products(rows: int, cols: int, count: int, device: torch.device) -> float:
     found = []
     for size in sizes:
         x = torch.randn(size, m, n, device=device, dtype=torch.bfloat16) / n**0.5
+        rounds = -(-count // size)
 
-        def run(x: torch.Tensor = x) -> None:
-            for _ in range(5):
+        def run(x: torch.Tensor = x, rounds: int = rounds) -> None:
+            for _ in range(5 * rounds):
                 gram = torch.bmm(x, x.mT)
                 inner = torch.baddbmm(gram, gram, gram)
                 torch.baddbmm(x, inner, x)
 
-        found.append(best(run, device) / size)
+        found.append(best(run, device) / (size * rounds))
     return min(found)
 
 
@@ -302,6 +334,10 @@ def show(row: dict[str, Any], device: torch.device) -> None:
         print(
             f"  {other:<24}{row['ms'][other]:>10.2f} ms{times:>8.2f} x{f'  MISSED {wanted}' if below else ''}"
         )
+    for other, why in row["refused"].items():
+        print(f"  {other} refused: {why}")
+    for other, seen in row.get("profile", {}).items():
+        print(f"  busy in one step of {other}: {seen['busy_ms']} ms", *seen["kernels"], sep="\n      ")
     for name, ms in row["ablations_ms"].items():
         print(f"  {name:<24}{ms:>10.2f} ms")
     for key in ("exposed_ms", "transfers_alone_ms", "exposed_share", "scratch_mb", "scratch_bar_mb"):

@@ -72,8 +72,11 @@ class NewtonSchulz:
             raise MuonError(f"dtype={self.dtype}: use bfloat16 (usual), float16, float32 or float64.")
         object.__setattr__(self, "triples", triples(self.coefficients, self.steps))
 
-    def __call__(self, batch: Tensor) -> Tensor:
-        """(B, r, c) to (B, r, c). A matrix of zeros stays zero; one with NaN or Inf becomes zero."""
+    def __call__(self, batch: Tensor, out: Tensor | None = None) -> Tensor:
+        """(B, r, c) to (B, r, c). A matrix of zeros stays zero; one with NaN or Inf becomes zero.
+
+        `out` receives the result in its own type, and may be `batch`.
+        """
         m, n = sorted(batch.shape[-2:])
         backend = self.backend
         if backend == "auto":
@@ -83,9 +86,19 @@ class NewtonSchulz:
         is_gram = backend == "gram"
         dtype = GRAM_HALF if is_gram and self.dtype == torch.bfloat16 else self.dtype
         x = normalised(batch, dtype)
-        wide = x.mT if x.shape[-2] > x.shape[-1] else x
-        out = gram(wide, self.triples) if is_gram else standard(wide, self.triples, backend == "symmetric")
-        return out.mT if wide is not x else out
+        is_tall = x.shape[-2] > x.shape[-1]
+        wide = x.mT if is_tall else x
+        into = out if out is not None and out.dtype == dtype else None
+        into = into.mT if into is not None and is_tall else into
+        found = (
+            gram(wide, self.triples, out=into)
+            if is_gram
+            else standard(wide, self.triples, backend == "symmetric", out=into)
+        )
+        found = found.mT if is_tall else found
+        if out is None or into is not None:
+            return found
+        return out.copy_(found)
 
     def scratch_bytes(self, rows: int, cols: int) -> int:
         """Temporaries for one unit: X twice, and three products of the shorter side."""
@@ -140,16 +153,23 @@ def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(usable, scaled / norm, 0.0).to(dtype)
 
 
-def standard(x: Tensor, triples: tuple[Triple, ...], symmetric: bool = False) -> Tensor:
-    """x (B, m, n), m <= n, normalised."""
-    for a, b, c in triples:
+def standard(
+    x: Tensor, triples: tuple[Triple, ...], symmetric: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """x (B, m, n), m <= n, normalised; `out` is no memory of x."""
+    for step, (a, b, c) in enumerate(triples, 1):
         gram = product(x, x, symmetric=symmetric)
         inner = product(gram, gram, gram, alpha=c, beta=b, symmetric=symmetric)
-        x = polynomial(inner, x, a)
+        x = polynomial(inner, x, a, out if step == len(triples) else None)
     return x
 
 
-def gram(x: Tensor, triples: tuple[Triple, ...], restarts: tuple[int, ...] = GRAM_RESTARTS) -> Tensor:
+def gram(
+    x: Tensor,
+    triples: tuple[Triple, ...],
+    restarts: tuple[int, ...] = GRAM_RESTARTS,
+    out: Tensor | None = None,
+) -> Tensor:
     """The same polynomials, multiplied together on the m x m side; they commute, so every product is symmetric.
 
     With P = a + b G + c G^2 a step is X <- P X, hence G <- P G P. Before the steps in `restarts` the collected product
@@ -163,7 +183,7 @@ def gram(x: Tensor, triples: tuple[Triple, ...], restarts: tuple[int, ...] = GRA
             g = product(product(p, g, symmetric=symmetric), p, symmetric=symmetric)
             p = shifted(g, triple, symmetric)
             collected = product(collected, p, symmetric=symmetric)
-        x = polynomial(collected, x, 0.0)
+        x = polynomial(collected, x, 0.0, out if stop == len(triples) else None)
     return x
 
 
@@ -175,11 +195,12 @@ def shifted(g: Tensor, triple: Triple, symmetric: bool) -> Tensor:
     return p
 
 
-def polynomial(inner: Tensor, x: Tensor, a: float) -> Tensor:
+def polynomial(inner: Tensor, x: Tensor, a: float, out: Tensor | None = None) -> Tensor:
     """inner x + a x. A tall batch, seen transposed, stays as it lies in memory: no transposing copy at the end."""
     if x.stride(-1) == 1:
-        return torch.baddbmm(x, inner, x, beta=a)
-    return torch.baddbmm(x.mT, x.mT, inner.mT, beta=a).mT
+        return torch.baddbmm(x, inner, x, beta=a, out=out)
+    out = None if out is None else out.mT
+    return torch.baddbmm(x.mT, x.mT, inner.mT, beta=a, out=out).mT
 
 
 def product(

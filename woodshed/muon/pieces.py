@@ -28,6 +28,8 @@ class Places:
     """Elements between the starts of neighbouring rows."""
     uploaded: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
     """What of this a GPU keeps: see `columns`."""
+    grouped: bool | None = None
+    """Whether rows and strides of this and its partner are multiples of `kernels.GROUP`: see `group`."""
     indexed: tuple[Tensor, Tensor] | None = None
     """Tensor and offset of every piece as int64."""
 
@@ -164,14 +166,12 @@ def launch_pack(
     grad_type = next((g.dtype for g in grads if g is not None), torch.float32)
     out_type = outs[0].dtype if outs else torch.float32
     numels, cols, strides, out_strides = columns(at, out_at, device)
-    addresses = upload(
-        torch.stack([at.addresses(grads), at.addresses(momenta), out_at.addresses(outs)]), device
-    )
+    addresses = torch.stack([at.addresses(grads), at.addresses(momenta), out_at.addresses(outs)])
     kernels.launch(
         kernels.pack_kernel, grid(at, kernels.BLOCK),
-        *addresses, numels, cols, strides, strides, out_strides, upload(torch.tensor(mu), device),
+        *upload(addresses, device), numels, cols, strides, strides, out_strides, upload(torch.tensor(mu), device),
         GRAD=types[grad_type], MOMENTUM=types[momenta[0].dtype], OUT=types[out_type], NESTEROV=nesterov,
-        BLOCK=kernels.BLOCK,
+        BLOCK=kernels.BLOCK, GROUP=group(at, out_at, addresses),
     )  # fmt: skip
 
 
@@ -180,11 +180,12 @@ def launch_copy(sources: list[Tensor], source_at: Places, targets: list[Tensor],
 
     device = sources[0].device
     numels, cols, source_strides, target_strides = columns(source_at, target_at, device)
-    addresses = upload(torch.stack([source_at.addresses(sources), target_at.addresses(targets)]), device)
+    addresses = torch.stack([source_at.addresses(sources), target_at.addresses(targets)])
     kernels.launch(
         kernels.copy_kernel, grid(source_at, kernels.BLOCK),
-        *addresses, numels, cols, source_strides, target_strides,
-        TYPE=kernels.TL_TYPES[sources[0].dtype], BLOCK=kernels.BLOCK,
+        *upload(addresses, device), numels, cols, source_strides, target_strides,
+        TYPE=kernels.TL_TYPES[sources[0].dtype],
+        BLOCK=kernels.BLOCK, GROUP=group(source_at, target_at, addresses),
     )  # fmt: skip
 
 
@@ -200,12 +201,13 @@ def launch_apply(
 
     device = weights[0].device
     numels, cols, strides, update_strides = columns(at, update_at, device)
-    addresses = upload(torch.stack([at.addresses(weights), update_at.addresses(updates)]), device)
+    addresses = torch.stack([at.addresses(weights), update_at.addresses(updates)])
     factors = upload(torch.tensor([keeps, rates]), device)
     kernels.launch(
         kernels.apply_kernel, grid(at, kernels.BLOCK),
-        *addresses, numels, cols, strides, update_strides, *factors,
-        WEIGHT=kernels.TL_TYPES[weights[0].dtype], UPDATE=kernels.TL_TYPES[updates[0].dtype], BLOCK=kernels.BLOCK,
+        *upload(addresses, device), numels, cols, strides, update_strides, *factors,
+        WEIGHT=kernels.TL_TYPES[weights[0].dtype], UPDATE=kernels.TL_TYPES[updates[0].dtype],
+        BLOCK=kernels.BLOCK, GROUP=group(at, update_at, addresses),
     )  # fmt: skip
 
 
@@ -213,6 +215,16 @@ def grid(at: Places, block: int) -> tuple[int, int]:
     """Pieces times programs for the longest one; where a piece is shorter, they return at once."""
     longest = max(rows * cols for rows, cols in zip(at.rows, at.cols, strict=True))
     return len(at), -(-longest // block)
+
+
+def group(at: Places, other: Places, addresses: Tensor) -> int:
+    """Neighbours that a thread may move at once: all of `kernels.GROUP` where rows, strides and addresses allow it."""
+    from woodshed.muon import kernels
+
+    if at.grouped is None:
+        lengths = [*at.cols, *at.strides, *other.strides]
+        at.grouped = not any(length % kernels.GROUP for length in lengths)
+    return kernels.GROUP if at.grouped and not bool((addresses % (2 * kernels.GROUP)).any()) else 1
 
 
 def columns(at: Places, other: Places, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

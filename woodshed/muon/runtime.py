@@ -226,7 +226,7 @@ class Runner:
         each = self.newton_schulz.scratch_bytes(*batch.shape[-2:])
         at_once = max(1, self.max_inflight_bytes // 2 // each)
         for part in batch.split(at_once):
-            part.copy_(self.newton_schulz(part))
+            self.newton_schulz(part, out=part)
 
 
 def schedule(runners: list[Runner]) -> list[BucketTask]:
