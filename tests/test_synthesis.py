@@ -845,6 +845,16 @@ def test_making_goes_on_where_it_stopped(made: Path, zoo: Path, tmp_path: Path):
         synthesis.make([str(zoo)], out, SETTINGS.model_copy(update={"seed": 7}))
 
 
+def test_what_must_still_pass_can_be_kept_near(made: Path, zoo: Path, tmp_path: Path):
+    near = SETTINGS.model_copy(update={"limit": 1, "jobs": 1, "pass_to_pass": "near"})
+    (task,) = synthesis.make([str(zoo)], tmp_path / "zoo", near).accepted
+    whole = folder.load(made / task.name)
+    files = {test.partition("::")[0] for test in task.fail_to_pass} | {task.test_command.split()[-1]}
+    kept = tuple(test for test in whole.pass_to_pass if test.partition("::")[0] in files)
+    assert task.pass_to_pass == kept != whole.pass_to_pass
+    assert synthesis.check(task) == []
+
+
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_folders_however_many_work_on_them(
     made: Path, zoo: Path, tmp_path: Path

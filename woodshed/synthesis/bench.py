@@ -75,6 +75,9 @@ class SynthesisSettings(Settings):
     """Name of that model."""
     visibility: Visibility = "hidden"
     """Which fail-to-pass tests the agent sees: none of them, half, all; or no tests at all ("none")."""
+    pass_to_pass: Literal["all", "near"] = "all"
+    """Tests that must still pass: all that did, or only those in test files that hold a failing one or that the
+    agent's test command runs. Judging is cheaper by as much, and blind to damage elsewhere."""
     max_body_lines: int = Field(default=60, ge=1)
     """Longest body of a function that is taken away, docstring and comments not counted."""
     max_words: int = Field(default=90, ge=1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from woodshed.grading.verifier import TestRun, verify
 from woodshed.records import Outcome, Patch, Task
@@ -85,6 +85,8 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
     fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
     pass_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] == "passed")
     visible, command = visibility.show(work, deletion, outcomes, candidate.name)
+    if work.settings.pass_to_pass == "near":
+        pass_to_pass = near(pass_to_pass, fail_to_pass, command)
     for seed in range(2, 2 + REPEATS):
         with work.opened(deletion.changed) as sandbox:
             again = work.run(sandbox, fail_to_pass, hash_seed=seed)
@@ -100,6 +102,12 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
         failing = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
         raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failing]))
     return task
+
+
+def near(tests: Sequence[str], fail_to_pass: Sequence[str], command: str) -> tuple[str, ...]:
+    """Those in files that hold a fail-to-pass test or that the agent's test command runs."""
+    files = {test.partition("::")[0] for test in fail_to_pass} | set(command.split())
+    return tuple(test for test in tests if test.partition("::")[0] in files)
 
 
 # ---- the deleted state ------------------------------------------------------------------------------------
