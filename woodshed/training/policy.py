@@ -66,6 +66,7 @@ class Policy:
                 "updates away; use dtype = 'float32' or a LoRA rank"
             )
         torch.manual_seed(seed)
+        torch.backends.cuda.enable_cudnn_sdp(False)
         adapter = Path(settings.adapter) if settings.adapter else None
         loaded = local.load(settings.model, dtype=settings.dtype, adapter=adapter)
         model = loaded.model

@@ -44,6 +44,11 @@ class OptimizerSettings(Settings):
     """The joint gradient is cut to this norm."""
 
 
+MOST_LOST = 2
+"""Steps in a row whose gradient may be NaN or infinite, as the backward pass of a library's attention now and then is
+on a GPU in bfloat16, before the run ends."""
+
+
 @dataclass
 class GradientScale:
     """Norms of both gradients: what the targeted one is capped by."""
@@ -57,10 +62,12 @@ class GradientScale:
     """Norms when both were measured last, the targeted one before its weight."""
     unmeasured: int = -1
     """Steps since then; -1: never measured."""
+    lost: int = 0
+    """Steps in a row whose gradient was not finite and moved nothing."""
 
     def observe(self, rl_norm: float, kl_norm: float) -> None:
         self.rl_last, self.kl_last, self.unmeasured = rl_norm, kl_norm, 0
-        if rl_norm > 0.0:
+        if 0.0 < rl_norm < math.inf:
             self.steps += 1
             self.rl_norm += (rl_norm - self.rl_norm) / min(self.steps, 4)
 
@@ -133,13 +140,14 @@ def update(
     for name, parameter in policy.trainable.items():
         parameter.grad = gradient[name]
     norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), max_grad_norm))
-    if not math.isfinite(norm):
+    scale.lost = 0 if math.isfinite(norm) else scale.lost + 1
+    if scale.lost > MOST_LOST:
         optimizer.zero_grad(set_to_none=True)
         raise RecipeError(
             f"the gradient is {norm} (policy gradient {scale.rl_last}, targeted {scale.kl_last}); no step was taken. "
             "Lower optimizer.learning_rate or look at the last rollouts for broken log-probs"
         )
-    if work.rows or work.targets:  # without any signal, momentum alone must not move the weights
+    if (work.rows or work.targets) and not scale.lost:  # without any signal, momentum alone must not move the weights
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()
@@ -151,6 +159,7 @@ def update(
         "kl_grad_norm": feedback.weight * scale.kl_last,
         "kl_factor": kl_factor,
         "grad_norm": norm,
+        "lost": scale.lost,
         "learning_rate": learning_rate,
         "trained_rollouts": len(work.rows),
         "targets": len(work.targets),

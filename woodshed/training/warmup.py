@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import math
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -198,7 +199,8 @@ def imitate(
     rate = learning_rate(settings.optimizer, step, settings.steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
-    optimizer.step()
+    if math.isfinite(norm):
+        optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return {"sft_loss": total, "grad_norm": norm, "learning_rate": rate, "sft_tokens": float(tokens)}
 
