@@ -23,7 +23,7 @@ import json
 import os
 import re
 import shutil
-import threading
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -431,22 +431,55 @@ def made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staged(target: Path) -> Iterator[Path]:
+def staged(target: Path, *, keep: bool = False) -> Iterator[Path]:
     """A path beside `target` at which a file or folder is made, and which then takes the place of `target`.
 
     Whatever stops the work inside, `target` stays as it was and nothing else is left. Only a killed process leaves
-    its part behind, for `sweep`. A folder replaces a folder with all that was in it.
+    its part behind, for `sweep`. A folder replaces a folder with all that was in it; with `keep`, a folder that
+    another process finished meanwhile stays.
     """
-    with made(target.parent):
-        partial = target.with_name(f".{target.name}.{threading.get_native_id()}.partial")
-        _remove(partial)
+    with made(target.parent), _scratch(target) as scratch:
+        partial = scratch / target.name
+        yield partial
+        if partial.is_dir() and target.is_dir() and not keep:
+            shutil.rmtree(target)
         try:
-            yield partial
-            if partial.is_dir() and target.is_dir():
-                shutil.rmtree(target)
             partial.replace(target)
-        finally:
-            _remove(partial)
+        except OSError:
+            if not (keep and target.is_dir()):
+                raise
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, locked for as long as this process lives and works in it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        with _locked(folder):
+            if not folder.is_dir():
+                continue  # swept before it was locked
+            try:
+                yield folder
+            finally:
+                _remove(folder)
+            return
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Whether the path is ours alone: no other process works in it, and the file system knows locks."""
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        is_ours = True
+    except OSError:
+        is_ours = False
+    try:
+        yield is_ours
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -462,10 +495,11 @@ def _whole_or_as_before(path: Path) -> Iterator[None]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove what killed processes of this machine left unfinished in these folders."""
+    """Remove what killed processes left unfinished in these folders, and nothing that one still works in."""
     for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
-        if not Path("/proc", partial.name.split(".")[-2]).exists():
-            _remove(partial)
+        with _locked(partial, wait=False) as is_ours:
+            if is_ours:
+                _remove(partial)
 
 
 def _integer(digits: str) -> int | float:
