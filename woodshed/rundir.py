@@ -4,6 +4,7 @@
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
+        demonstrations/    what a phase of studying learns from, and what it must not forget
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
         pay.jsonl          auxiliary rewards and effort of each attempt, where a recipe asks for them
         lessons.jsonl      hinted turns as the update saw them, token by token
@@ -120,7 +121,7 @@ class RunDir:
         with self._writing():
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            sweep(self.path, self.path / "checkpoints", self.path / "tasks")
+            sweep(self.path, *(self.path / name for name in ("checkpoints", "tasks", "demonstrations")))
 
     def unlock(self) -> None:
         """Let another process write."""
@@ -139,7 +140,7 @@ class RunDir:
     def forget(self) -> None:
         """Take back a run that this object created, as long as nothing was made in it: its name is free again."""
         if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
-            for name in {"recipe.toml", "manifest.json", "tasks", "lock"} - self._not_ours:
+            for name in {"recipe.toml", "manifest.json", "tasks", "demonstrations", "lock"} - self._not_ours:
                 _remove(self.path / name)
             with suppress(OSError):  # something else is in it
                 self.path.rmdir()
@@ -209,8 +210,16 @@ class RunDir:
         Raises:
             RunError: it cannot be written.
         """
+        self.write_text("manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file of the run.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         with self._writing():
-            write_atomically(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+            write_atomically(self.path / name, text)
 
     # -- records ---------------------------------------------------------------------------------------------------
 

@@ -14,12 +14,13 @@ import torch
 from woodshed import rollout
 from woodshed.evals import suite
 from woodshed.records import RecipeError, Rollout, Task
+from woodshed.rundir import RunDir
 from woodshed.training import checkpoint, packing, study
 from woodshed.training.checkpoint import Position
 from woodshed.training.objective import FeedbackSettings
 from woodshed.training.packing import Batch
 from woodshed.training.session import Clock, Session, begin, forward_for
-from woodshed.training.study import Demonstration
+from woodshed.training.study import Demonstration, StudySettings
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import learning_rate, update
 
@@ -36,16 +37,11 @@ class Subject:
     """What the policy answered to the earlier prompts before the phase."""
 
 
-def learn(session: Session, position: Position, tasks: Sequence[Task]) -> None:
-    """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten.
-
-    Raises:
-        RecipeError: there is nothing to study, or a file of demonstrations cannot be read.
-    """
+def learn(session: Session, position: Position, subject: Subject) -> None:
+    """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten."""
     settings, run, policy, sampler = session.recipe.study, session.run, session.policy, session.sampler
     if not settings.steps:
         return
-    subject = subject_of(session, tasks)
     optimizer, teacher = begin(session, position, settings.optimizer, settings.feedback, "before-study")
     sampler.load(None, version=position.step)
     before = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, subject.earlier))
@@ -57,7 +53,7 @@ def learn(session: Session, position: Position, tasks: Sequence[Task]) -> None:
         made = run.once("rollouts", Rollout, "study", step, lambda s=step: attempts(session, subject, s))
         run.once("pieces", dict, "study", step, lambda m=made: [suite.pieces(m, session.renderer)])
         clock.lap("attempts")
-        hints = study.hints(made, subject.known, tasks)
+        hints = study.hints(made, subject.known, subject.tasks)
         batch = study.pack(
             made, hints, session.renderer, settings.feedback, context_length=sampler.context_length
         )
@@ -76,14 +72,15 @@ def learn(session: Session, position: Position, tasks: Sequence[Task]) -> None:
         session.progress(position.step, settings.steps, f"study, divergence {metrics['kl_loss']:.3f}")
 
 
-def subject_of(session: Session, tasks: Sequence[Task]) -> Subject:
-    """What the recipe gives to study.
+def subject_of(run: RunDir, settings: StudySettings, tasks: Sequence[Task]) -> Subject:
+    """What the recipe gives to study, from the run's own copies.
 
     Raises:
         RecipeError: nothing, or a file of demonstrations cannot be read.
     """
-    settings = session.recipe.study
-    known, earlier = study.read(settings.demonstrations), study.read(settings.earlier)
+    if not settings.steps:
+        return Subject((), (), tasks)
+    known, earlier = study.keep(run, settings)
     if not known and not (tasks and settings.tasks_per_step):
         raise RecipeError(
             f"study.steps = {settings.steps}, but study.demonstrations hold nothing and there are no practice tasks to "

@@ -35,7 +35,7 @@ from woodshed.tasks import folder
 from woodshed.training import checkpoint, gate, packing, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
-from woodshed.training.learn import learn
+from woodshed.training.learn import learn, subject_of
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
 from woodshed.training.session import Clock, Progress, Session, begin, forward_for
@@ -50,6 +50,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
     practice, heldout = task_sets(recipe, run)
+    subject = subject_of(run, recipe.study, practice)
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
@@ -60,7 +61,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
         warm_up(session, position, practice)
         position = Position("study")
     if position.phase == "study":
-        learn(session, position, practice)
+        learn(session, position, subject)
         position = Position("rl")
     practise(session, position, practice, heldout)
 
