@@ -139,7 +139,9 @@ def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:
             logps = (-1.0,) * options.message
             student = Row(ids, message, logps)
             teacher = Row(ids[:shared] + branch, tuple(range(end - options.message, end)), logps)
-            targets.append(Target(Hint(str(number), turn, "", "x"), student, teacher, shared))
+            targets.append(
+                Target(Hint(str(number), turn, "", "x"), student, teacher, shared, ((turn, options.message),))
+            )
         rows.append(Row(ids, tuple(wanted), (-1.0,) * len(wanted), 0.5 - number % 2, rollout_id=str(number)))
     return Batch(tuple(rows), tuple(targets), options.rollouts)
 

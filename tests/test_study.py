@@ -139,7 +139,11 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(cut, kept, stop)
+    for name in ("known", "earlier"):  # the run has copies of its own
+        (tmp_path / f"{name}.jsonl").unlink()
     train(cut, kept, lambda *_: None)
+    assert study.read([kept.path / "demonstrations" / "study.jsonl"]) == KNOWN
+    assert study.read([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
 
     def figures(found: RunDir) -> list[dict]:
         lines = [line for phase, _, line in found.read("metrics") if phase == "study"]
@@ -179,6 +183,22 @@ def test_a_study_without_anything_in_its_files_says_so(reader, tmp_path):
         RecipeError, match=r"study\.demonstrations hold nothing and there are no practice tasks"
     ):
         run(recipe)
+
+
+def test_copies_hold_what_all_the_files_held(tmp_path):
+    """A last line without its end, and characters at which Python, but not JSON, ends a line."""
+    odd = Demonstration("Which one? \u2028", "é \x85")
+    files = [write(tmp_path / "a.jsonl", KNOWN), tmp_path / "b.jsonl", write(tmp_path / "c.jsonl", EARLIER)]
+    files[1].write_text(
+        json.dumps({"prompt": odd.prompt, "demonstration": odd.demonstration}, ensure_ascii=False)
+    )
+    run = RunDir.create(tmp_path / "run", recipe="", manifest={})
+    found = study.keep(run, StudySettings(demonstrations=tuple(files)))
+    assert found == (study.read(files), []) == ([*KNOWN, odd, *EARLIER], [])
+    files[0].write_text("{")
+    assert study.keep(run, StudySettings(demonstrations=tuple(files))) == found
+    run.forget()
+    assert not run.path.exists()
 
 
 def test_every_demonstration_comes_once_before_any_comes_twice():

@@ -6,6 +6,9 @@ import dataclasses
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tarfile
 import tomllib
 from collections.abc import Callable
@@ -15,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from woodshed import tasks
-from woodshed.records import Environment, Task, TaskError
+from woodshed.records import Environment, Task, TaskError, to_json
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.tasks import environment, folder
 
@@ -304,6 +307,30 @@ def test_two_builders_do_not_disturb_each_other(
     assert list((tmp_path / "envs").iterdir()) == [first]
     with open_sandbox(SandboxSpec(lowers=(), environment=first)) as sandbox:
         assert sandbox.exec(["python", "-c", "import pytest"]).outcome == "ok"
+
+
+KILLED = """
+import json, os, signal, sys
+from woodshed import tasks
+from woodshed.records import Environment, from_json
+
+def progress(done, total, text):
+    if done:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+tasks.prepare(from_json(Environment, json.loads(sys.argv[1])), progress=progress)
+"""
+
+
+def test_what_a_killed_builder_left_goes_with_the_next_one(
+    tiny_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path))
+    wanted = json.dumps(to_json(tiny_task.environment))
+    done = subprocess.run([sys.executable, "-c", KILLED, wanted], check=False)
+    (left,) = (tmp_path / "envs").iterdir()
+    assert done.returncode == -signal.SIGKILL and list(left.glob("*/bin/python"))
+    assert [tasks.prepare(tiny_task.environment)] == list((tmp_path / "envs").iterdir())
 
 
 @pytest.mark.parametrize(

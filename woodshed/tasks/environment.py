@@ -25,6 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.records import Environment, Task, TaskError, to_json
+from woodshed.rundir import staged, sweep
 from woodshed.sandbox import SandboxSpec
 
 Progress = Callable[[int, int, str], None]
@@ -77,12 +78,10 @@ def prepare(environment: Environment, *, progress: Progress | None = None) -> Pa
     pins = _pins(environment)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".build-", dir=folder.parent, ignore_cleanup_errors=True
-        ) as scratch:
-            build = Path(scratch, "env")
+        sweep(folder.parent)
+        shutil.rmtree(folder, ignore_errors=True)  # incomplete: its interpreter is gone from this machine
+        with staged(folder, keep=True) as build:
             _build(build, environment, interpreter, pins, progress or (lambda done, total, text: None))
-            _publish(build, folder)
     except OSError as error:
         raise TaskError(
             f"cannot build an environment in {folder.parent}: {error.strerror or error}. "
@@ -170,15 +169,6 @@ def _build(
         check=False,
     )
     progress(3, 3, "environment ready")
-
-
-def _publish(build: Path, folder: Path) -> None:
-    """Move a finished build to its place, unless another process was first."""
-    try:
-        build.rename(folder)
-    except OSError:
-        if not (folder / "bin" / "python").exists():
-            raise
 
 
 def _check(site: Path, environment: Environment, pins: dict[str, str]) -> None:

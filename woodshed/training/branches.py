@@ -206,7 +206,7 @@ def _gap(policy: Policy) -> float:
         student = Row(ids[:end], tuple(range(end - 6, end)), (0.0,) * 6)
         whole = (*ids[: end - 8], *branch)
         teacher = Row(whole, tuple(range(len(whole) - 6, len(whole))), (0.0,) * 6)
-        targets.append(Target(Hint("", 0, "", ""), student, teacher, shared=end - 8))
+        targets.append(Target(Hint("", 0, "", ""), student, teacher, end - 8, spans=((0, 6),)))
     both = pad([Tree(_hinted_part(targets), False, tuple(targets))], policy.device)
     logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
     worst = 0.0

@@ -139,8 +139,8 @@ def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
     return load_file(file)
 
 
-def start_weights(run: RunDir, policy: Policy, name: str = "start") -> dict[str, Tensor]:
-    """The trainable weights as they were when RL (or another phase, by its name) began, in host memory: kept once,
+def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
+    """The trainable weights as they were when a phase began, in host memory: kept under this name once,
     read back by every resume."""
     file = run.path / "checkpoints" / name / "policy.safetensors"
     if not file.is_file():

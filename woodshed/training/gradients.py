@@ -267,7 +267,7 @@ def _lessons(
     found = []
     for index, target in enumerate(turns):
         begin, hint = 0, target.hint
-        for turn, tokens in target.spans or ((hint.turn, len(target.student.wanted)),):
+        for turn, tokens in target.spans:
             at = (index, begin, begin + tokens)
             values = (digits(values_GN, *at) for values_GN in (student_GN, teacher_GN, divergence_GN))
             found.append(Lesson(hint.rollout_id, turn, hint.detector, *values))

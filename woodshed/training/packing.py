@@ -76,8 +76,8 @@ class Target:
     teacher: Row
     shared: int
     """How many first tokens both have in common by design: everything before the hint."""
-    spans: tuple[tuple[int, int], ...] = ()
-    """(turn, tokens) of each turn whose tokens are wanted, in order; empty: they are all the hinted turn's."""
+    spans: tuple[tuple[int, int], ...]
+    """(turn, tokens) of each turn whose tokens are wanted, in order."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,6 @@ def targets_of(
     """What the hints make of these rollouts (by id), and why some make nothing, counted. Arguments as of `pack`."""
     targets: list[Target] = []
     skipped: Counter[str] = Counter()
-    make = target if scope == "turn" else episode
     for hint in hints:
         if hint.rollout_id not in rollouts:
             skipped["attempt not trainable"] += 1
@@ -175,7 +174,9 @@ def targets_of(
         if reason := _unusable(rollout, hint, scope):
             skipped[reason] += 1
             continue
-        made = make(rollout, hint, renderer, placement=placement, skip=skip, skip_first=skip_first)
+        made = target(
+            rollout, hint, renderer, scope=scope, placement=placement, skip=skip, skip_first=skip_first
+        )
         if len(made.teacher.ids) > (context_length or len(made.teacher.ids)):
             skipped["no room for the hint"] += 1
         elif made.student.counted and not any(made.student.counted):
@@ -253,50 +254,35 @@ def target(
     hint: Hint,
     renderer: Renderer,
     *,
+    scope: Scope = "turn",
     placement: Placement = "system",
     skip: Sequence[Kind] = (),
     skip_first: int = 0,
 ) -> Target:
-    """The hinted turn twice: on the context as it was, and with the hint's message right before the turn.
+    """What the hint is about twice: on the context as it was, and with the hint's message right before it.
 
     Args:
+        scope: the hinted turn, or the whole rollout, with the message before its first turn and every turn wanted.
+            That is how SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a solution.
         skip: kinds of tokens that do not count in the divergence.
-        skip_first: tokens at the start of the turn that do not count either (SDFT's code skips a few: the student
+        skip_first: tokens at the start of a turn that do not count either (SDFT's code skips a few: the student
             otherwise copies the prefaces of a teacher that can see what it speaks of).
     """
-    history: list[int] = []
-    for turn in rollout.turns[: hint.turn]:
-        history += (*turn.context_ids, *turn.sampled_ids)
-    turn = rollout.turns[hint.turn]
-    hinted = _hinted_context(rollout, hint, renderer, placement)
-    counted = _counted([turn], renderer, skip, skip_first)
-    rows = [_turn_row([*history, *context], turn, counted) for context in (turn.context_ids, hinted)]
+    first, end = (hint.turn, hint.turn + 1) if scope == "turn" else (0, len(rollout.turns))
+    before, turn, after = rollout.turns[:first], rollout.turns[first], rollout.turns[first + 1 : end]
+    hinted = _hinted_context(rollout, first, hint, renderer, placement)
+    counted = _counted((turn, *after), renderer, skip, skip_first)
+
+    def row(context: Sequence[int]) -> Row:
+        seen = replace(rollout, turns=(*before, replace(turn, context_ids=tuple(context)), *after))
+        return replace(rollout_row(seen, without=range(first)), counted=counted)
+
     same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
-    shared = len(history) + sum(itertools.takewhile(bool, same))
-    return Target(hint, student=rows[0], teacher=rows[1], shared=shared)
-
-
-def episode(
-    rollout: Rollout,
-    hint: Hint,
-    renderer: Renderer,
-    *,
-    placement: Placement = "system",
-    skip: Sequence[Kind] = (),
-    skip_first: int = 0,
-) -> Target:
-    """The whole rollout twice: as it was, and with the hint's message before its first turn. Every turn is wanted.
-
-    This is how SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a reference solution. A
-    message stands before the first turn, so "tool" means "user". The other arguments are those of `target`.
-    """
-    first = rollout.turns[0]
-    message = renderer.hint(hint.text, placement="user" if placement == "tool" else placement)
-    rows = [rollout_row(rollout), rollout_row(rollout, reminders={0: message})]
-    counted = _counted(rollout.turns, renderer, skip, skip_first)
-    student, teacher = (replace(row, counted=counted) for row in rows)
-    spans = tuple((number, len(turn.sampled_ids)) for number, turn in enumerate(rollout.turns))
-    return Target(hint, student, teacher, len(first.context_ids) - first.opening, spans)
+    shared = sum(len(t.context_ids) + len(t.sampled_ids) for t in before) + sum(
+        itertools.takewhile(bool, same)
+    )
+    spans = tuple((first + n, len(wanted.sampled_ids)) for n, wanted in enumerate((turn, *after)))
+    return Target(hint, row(turn.context_ids), row(hinted), shared, spans)
 
 
 def _counted(
@@ -309,10 +295,12 @@ def _counted(
     return tuple(n >= skip_first and kind not in skip for found in kinds for n, kind in enumerate(found))
 
 
-def _hinted_context(rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement) -> list[int]:
-    """The context of the hinted turn with the hint in it. Before the first turn there is no result to stand in."""
-    turn = rollout.turns[hint.turn]
-    before = rollout.turns[hint.turn - 1] if hint.turn else None
+def _hinted_context(
+    rollout: Rollout, number: int, hint: Hint, renderer: Renderer, placement: Placement
+) -> list[int]:
+    """The context of a turn with the hint in it. Before the first turn there is no result to stand in."""
+    turn = rollout.turns[number]
+    before = rollout.turns[number - 1] if number else None
     if placement == "tool" and before is not None and before.observations:
         *others, last = before.observations
         seen = (*others, replace(last, text=f"{last.text}\n{hint.text}"))
@@ -359,11 +347,6 @@ def _context(turn: Turn, extra: Sequence[int]) -> list[int]:
     """A turn's context with a message inserted right before the tokens that open the assistant's message."""
     cut = len(turn.context_ids) - turn.opening
     return [*turn.context_ids[:cut], *extra, *turn.context_ids[cut:]]
-
-
-def _turn_row(context: list[int], turn: Turn, counted: tuple[bool, ...]) -> Row:
-    end = len(context) + len(turn.sampled_ids)
-    return Row((*context, *turn.sampled_ids), tuple(range(len(context), end)), turn.logps, counted=counted)
 
 
 def chunks(items: Sequence[T], lengths: Sequence[int], budget: int) -> Iterator[list[T]]:

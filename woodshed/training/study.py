@@ -24,6 +24,7 @@ from woodshed.feedback import demonstrations
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sampler, SampleRequest
 from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
+from woodshed.rundir import RunDir
 from woodshed.settings import Settings
 from woodshed.training import packing
 from woodshed.training.objective import FeedbackSettings
@@ -100,11 +101,7 @@ def read(paths: Sequence[Path]) -> list[Demonstration]:
     """
     found: list[Demonstration] = []
     for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RecipeError(f"demonstrations at {path} cannot be read: {error}") from None
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(_lines(path), 1):
             try:
                 data = json.loads(line)
                 made = Demonstration(data["prompt"], data["demonstration"])
@@ -114,6 +111,31 @@ def read(paths: Sequence[Path]) -> list[Demonstration]:
                 raise RecipeError(f"{path}, line {number} is not of the form {form}: {line[:60]!r}") from None
             found.append(made)
     return found
+
+
+def keep(run: RunDir, settings: StudySettings) -> tuple[list[Demonstration], list[Demonstration]]:
+    """What is studied and what must not be forgotten, from the run's own copies: made once, read by a resume.
+
+    Raises:
+        RecipeError: as `read`.
+        RunError: the copies cannot be written.
+    """
+    kept = []
+    for name, paths in (("study", settings.demonstrations), ("earlier", settings.earlier)):
+        copy = Path("demonstrations", f"{name}.jsonl")
+        if not (run.path / copy).exists():
+            read(paths)  # a mistake is told with the name of the file that holds it
+            run.write_text(str(copy), "".join(f"{line}\n" for path in paths for line in _lines(path)))
+        kept.append(read([run.path / copy]))
+    return kept[0], kept[1]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"demonstrations at {path} cannot be read: {error}") from None
+    return text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at
 
 
 def draw(items: Sequence[T], count: int, step: int, seed: int) -> list[T]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from woodshed import feedback, rollout, synthesis
+from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
 from woodshed.evals import effort as calibration
@@ -26,36 +26,21 @@ from woodshed.grading.effort import EffortSettings
 from woodshed.grading.monitors import honeypots, response
 from woodshed.inference.endpoint import HttpSampler
 from woodshed.inference.local import LocalSampler
-from woodshed.inference.renderer import Renderer, create_renderer
+from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
-from woodshed.records import Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
+from woodshed.records import Group, Hint, Pay, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
-from woodshed.training import branches, checkpoint, gate, packing, stability, study, warmup
+from woodshed.training import checkpoint, gate, packing, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
-from woodshed.training.objective import FeedbackSettings
+from woodshed.training.learn import learn, subject_of
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
-from woodshed.training.study import Demonstration
+from woodshed.training.session import Clock, Progress, Session, begin, forward_for
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import learning_rate, make_optimizer, update
-
-Progress = Callable[[int, int, str], None]
-
-
-@dataclass
-class Session:
-    """What every stage needs: the run, its recipe, the policy and who writes its tokens."""
-
-    recipe: Recipe
-    run: RunDir
-    policy: Policy
-    sampler: LocalSampler
-    renderer: Renderer
-    reader: Sampler
-    progress: Progress
 
 
 def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
@@ -65,6 +50,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
     practice, heldout = task_sets(recipe, run)
+    subject = subject_of(run, recipe.study, practice)
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
@@ -75,7 +61,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
         warm_up(session, position, practice)
         position = Position("study")
     if position.phase == "study":
-        learn(session, position, practice)
+        learn(session, position, subject)
         position = Position("rl")
     practise(session, position, practice, heldout)
 
@@ -112,133 +98,10 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
 
 
-def learn(session: Session, position: Position, tasks: Sequence[Task]) -> None:
-    """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten."""
-    recipe, settings, run, policy = session.recipe, session.recipe.study, session.run, session.policy
-    sampler, renderer = session.sampler, session.renderer
-    if not settings.steps:
-        return
-    known, earlier = study.read(settings.demonstrations), study.read(settings.earlier)
-    if not known and not (tasks and settings.tasks_per_step):
-        raise RecipeError(
-            f"study.steps = {settings.steps}, but study.demonstrations hold nothing and there are no practice tasks to "
-            "attempt; name a file with demonstrations, or tasks.train and study.tasks_per_step"
-        )
-    optimizer, newest = make_optimizer(policy, settings.optimizer), checkpoint.latest(run)
-    if newest is not None:
-        checkpoint.restore(newest, policy, optimizer if position.step else None)
-    teacher = Teacher(policy, checkpoint.start_weights(run, policy, "before-study"), settings.feedback)
-    if newest is not None and position.step:
-        teacher.restore(checkpoint.teacher_weights(newest))
-    sampler.load(None, version=position.step)
-    answers = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, earlier))
-    how = forward_for(session, settings.feedback)
-    for step in range(position.step, settings.steps):
-        clock = Clock()
-        metrics: dict[str, Any] = {}
-        if step == 0:
-            metrics["before"] = learnt(session, known, earlier, answers)
-        made = run.once(
-            "rollouts", Rollout, "study", step, lambda s=step: study_attempts(session, known, tasks, s)
-        )
-        run.once("pieces", dict, "study", step, lambda m=made: [suite.pieces(m, renderer)])
-        clock.lap("attempts")
-        batch = study.pack(
-            made,
-            study.hints(made, known, tasks),
-            renderer,
-            settings.feedback,
-            context_length=sampler.context_length,
-        )
-        sampler.flush()
-        metrics |= update(
-            policy,
-            optimizer,
-            batch,
-            scale=position.scale,
-            teacher=teacher,
-            learning_rate=learning_rate(settings.optimizer, step, settings.steps),
-            message_tokens=settings.answer_tokens,
-            temperature=recipe.sampler.temperature,
-            objective=recipe.objective.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
-            feedback=how,
-            max_grad_norm=settings.optimizer.max_grad_norm,
-        )
-        clock.lap("update")
-        run.append("lessons", metrics.pop("lessons"), "study", step)
-        sampler.load(None, version=step + 1)
-        position = replace(position, step=step + 1)
-        is_due = position.step % settings.every == 0 or position.step == settings.steps
-        if is_due:
-            metrics |= learnt(session, known, earlier, answers)
-        run.append("metrics", [{**metrics, "seconds": clock.laps}], "study", step)
-        if is_due:
-            checkpoint.save(run, policy, optimizer, position, teacher.state())
-        session.progress(position.step, settings.steps, f"study, divergence {metrics['kl_loss']:.3f}")
-
-
-def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
-    """What the policy answers to earlier prompts before it studies."""
-    asked, settings = packing.thin(earlier, study.SEEN), session.recipe.study
-    return study.answer(asked, session.sampler, settings, name="earlier-0", seed=session.recipe.seed)
-
-
-def learnt(
-    session: Session,
-    known: Sequence[Demonstration],
-    earlier: Sequence[Demonstration],
-    answers: Sequence[Rollout],
-) -> dict[str, float]:
-    """What the policy knows of its subject and of earlier things, in nats a token (`study.measure`)."""
-    recipe, rows = (
-        session.recipe,
-        [packing.rollout_row(made) for made in answers if made.turns[0].sampled_ids],
-    )
-    return study.measure(
-        session.policy,
-        session.renderer,
-        known,
-        earlier,
-        rows,
-        recipe.study.system,
-        recipe.sampler.temperature,
-        recipe.objective.micro_batch_tokens,
-    )
-
-
-def study_attempts(
-    session: Session, known: Sequence[Demonstration], tasks: Sequence[Task], step: int
-) -> list[Rollout]:
-    """A step's answers to prompts, and its attempts at practice tasks."""
-    recipe, settings, sampler = session.recipe, session.recipe.study, session.sampler
-    asked = study.draw(known, settings.answers_per_step, step, recipe.seed)
-    made = study.answer(asked, sampler, settings, name=f"study-{step}", seed=recipe.seed)
-    drawn = study.draw(tasks, settings.tasks_per_step, step, recipe.seed)
-    groups = rollout.collect(
-        sampler,
-        drawn,
-        recipe.rollout,
-        recipe.agent,
-        phase="study",
-        step=step,
-        seed=recipe.seed,
-        attempts=1,
-        progress=session.progress,
-    )
-    return made + [attempt for group in groups for attempt in group.rollouts]
-
-
 def practise(session: Session, position: Position, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Reinforcement learning with targeted feedback."""
     recipe, run, policy, sampler = session.recipe, session.run, session.policy, session.sampler
-    newest = checkpoint.latest(run)
-    resuming = position.step > 0
-    optimizer = make_optimizer(policy, recipe.optimizer)
-    if newest is not None:
-        checkpoint.restore(newest, policy, optimizer if resuming else None)
-    teacher = Teacher(policy, checkpoint.start_weights(run, policy), recipe.feedback)
-    if resuming and newest is not None:
-        teacher.restore(checkpoint.teacher_weights(newest))
+    optimizer, teacher = begin(session, position, recipe.optimizer, recipe.feedback, "start")
     how = forward_for(session, recipe.feedback)
     curriculum = Curriculum(
         tasks,
@@ -248,7 +111,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         revalidate=lambda task: not synthesis.check(task),
     )
     growth = Growth(run, seed=recipe.seed) if recipe.curriculum.grow else None
-    if resuming:
+    if position.step:
         if growth is not None:
             growth.restore(position.growth, curriculum)
         curriculum.restore(position.curriculum)
@@ -493,14 +356,6 @@ def watch(
     return reason
 
 
-def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
-    """These settings, with separate forwards where the model's attention cannot take branches."""
-    if settings.forward == "packed" and (reason := branches.why_not(session.policy)):
-        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
-        return settings.model_copy(update={"forward": "separate"})
-    return settings
-
-
 def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
     """Measure the policy on the held-out tasks; the run folder keeps it under phase "eval", and how effort follows
     difficulty, against the first evaluation, under "effort"."""
@@ -524,19 +379,6 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
         if first.step < step:
             found = [calibration.change(first.graded, now.graded)]
             run.once("metrics", dict, "effort", step, lambda: found)
-
-
-class Clock:
-    """Seconds of each stage. They are the only thing in a metrics line that differs between equal runs."""
-
-    def __init__(self) -> None:
-        self.laps: dict[str, float] = {}
-        self._last = time.monotonic()
-
-    def lap(self, name: str) -> None:
-        now = time.monotonic()
-        self.laps[name] = now - self._last
-        self._last = now
 
 
 def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -15,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from woodshed.inference.weights import ModelSource, models_dir, publish, resolve
+from woodshed.inference.weights import ModelSource, models_dir, resolve
 from woodshed.records import ModelError
+from woodshed.rundir import staged, sweep
 
 
 @dataclass(frozen=True)
@@ -119,32 +119,28 @@ def _dequantised(source: ModelSource, models: Path) -> Path:
     if final.is_dir():
         return final
     models.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=models, prefix=".converting-") as temporary:
-        with _quiet(), _explained(path, "GGUF file"):
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source.directory,
-                gguf_file=source.gguf,
-                quantization_config=GgufConfig(dequantize=True),
-                dtype=torch.bfloat16,
-                output_loading_info=True,
-            )
-            model, info = loaded
-            tokenizer = AutoTokenizer.from_pretrained(source.directory, gguf_file=source.gguf)
-            for name in (
-                "bos",
-                "eos",
-                "pad",
-            ):  # transformers 5.17 reads the tokenizer's own wrongly from GGUF
-                if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
-                    setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
-            if info["missing_keys"]:
-                raise ModelError(
-                    f"{path}: weights are missing, {sorted(info['missing_keys'])[0]!r} among them"
-                )
-            made = Path(temporary) / "made"
-            model.save_pretrained(made)
-            tokenizer.save_pretrained(made)
-        publish(made, final)
+    sweep(models)
+    with staged(final, keep=True) as partial, _quiet(), _explained(path, "GGUF file"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.directory,
+            gguf_file=source.gguf,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+        )
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(source.directory, gguf_file=source.gguf)
+        for name in (
+            "bos",
+            "eos",
+            "pad",
+        ):  # transformers 5.17 reads the tokenizer's own wrongly from GGUF
+            if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
+                setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+        if info["missing_keys"]:
+            raise ModelError(f"{path}: weights are missing, {sorted(info['missing_keys'])[0]!r} among them")
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
     return final
 
 

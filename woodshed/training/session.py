@@ -1,0 +1,72 @@
+"""What the phases of a run share: who writes tokens and who learns, how a phase begins, the clock of a step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from woodshed.inference.local import LocalSampler
+from woodshed.inference.renderer import Renderer
+from woodshed.inference.sampler import Sampler
+from woodshed.rundir import RunDir
+from woodshed.training import branches, checkpoint
+from woodshed.training.checkpoint import Position
+from woodshed.training.objective import FeedbackSettings
+from woodshed.training.policy import Policy
+from woodshed.training.recipe import Recipe
+from woodshed.training.teacher import Teacher
+from woodshed.training.update import OptimizerSettings, make_optimizer
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass
+class Session:
+    """What every stage needs: the run, its recipe, the policy and who writes its tokens."""
+
+    recipe: Recipe
+    run: RunDir
+    policy: Policy
+    sampler: LocalSampler
+    renderer: Renderer
+    reader: Sampler
+    progress: Progress
+
+
+def begin(
+    session: Session, position: Position, optimizer: OptimizerSettings, feedback: FeedbackSettings, start: str
+) -> tuple[torch.optim.Optimizer, Teacher]:
+    """Optimizer and teacher of a phase: new ones on the weights that the phase before left, or those of the
+    checkpoint in its middle. `start` names where the weights at its beginning are kept."""
+    run, policy = session.run, session.policy
+    made, newest = make_optimizer(policy, optimizer), checkpoint.latest(run)
+    if newest is not None:
+        checkpoint.restore(newest, policy, made if position.step else None)
+    teacher = Teacher(policy, checkpoint.start_weights(run, policy, start), feedback)
+    if newest is not None and position.step:
+        teacher.restore(checkpoint.teacher_weights(newest))
+    return made, teacher
+
+
+def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
+    """These settings, with separate forwards where the model's attention cannot take branches."""
+    if settings.forward == "packed" and (reason := branches.why_not(session.policy)):
+        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
+        return settings.model_copy(update={"forward": "separate"})
+    return settings
+
+
+class Clock:
+    """Seconds of each stage. They are the only thing in a metrics line that differs between equal runs."""
+
+    def __init__(self) -> None:
+        self.laps: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        now = time.monotonic()
+        self.laps[name] = now - self._last
+        self._last = now
