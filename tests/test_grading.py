@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
-from woodshed.grading import GradingSettings, again, results, runner, verifier
+from woodshed.grading import GradingSettings, again, doubt, results, runner, verifier
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError
 from woodshed.rundir import RunDir
 from woodshed.sandbox import Sandbox, control, open_sandbox
@@ -338,3 +338,43 @@ def test_noise_in_the_channel_neither_crashes_nor_convinces():
             noise[place : place + chance.randint(0, 9)] = chance.randbytes(chance.randint(0, 9))
         report = results.read(bytes(noise), "n")
         assert report.faults or report.outcomes.keys() <= {"t"} or bytes(noise) == whole
+
+
+class Pair:
+    """Equal by value; other types may have their say."""
+
+    def __init__(self, *items: int):
+        self.items = items
+
+    def __eq__(self, other: object) -> bool:
+        return self.items == other.items if isinstance(other, Pair) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        same = self.__eq__(other)
+        return NotImplemented if same is NotImplemented else not same
+
+
+class Same(Pair):
+    """Equal to everything, by either operator or by one of them."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+class Undenied(Pair):
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def test_a_no_that_means_equal_is_doubted_like_a_yes():
+    """`assert not (a != b)` asks for equality: honest objects stand it however the doubts are drawn, others never."""
+    for _ in range(50):
+        assert doubt.compared("!=", Pair(1), Pair(1), __file__) is False
+        assert doubt.compared("==", Pair(1), Pair(2), __file__) is False
+        assert doubt.compared("!=", Pair(1), 1, __file__) is True
+        for spelled, liar in (("!=", Same()), ("==", Same()), ("!=", Undenied())):
+            with pytest.raises(AssertionError, match="would hold for other values"):
+                doubt.compared(spelled, liar, 1, __file__)
