@@ -71,6 +71,15 @@ def test_the_whole_suite(repository: Sandbox, tiny_task: Task):
     assert "sentinel" not in found.log
 
 
+def test_a_loop_ends_by_the_cpu_seconds_it_used(repository: Sandbox):
+    """Not by the clock alone, which says less about the code the busier the machine is."""
+    repository.write("tests/test_loop.py", b"def test_loops():\n    while True:\n        pass\n")
+    ids = ["tests/test_loop.py::test_loops"]
+    found = grading.run_tests(repository, ids=ids, packages=(), timeout_s=300, cpu_s=2)
+    assert found.out_of_cpu and not found.timed_out and found.outcomes == {ids[0]: "missing"}
+    assert not run(repository, ["tests/test_table.py::test_top"]).out_of_cpu
+
+
 def test_only_the_tests_asked_for(repository: Sandbox):
     ids = ["tests/test_table.py::test_top", "tests/test_table.py::test_gone", "tests/test_gone.py::test_x"]
     found = run(repository, ids)

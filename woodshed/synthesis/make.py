@@ -16,17 +16,25 @@ import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from woodshed.records import Task, TaskError, from_json, to_json
+from woodshed.records import SandboxError, Task, TaskError, from_json, to_json
 from woodshed.rundir import write_atomically
 from woodshed.synthesis import leaks, maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
-from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.bench import (
+    GENERATOR,
+    MAX_TRIES,
+    Bench,
+    Candidate,
+    Rejected,
+    SynthesisSettings,
+    bench,
+)
 from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
@@ -293,15 +301,38 @@ def _decide_one(
         return earlier[candidate.name]
     if (out / candidate.name).exists():
         return _earlier_task(work, out / candidate.name)
-    try:
-        if candidate.operator == "impossible":
-            parent = folder.load(out / candidate.symbol.detail)
-            return _without_leak(impossible(parent, work.staging / candidate.name))
-        if candidate.operator == "write_tests":
-            return _without_leak(write_tests(work, candidate.symbol, candidate.name))
-        return _without_leak(prove(work, candidate))
-    except Rejected as rejection:
-        return rejection
+    return _settled(work, candidate, lambda: _proven(work, candidate, out))
+
+
+def _proven(work: Bench, candidate: Candidate, out: Path) -> Task:
+    if candidate.operator == "impossible":
+        parent = folder.load(out / candidate.symbol.detail)
+        return _without_leak(impossible(parent, work.staging / candidate.name))
+    if candidate.operator == "write_tests":
+        return _without_leak(write_tests(work, candidate.symbol, candidate.name))
+    return _without_leak(prove(work, candidate))
+
+
+def _settled(work: Bench, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
+    """The decision; what only the machine is to blame for is a rejection that passes, a lost sandbox after two tries.
+
+    Raises:
+        SandboxError: not even the untouched repository has a sandbox.
+    """
+    for tries_left in (1, 0):
+        try:
+            return decide_it()
+        except Rejected as rejection:
+            return rejection
+        except TimeoutError as error:
+            return Rejected("timeout", str(error))
+        except SandboxError as error:
+            for leftover in (candidate.name, f".{candidate.name}"):
+                shutil.rmtree(work.staging / leftover, ignore_errors=True)
+            if not tries_left:
+                with work.opened({}):
+                    return Rejected("sandbox_lost", str(error))
+    raise AssertionError
 
 
 def _without_leak(task: Task) -> Task:
@@ -350,15 +381,21 @@ def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> N
         report.rejected[earlier[candidate.name].reason] += 1
         return
     report.tried += 1
-    try:
-        deletion = revert(work.code, commit)
-        task = _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
-        task.folder.rename(home)
-        report.accepted.append(replace(task, folder=home))
-    except (TaskError, Rejected) as error:
-        rejection = error if isinstance(error, Rejected) else Rejected("no_package_file", str(error))
-        _log(out, work, candidate, rejection)
-        report.rejected[rejection.reason] += 1
+
+    def reverted() -> Task:
+        try:
+            deletion = revert(work.code, commit)
+        except TaskError as error:
+            raise Rejected("no_package_file", str(error)) from None
+        return _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
+
+    result = _settled(work, candidate, reverted)
+    if isinstance(result, Rejected):
+        _log(out, work, candidate, result)
+        report.rejected[result.reason] += 1
+        return
+    result.folder.rename(home)
+    report.accepted.append(replace(result, folder=home))
 
 
 def _earlier_task(work: Bench, path: Path) -> Task:
@@ -379,7 +416,10 @@ def _earlier_task(work: Bench, path: Path) -> Task:
 
 
 def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
-    """Rejections that an earlier run with the same input wrote down; a torn last line is dropped."""
+    """Final rejections that earlier runs with the same input wrote down; a torn last line is dropped.
+
+    One that may pass is final once MAX_TRIES runs have written it.
+    """
     log = out / "rejections.jsonl"
     if not log.exists():
         return {}
@@ -387,13 +427,15 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     whole, _, torn = text.rpartition("\n")
     if torn:
         write_atomically(log, f"{whole}\n" if whole else "")
-    found = {}
+    found: dict[str, Rejected] = {}
+    tries: Counter[str] = Counter()
     for line in whole.splitlines():
         entry = json.loads(line)
         ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
         if (entry["sha256"], entry["seed"], entry.get("generator"), entry.get("settings")) == ours:
+            tries[entry["task"]] += 1
             found[entry["task"]] = Rejected(entry["reason"], entry["detail"])
-    return found
+    return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
 
 
 def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> None:
