@@ -175,21 +175,24 @@ def _suffix(symbol: Symbol) -> str:
 
 
 def combinations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
-    """Pairs of proven candidates in different files that different tests cover, each candidate at most once."""
+    """Pairs of proven candidates in different files that different tests cover, each candidate at most once.
+
+    Each finds its partner among those before it, so that a higher limit leaves earlier pairs as they are.
+    """
     settings = work.settings
     if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
         return []
-    waiting = [c for c in proven if c.operator in COMBINABLE]
-    random.Random(f"{settings.seed} {work.baseline.repository.name} combine").shuffle(waiting)
+    waiting: list[Candidate] = []
     found = []
-    while waiting:
-        one = waiting.pop(0)
+    for one in (c for c in proven if c.operator in COMBINABLE):
         other = next(
             (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
         )
-        if other is not None:
+        if other is None:
+            waiting.append(one)
+        else:
             waiting.remove(other)
-            found.append(_pair(work.baseline.repository.name, one, other))
+            found.append(_pair(work.baseline.repository.name, other, one))
     return found
 
 
