@@ -153,6 +153,82 @@ def test_an_idiom_beside_the_missing_code_is_no_leak(tmp_path: Path):
     assert report.leaks == ()
 
 
+LOOM = """
+
+class Loom:
+    def __init__(self, frame, shafts):
+        self.frame, self.shafts = frame, shafts
+
+    @property
+    def width(self):
+        return len(self.frame)
+
+    @property
+    def depth(self):
+        return len(self.shafts)
+
+    def raised(self, pick):
+        return self.shafts[pick]
+"""
+TREADLE = """
+    def treadle(self, plan):
+        return [self.raised(pick) for pick in plan if pick in self.shafts]
+"""
+
+
+def where_it_leaks(task: Task, root: Path, **files: str) -> list[tuple[str, str]]:
+    """Kind and place of what is found with some files in the workspace; without them nothing may be."""
+    (clean,) = scan([task], shared=())
+    assert clean.leaks == ()
+    planted = {f"/workspace/{name.replace('__', '.')}": text.encode() for name, text in files.items()}
+    (report,) = scan([task], shared=(), spec=with_files(root, planted))
+    return sorted({(leak.kind, leak.where) for leak in report.leaks})
+
+
+def test_small_methods_are_found_together_where_they_are_most_of_a_class(tmp_path: Path):
+    task = removal_task(tmp_path / "task", code=f"{HEAD}{LOOM}{TREADLE}", level=1)
+    assert where_it_leaks(task, tmp_path, old__txt=LOOM) == [("body", "/workspace/old.txt")]
+
+
+def test_parameters_of_a_constructor_are_looked_for_behind_its_class(tmp_path: Path):
+    """A class that stays may have a constructor like it: the name of the method says nothing."""
+    other = (
+        LOOM.replace("Loom", "Frame").partition("    @property")[0].replace("self.shafts = ", "self.rows = ")
+    )
+    task = removal_task(
+        tmp_path / "task", visible_code=f"{HEAD}{other}", code=f"{HEAD}{other}{LOOM}{TREADLE}"
+    )
+    stub = "class Loom:\n    def __init__(self, frame, shafts) -> None: ...\n"
+    assert where_it_leaks(task, tmp_path, core__pyi=stub) == [("signature", "/workspace/core.pyi")]
+
+
+@pytest.mark.parametrize(
+    ("gold", "shown"),
+    [
+        pytest.param("len(taken) < width", "len(taken) <= width", id="one token too many"),
+        pytest.param("[padding] * (width", "[padding] + (width", id="another token"),
+        pytest.param("any(item is not", "any(item is", id="one token is missing"),
+        pytest.param("@traced\ndef interleave(", "def interleave(", id="decorator"),
+        pytest.param("padding=None):", "padding=0):", id="default"),
+    ],
+)
+def test_a_small_change_is_found_with_what_stands_around_it(gold: str, shown: str, tmp_path: Path):
+    traced = FUNCTION if gold in FUNCTION else f"@traced\n{FUNCTION}"
+    changed = traced.replace(gold, shown)
+    assert changed != traced
+    task = removal_task(
+        tmp_path / "task", visible_code=f"{HEAD}\n\n{changed}", code=f"{HEAD}\n\n{traced}", level=0
+    )
+    assert where_it_leaks(task, tmp_path, docs__txt=traced) == [("body", "/workspace/docs.txt")]
+
+
+def test_an_entry_of_a_table_is_found_where_nothing_else_is_missing(tmp_path: Path):
+    rows = "".join(f'    "kind_{number}": kind_{number},\n' for number in range(20))
+    tables = [f"\n\nWEAVES = {{\n{rows}{more}}}\n" for more in ("", '    "plain": interleave,\n')]
+    task = removal_task(tmp_path / "task", visible_code=CORE + tables[0], code=CORE + tables[1], level=1)
+    assert where_it_leaks(task, tmp_path, old__txt=tables[1]) == [("body", "/workspace/old.txt")]
+
+
 def test_tasks_are_searched_together_as_they_are_alone(task: Task, tmp_path: Path):
     """One sandbox for all of an environment: what one of them leaks is not said of another."""
     tasks = []

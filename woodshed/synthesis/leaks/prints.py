@@ -53,6 +53,8 @@ class Body:
     """Every identifier and string constant of the body that is not common to all Python."""
     source: str = ""
     """The function, for its bytecode; "" where only a part is missing."""
+    called: str = ""
+    """What its parameters follow in a call: its name, or that of the class it makes."""
     place: tuple[str, str] = ("", "")
     """Path and dotted name, where a whole function is missing."""
     stated: bool = False
