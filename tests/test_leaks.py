@@ -125,6 +125,8 @@ def test_a_stub_keeps_its_signature_and_a_sibling_is_no_copy(tmp_path: Path):
     )
     (report,) = scan([task], shared=(), spec=layer)
     assert report.leaks == () and [f.kind for f in report.findings] == ["signature"]
+    gutted = removal_task(tmp_path / "gutted", visible_code=stubbed, level=3)
+    assert scan([gutted], shared=())[0].leaks == ()  # the signature stands where the function stands
     assert sibling != FUNCTION
 
 

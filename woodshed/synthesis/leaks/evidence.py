@@ -84,12 +84,17 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             )
         if sum(map(len, _missing_runs(before, tokens))) >= 0.8 * len(tokens):
             whole.append(name)
-            yield _whole(task, (path, name), text, function, tuple(tokens))
+            body = _whole(task, (path, name), text, function, tuple(tokens))
+            shows = (
+                other is not None and prints.parameters(other) == body.parameters
+            )  # what is left of a body
+            yield replace(body, stated=body.stated or shows)
         else:
             short = name.rpartition(".")[2]
             changed.append(name)
+            anchors = _anchors(tokens)  # a copy holds all of it
             for run in _missing_parts(before, tokens):
-                yield Body(task.name, short, "gold", tuple(run), words=_anchors(run))
+                yield Body(task.name, short, "gold", tuple(run), words=anchors)
     yield from _missing_statements(task, text, tree, shown, left, alone=not whole and not changed)
 
 
@@ -138,7 +143,7 @@ def _missing_statements(
         tokens = prints.code_words(_source(text, [node]))
         for run in (_missing_parts if alone and other else _missing_runs)(before, tokens):
             if len(run) >= 2 * MIN_FRAGMENT or (alone and other):
-                yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
+                yield Body(task.name, "", "gold", tuple(run), words=_anchors(tokens))
 
 
 def _assigned(node: ast.Assign | ast.AnnAssign) -> str:
