@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import planted_leaks
@@ -365,7 +366,7 @@ def test_packs_are_read_like_git_reads_them(tmp_path: Path):
     place = tmp_path / "r"
     subprocess.run(["git", "init", "-q", str(place)], check=True)
     for version in range(12):
-        (place / "f.txt").write_text("".join(f"line {n * (version + 1) % 97} of {n}\n" for n in range(400)))
+        (place / "f.txt").write_text("".join(f"line {n * (version + 1) % 97} of {n}\n" for n in range(200)))
         commit = ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", str(version)]
         subprocess.run(["git", "-C", str(place), "add", "."], check=True)
         subprocess.run(["git", "-C", str(place), *commit], check=True)
@@ -400,6 +401,17 @@ def test_runs_are_found_as_a_slow_search_finds_them():
         token for number, token in enumerate(tokens) for token in ((token, "#") if number == 25 else (token,))
     ]
     assert prints.Runs([body]).find(torn), "one foreign token inside"
+
+
+def test_tables_are_searched_in_no_time():
+    """Rulers of tables are everywhere in a test of tables, and in a body that is looked for."""
+    table = "".join(f"+{'-' * 9}+{'-' * 9}+\n| a{{0}}{n} | b{n} |\n" for n in range(40))
+    body = prints.Body("t", "f", "test", tuple(prints.words(table.format("x"))))
+    text = prints.words("".join(table.format(f"y{n}") for n in range(200)))
+    began = time.process_time()
+    assert prints.Runs([body]).find(text) == {}
+    assert prints.Runs([body]).find([*text, *body.tokens]) == {0: len(text)}
+    assert time.process_time() - began < 20
 
 
 def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
