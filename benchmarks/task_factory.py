@@ -46,7 +46,7 @@ SOURCES = (
 EXTRA = {"pypi:markdown-it-py==4.3.0": ("pytest-regressions",)}
 """Requirements of tests that a package does not declare in a way that can be read."""
 ROUND = 32
-"""Tasks that every package adds in a round. At the end of each, candidates that were begun ahead are given up."""
+"""Tasks that every package adds in a round."""
 MOST_SHARE = 0.3
 """Of the target, from one package."""
 BEFORE_TESTS = {"cascade", "syntax", "undefined_name", "import_broken", "command_broken"}

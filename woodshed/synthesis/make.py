@@ -228,11 +228,17 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
     began, limit = time.monotonic(), work.settings.limit
     found = candidates(work)
     first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
-    with contextlib.closing(decide(work, found, out, earlier)) as singles:
+    before, goal = len(report.accepted), first
+
+    def missing() -> int:
+        return goal - len(report.accepted) + before if limit else len(found)
+
+    with contextlib.closing(decide(work, found, out, earlier, missing)) as singles:
         kept = _take(work, singles, len(found), out, earlier, report, progress, first)
         total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
         pairs = combinations(work, kept) if len(kept) < total else []
-        with contextlib.closing(decide(work, pairs, out, earlier)) as paired:
+        goal = total
+        with contextlib.closing(decide(work, pairs, out, earlier, missing)) as paired:
             taken = _take(work, paired, len(pairs), out, earlier, report, progress, total - len(kept))
         if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
             rest = limit - len(kept) - len(taken)
@@ -278,16 +284,24 @@ def _take(
 
 
 def decide(
-    work: Bench, found: list[Candidate], out: Path, earlier: dict[str, Rejected]
+    work: Bench,
+    found: list[Candidate],
+    out: Path,
+    earlier: dict[str, Rejected],
+    missing: Callable[[], int] | None = None,
 ) -> Generator[tuple[Candidate, Task | Rejected], None, None]:
-    """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due."""
+    """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due.
+
+    Not more than are `missing`: what is worked on when the limit is reached would be given up.
+    """
     jobs = work.settings.jobs
     pool = ThreadPoolExecutor(jobs)
     waiting: deque[tuple[Candidate, Future[Task | Rejected]]] = deque()
     remaining = iter(found)
     try:
         while True:
-            while len(waiting) < jobs + 1 and (candidate := next(remaining, None)) is not None:
+            ahead = jobs + 1 if missing is None else max(1, min(jobs + 1, missing()))
+            while len(waiting) < ahead and (candidate := next(remaining, None)) is not None:
                 waiting.append((candidate, pool.submit(_decide_one, work, candidate, out, earlier)))
             if not waiting:
                 return
