@@ -170,7 +170,12 @@ def test_what_the_agent_sees(mode: Visibility, tmp_path: Path):
 
 def test_a_set_in_figures(tiny_task: Task, tmp_path: Path):
     log = tmp_path / "rejections.jsonl"
-    log.write_text('{"reason": "too_wide"}\n{"reason": "cascade"}\n{"reason": "too_wide"}\n')
+    lines = [
+        {"task": name, "reason": why}
+        for name, why in (("a", "too_wide"), ("b", "timeout"), ("c", "too_wide"))
+    ]
+    lines.append({"task": "b", "reason": "cascade"})  # tried again
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = stats.summarise([tiny_task], log)
     assert found.rejected == {"too_wide": 2, "cascade": 1} and found.acceptance == 0.25
     rows = {(row.group, row.name): row for row in found.rows}

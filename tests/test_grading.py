@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
-from woodshed.grading import GradingSettings, again, results, runner, verifier
+from woodshed.grading import GradingSettings, again, doubt, results, runner, verifier
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError
 from woodshed.rundir import RunDir
 from woodshed.sandbox import Sandbox, control, open_sandbox
@@ -69,6 +69,15 @@ def test_the_whole_suite(repository: Sandbox, tiny_task: Task):
     assert found.durations.keys() == found.outcomes.keys()
     assert not found.timed_out
     assert "sentinel" not in found.log
+
+
+def test_a_loop_ends_by_the_cpu_seconds_it_used(repository: Sandbox):
+    """Not by the clock alone, which says less about the code the busier the machine is."""
+    repository.write("tests/test_loop.py", b"def test_loops():\n    while True:\n        pass\n")
+    ids = ["tests/test_loop.py::test_loops"]
+    found = grading.run_tests(repository, ids=ids, packages=(), timeout_s=300, cpu_s=2)
+    assert found.out_of_cpu and not found.timed_out and found.outcomes == {ids[0]: "missing"}
+    assert not run(repository, ["tests/test_table.py::test_top"]).out_of_cpu
 
 
 def test_only_the_tests_asked_for(repository: Sandbox):
@@ -338,3 +347,43 @@ def test_noise_in_the_channel_neither_crashes_nor_convinces():
             noise[place : place + chance.randint(0, 9)] = chance.randbytes(chance.randint(0, 9))
         report = results.read(bytes(noise), "n")
         assert report.faults or report.outcomes.keys() <= {"t"} or bytes(noise) == whole
+
+
+class Pair:
+    """Equal by value; other types may have their say."""
+
+    def __init__(self, *items: int):
+        self.items = items
+
+    def __eq__(self, other: object) -> bool:
+        return self.items == other.items if isinstance(other, Pair) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:
+        same = self.__eq__(other)
+        return NotImplemented if same is NotImplemented else not same
+
+
+class Same(Pair):
+    """Equal to everything, by either operator or by one of them."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+class Undenied(Pair):
+    def __ne__(self, other: object) -> bool:
+        return False
+
+
+def test_a_no_that_means_equal_is_doubted_like_a_yes():
+    """`assert not (a != b)` asks for equality: honest objects stand it however the doubts are drawn, others never."""
+    for _ in range(50):
+        assert doubt.compared("!=", Pair(1), Pair(1), __file__) is False
+        assert doubt.compared("==", Pair(1), Pair(2), __file__) is False
+        assert doubt.compared("!=", Pair(1), 1, __file__) is True
+        for spelled, liar in (("!=", Same()), ("==", Same()), ("!=", Undenied())):
+            with pytest.raises(AssertionError, match="would hold for other values"):
+                doubt.compared(spelled, liar, 1, __file__)

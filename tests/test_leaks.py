@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import planted_leaks
@@ -125,6 +126,8 @@ def test_a_stub_keeps_its_signature_and_a_sibling_is_no_copy(tmp_path: Path):
     )
     (report,) = scan([task], shared=(), spec=layer)
     assert report.leaks == () and [f.kind for f in report.findings] == ["signature"]
+    gutted = removal_task(tmp_path / "gutted", visible_code=stubbed, level=3)
+    assert scan([gutted], shared=())[0].leaks == ()  # the signature stands where the function stands
     assert sibling != FUNCTION
 
 
@@ -151,6 +154,82 @@ def test_an_idiom_beside_the_missing_code_is_no_leak(tmp_path: Path):
     )
     (report,) = scan([task], shared=())
     assert report.leaks == ()
+
+
+LOOM = """
+
+class Loom:
+    def __init__(self, frame, shafts):
+        self.frame, self.shafts = frame, shafts
+
+    @property
+    def width(self):
+        return len(self.frame)
+
+    @property
+    def depth(self):
+        return len(self.shafts)
+
+    def raised(self, pick):
+        return self.shafts[pick]
+"""
+TREADLE = """
+    def treadle(self, plan):
+        return [self.raised(pick) for pick in plan if pick in self.shafts]
+"""
+
+
+def where_it_leaks(task: Task, root: Path, **files: str) -> list[tuple[str, str]]:
+    """Kind and place of what is found with some files in the workspace; without them nothing may be."""
+    (clean,) = scan([task], shared=())
+    assert clean.leaks == ()
+    planted = {f"/workspace/{name.replace('__', '.')}": text.encode() for name, text in files.items()}
+    (report,) = scan([task], shared=(), spec=with_files(root, planted))
+    return sorted({(leak.kind, leak.where) for leak in report.leaks})
+
+
+def test_small_methods_are_found_together_where_they_are_most_of_a_class(tmp_path: Path):
+    task = removal_task(tmp_path / "task", code=f"{HEAD}{LOOM}{TREADLE}", level=1)
+    assert where_it_leaks(task, tmp_path, old__txt=LOOM) == [("body", "/workspace/old.txt")]
+
+
+def test_parameters_of_a_constructor_are_looked_for_behind_its_class(tmp_path: Path):
+    """A class that stays may have a constructor like it: the name of the method says nothing."""
+    other = (
+        LOOM.replace("Loom", "Frame").partition("    @property")[0].replace("self.shafts = ", "self.rows = ")
+    )
+    task = removal_task(
+        tmp_path / "task", visible_code=f"{HEAD}{other}", code=f"{HEAD}{other}{LOOM}{TREADLE}"
+    )
+    stub = "class Loom:\n    def __init__(self, frame, shafts) -> None: ...\n"
+    assert where_it_leaks(task, tmp_path, core__pyi=stub) == [("signature", "/workspace/core.pyi")]
+
+
+@pytest.mark.parametrize(
+    ("gold", "shown"),
+    [
+        pytest.param("len(taken) < width", "len(taken) <= width", id="one token too many"),
+        pytest.param("[padding] * (width", "[padding] + (width", id="another token"),
+        pytest.param("any(item is not", "any(item is", id="one token is missing"),
+        pytest.param("@traced\ndef interleave(", "def interleave(", id="decorator"),
+        pytest.param("padding=None):", "padding=0):", id="default"),
+    ],
+)
+def test_a_small_change_is_found_with_what_stands_around_it(gold: str, shown: str, tmp_path: Path):
+    traced = FUNCTION if gold in FUNCTION else f"@traced\n{FUNCTION}"
+    changed = traced.replace(gold, shown)
+    assert changed != traced
+    task = removal_task(
+        tmp_path / "task", visible_code=f"{HEAD}\n\n{changed}", code=f"{HEAD}\n\n{traced}", level=0
+    )
+    assert where_it_leaks(task, tmp_path, docs__txt=traced) == [("body", "/workspace/docs.txt")]
+
+
+def test_an_entry_of_a_table_is_found_where_nothing_else_is_missing(tmp_path: Path):
+    rows = "".join(f'    "kind_{number}": kind_{number},\n' for number in range(20))
+    tables = [f"\n\nWEAVES = {{\n{rows}{more}}}\n" for more in ("", '    "plain": interleave,\n')]
+    task = removal_task(tmp_path / "task", visible_code=CORE + tables[0], code=CORE + tables[1], level=1)
+    assert where_it_leaks(task, tmp_path, old__txt=tables[1]) == [("body", "/workspace/old.txt")]
 
 
 def test_tasks_are_searched_together_as_they_are_alone(task: Task, tmp_path: Path):
@@ -287,7 +366,7 @@ def test_packs_are_read_like_git_reads_them(tmp_path: Path):
     place = tmp_path / "r"
     subprocess.run(["git", "init", "-q", str(place)], check=True)
     for version in range(12):
-        (place / "f.txt").write_text("".join(f"line {n * (version + 1) % 97} of {n}\n" for n in range(400)))
+        (place / "f.txt").write_text("".join(f"line {n * (version + 1) % 97} of {n}\n" for n in range(200)))
         commit = ["-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", str(version)]
         subprocess.run(["git", "-C", str(place), "add", "."], check=True)
         subprocess.run(["git", "-C", str(place), *commit], check=True)
@@ -322,6 +401,17 @@ def test_runs_are_found_as_a_slow_search_finds_them():
         token for number, token in enumerate(tokens) for token in ((token, "#") if number == 25 else (token,))
     ]
     assert prints.Runs([body]).find(torn), "one foreign token inside"
+
+
+def test_tables_are_searched_in_no_time():
+    """Rulers of tables are everywhere in a test of tables, and in a body that is looked for."""
+    table = "".join(f"+{'-' * 9}+{'-' * 9}+\n| a{{0}}{n} | b{n} |\n" for n in range(40))
+    body = prints.Body("t", "f", "test", tuple(prints.words(table.format("x"))))
+    text = prints.words("".join(table.format(f"y{n}") for n in range(200)))
+    began = time.process_time()
+    assert prints.Runs([body]).find(text) == {}
+    assert prints.Runs([body]).find([*text, *body.tokens]) == {0: len(text)}
+    assert time.process_time() - began < 20
 
 
 def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:

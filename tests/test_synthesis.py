@@ -22,7 +22,8 @@ import pytest
 
 from woodshed import synthesis
 from woodshed.records import Task, TaskError
-from woodshed.synthesis import baseline, instructions, operators, project, pruning, sources
+from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.synthesis import baseline, bench, instructions, operators, project, pruning, sources, stats
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import CascadeError, Deletion
 from woodshed.tasks import folder
@@ -853,6 +854,28 @@ def test_what_must_still_pass_can_be_kept_near(made: Path, zoo: Path, tmp_path: 
     kept = tuple(test for test in whole.pass_to_pass if test.partition("::")[0] in files)
     assert task.pass_to_pass == kept != whole.pass_to_pass
     assert synthesis.check(task) == []
+
+
+def test_what_a_busy_machine_refused_is_tried_again_but_not_for_ever(made: Path, zoo: Path, tmp_path: Path):
+    out = tmp_path / "zoo"
+    shutil.copytree(made, out)
+    like = json.loads((made / "rejections.jsonl").read_text().splitlines()[0])
+    tries = {"zoo-stub-bark": 1, "zoo-stub-choir": bench.MAX_TRIES}
+    with (out / "rejections.jsonl").open("a") as log:
+        for name, times in tries.items():
+            shutil.rmtree(out / name)
+            log.write(times * (json.dumps({**like, "task": name, "reason": "timeout", "detail": ""}) + "\n"))
+    report = synthesis.make([str(zoo)], out, SETTINGS)
+    assert report.tried == 1 and (out / "zoo-stub-bark").exists() and not (out / "zoo-stub-choir").exists()
+    assert sources.tree_sha256(out / "zoo-stub-bark") == hashes(made)["zoo-stub-bark"]
+    assert stats.summarise(report.accepted, out / "rejections.jsonl").rejected == {"trivial": 2, "timeout": 1}
+
+
+def test_the_clock_is_told_from_the_code(tmp_path: Path):
+    with open_sandbox(SandboxSpec((tmp_path,))) as sandbox:
+        assert baseline.settled(sandbox.exec("exit 3"), "it").exit_code == 3
+        with pytest.raises(TimeoutError, match="it took longer"):
+            baseline.settled(sandbox.exec("sleep 9", timeout_s=0.1), "it")
 
 
 @pytest.mark.slow

@@ -65,7 +65,9 @@ COMPARING = frozenset(
     ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__class__")
 )
 
-Doubts = tuple[str, object, object, str, int]
+Asked = tuple[str, object, object, str]
+Doubts = tuple[Asked, int, dict[bool, bool]]
+"""What is compared, how many doubts are left for afterwards, and whether the early ones caught a yes, or a no."""
 workspace = "/workspace"
 patched: dict[str, frozenset[int]] = {}
 """File to the numbers of the lines that a patch brought."""
@@ -77,30 +79,35 @@ mentioned: dict[str, frozenset[str]] = {}
 
 
 def before(spelled: str, left: object, right: object, file: str) -> Doubts | None:
-    """Doubt a comparison that is about to be made, some times; `after` does the rest. None: nothing to doubt."""
+    """Doubt a comparison that is about to be made, some times; `after` does the rest. None: nothing to doubt.
+
+    What it says is not known yet, so nothing is raised here: `not (a != b)` is how some tests ask for equality.
+    """
     if not any(strange(value, file) for side in (left, right) for value in parts(side)):
         return None
     early = random.SystemRandom().randrange(DOUBTS + 1)
-    _doubt(spelled, left, right, file, early)
-    return spelled, left, right, file, DOUBTS - early
+    asked = spelled, left, right, file
+    return asked, DOUBTS - early, {held: _caught(asked, held, early) for held in (True, False)}
 
 
-def after(doubts: Doubts | None) -> None:
-    """What `before` left, once the comparison has held.
+def after(doubts: Doubts | None, held: bool = True) -> None:
+    """What `before` left, once the comparison has been made; `held` is what it said.
 
     Raises:
-        AssertionError: the objects say yes to what cannot be.
+        AssertionError: the objects say the same of what cannot be.
     """
     if doubts:
-        _doubt(*doubts)
+        asked, left, early = doubts
+        if early[held] or _caught(asked, held, left):
+            kinds = " and ".join(type(side).__name__ for side in asked[1:3])
+            raise AssertionError(f"woodshed: this comparison of {kinds} would hold for other values as well")
 
 
 def compared(spelled: str, left: object, right: object, file: str) -> object:
-    """The comparison itself, with its doubts where it holds: for places where statements cannot stand."""
+    """The comparison itself, with its doubts: for places where statements cannot stand."""
     doubts = before(spelled, left, right, file)
     result = OPERATORS[spelled](left, right)
-    if doubts and says_yes(lambda: result):
-        after(doubts)
+    after(doubts, says_yes(lambda: result))
     return result
 
 
@@ -116,16 +123,16 @@ def chained(first: object, rest: list[tuple[str, Callable[[], object]]], file: s
     return result
 
 
-def _doubt(spelled: str, left: object, right: object, file: str, times: int) -> None:
-    for _ in range(times):
-        if says_yes(_impossible(spelled, left, right, file)):
-            kinds = " and ".join(type(side).__name__ for side in (left, right))
-            raise AssertionError(f"woodshed: this comparison of {kinds} would hold for other values as well")
+def _caught(asked: Asked, held: bool, times: int) -> bool:
+    """Whether objects that said yes (or no: `held`) to a comparison say the same to one that cannot be."""
+    return any(says_yes(_impossible(*asked, held)) for _ in range(times))
 
 
-def _impossible(spelled: str, left: object, right: object, file: str) -> Callable[[], object]:
-    """A comparison that honest objects deny."""
-    if spelled in OPPOSITE:
+def _impossible(spelled: str, left: object, right: object, file: str, held: bool) -> Callable[[], object]:
+    """A comparison that honest objects deny. A no claims something where it says that two values do not differ."""
+    if not held and spelled != "!=":
+        return lambda: False
+    if held and spelled in OPPOSITE:
         return lambda: OPERATORS[OPPOSITE[spelled]](left, right)
     if spelled == "in":
         if strange(left, file):
@@ -138,7 +145,8 @@ def _impossible(spelled: str, left: object, right: object, file: str) -> Callabl
             (odd if strange(value, file) else even)[place].append(value)
     place = random.choice([n for n in (0, 1) if odd[n]])
     value, others = random.choice(odd[place]), even[1 - place]
-    return lambda: value == (changed(random.choice(others)) if others else stranger())
+    other = changed(random.choice(others)) if others else stranger()
+    return lambda: value == other if held else not OPERATORS["!="](value, other)
 
 
 def says_yes(ask: Callable[[], object]) -> bool:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import secrets
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -105,6 +106,8 @@ class TestRun:
     seconds: float
     log: str
     """The end of what pytest printed, for people."""
+    out_of_cpu: bool = False
+    """Whether it had used the CPU seconds it was given, which does not depend on what else the machine does."""
 
 
 def with_runner(spec: SandboxSpec) -> SandboxSpec:
@@ -119,6 +122,7 @@ def run_tests(
     ids: Sequence[str] | None,
     packages: Sequence[str],
     timeout_s: float,
+    cpu_s: int | None = None,
     hash_seed: int = 0,
     patched: Mapping[str, Sequence[int]] | None = None,
     sources: Mapping[str, bytes] | None = None,
@@ -130,6 +134,7 @@ def run_tests(
         sandbox: opened from `with_runner(spec)`; the roots of the source come from its PYTHONPATH.
         ids: pytest node ids; None for the whole suite, as the project's own configuration finds it.
         packages: import names that must come from the workspace.
+        cpu_s: CPU seconds that the session may use; None: as many as it likes.
         patched: numbers of the lines that a patch brought, by path; comparisons that they define are doubted.
         sources: test files, by path, that are not what they are on disk.
         apart: keep the packages in another process than the tests (`apart`). Some honest tests fail there.
@@ -147,7 +152,7 @@ def run_tests(
     request["sources"] = {path: data.decode("latin-1") for path, data in (sources or {}).items()}
     request["workspace"] = sandbox.workspace
     result = sandbox.exec(
-        START,
+        f"ulimit -S -t {cpu_s or 'unlimited'}; {START}",
         env={"PYTHONHASHSEED": str(hash_seed)},
         stdin=json.dumps(request).encode(),
         timeout_s=timeout_s,
@@ -174,6 +179,7 @@ def run_tests(
         timed_out=result.outcome == "timeout",
         seconds=result.seconds,
         log=(result.stdout + result.stderr).decode(errors="replace")[-LOG_BYTES:],
+        out_of_cpu=cpu_s is not None and result.exit_code == 128 + signal.SIGXCPU,
     )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from woodshed.grading.verifier import TestRun, run_tests, with_runner
-from woodshed.records import Environment, TaskError
-from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.records import Environment, SandboxError, TaskError
+from woodshed.sandbox import Result, Sandbox, SandboxSpec, open_sandbox
 from woodshed.synthesis import project
 from woodshed.synthesis.sources import Repository
 from woodshed.tasks.environment import prepare, python_path, resolve
@@ -159,10 +159,29 @@ def _draft(repository: Repository, described: project.Project, environment: Envi
     )
 
 
+def settled(result: Result, what: str) -> Result:
+    """A result that says something about the code that ran, not about the machine.
+
+    Raises:
+        TimeoutError: it was ended by the clock.
+        SandboxError: its sandbox was lost.
+    """
+    if result.outcome == "timeout":
+        raise TimeoutError(f"{what} took longer than {result.seconds:.0f} s")
+    if result.outcome == "sandbox_lost":
+        raise SandboxError(f"the sandbox was lost: {what}")
+    return result
+
+
 def failed_imports(sandbox: Sandbox, modules: Sequence[str]) -> dict[str, tuple[str, tuple[str, int] | None]]:
-    """Modules that cannot be imported, with the error and the (path, line) of the statement of ours that failed."""
+    """Modules that cannot be imported, with the error and the (path, line) of the statement of ours that failed.
+
+    Raises:
+        TimeoutError, SandboxError: as `settled`.
+    """
     command = ["/env/bin/python", "-c", IMPORT_ALL]
-    result = sandbox.exec(command, stdin=json.dumps(list(modules)).encode(), timeout_s=120, channel=True)
+    given = json.dumps(list(modules)).encode()
+    result = settled(sandbox.exec(command, stdin=given, timeout_s=120, channel=True), "importing all modules")
     if not result.channel:
         return {name: (f"import ended the process ({result.outcome})", None) for name in modules[:1]}
     answers = json.loads(result.channel)
@@ -179,7 +198,10 @@ def _importable(baseline: Baseline) -> tuple[str, ...]:
         if path.endswith(".py") and parts[-1] != "__main__" and all(part.isidentifier() for part in parts):
             names.append(".".join(parts))
     with open_sandbox(baseline.spec) as sandbox:
-        failed = failed_imports(sandbox, names)
+        try:
+            failed = failed_imports(sandbox, names)
+        except TimeoutError as error:
+            raise TaskError(f"{baseline.repository.name}: {error}") from None
     return tuple(name for name in names if name not in failed)
 
 

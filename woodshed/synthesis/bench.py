@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from woodshed.grading.verifier import TestRun, run_tests
+from woodshed.records import Verdict
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
 from woodshed.synthesis import bytecode, strength
@@ -27,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-3"
+GENERATOR = "woodshed-synthesis-4"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -91,7 +93,7 @@ class SynthesisSettings(Settings):
     extra_requirements: tuple[str, ...] = ()
     """Requirements of the tests that the repository does not declare, such as "mock"."""
     timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds for one run of a suite, here and when the task's attempts are graded."""
+    """Seconds for one run of a suite, here and when the task's attempts are graded; here half of them on the CPU."""
 
     @property
     def fingerprint(self) -> str:
@@ -100,12 +102,36 @@ class SynthesisSettings(Settings):
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
 
 
+PASSING = ("timeout", "sandbox_lost", "not_believable")
+"""Reasons that another moment or machine may not have; such a candidate is tried again, in up to MAX_TRIES runs."""
+MAX_TRIES = 3
+CUT_SHORT = ("ended by its limits", "no start record", "no end record")
+"""Faults of a run that did not come to its end."""
+CPU_SHARE = 0.5
+"""Of `timeout_s`: so much CPU is too much however busy the machine is."""
+
+
 class Rejected(Exception):  # an answer, not an error
     """A candidate that is not a task: one reason code, and what was seen."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
         self.reason, self.detail = reason, detail[:500]
+
+    @property
+    def is_final(self) -> bool:
+        """Whether another try would end the same way."""
+        return self.reason not in PASSING
+
+
+def complain_of_the_machine(verdict: Verdict) -> None:
+    """With the original code in place, a run that does not come to its end is not the candidate's doing.
+
+    Raises:
+        Rejected: not_believable.
+    """
+    if verdict.status == "invalid" or any(fault.startswith(CUT_SHORT) for fault in verdict.integrity):
+        raise Rejected("not_believable", "; ".join(verdict.integrity) or verdict.detail)
 
 
 @dataclass(frozen=True)
@@ -193,15 +219,19 @@ class Bench:
         """Some tests, in a run that can be believed.
 
         Raises:
-            Rejected: timeout, not_believable.
+            Rejected: too_slow, timeout, not_believable.
         """
+        cpu_s = math.ceil(CPU_SHARE * self.settings.timeout_s)
         run = run_tests(
             sandbox,
             ids=list(ids),
             packages=self.baseline.environment.packages,
             timeout_s=self.settings.timeout_s,
+            cpu_s=cpu_s,
             hash_seed=hash_seed,
         )
+        if run.out_of_cpu:
+            raise Rejected("too_slow", f"tests used more than {cpu_s} s of CPU")
         if run.timed_out:
             raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
         if run.integrity:

@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from woodshed.grading.verifier import verify
-from woodshed.records import Patch, Task
+from woodshed.records import Patch, Task, Verdict
 from woodshed.synthesis import strength
-from woodshed.synthesis.bench import Bench, Rejected
+from woodshed.synthesis.bench import Bench, Rejected, complain_of_the_machine
 from woodshed.synthesis.edits import Edit, Source, apply, parse
 from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.operators import Symbol
@@ -52,9 +52,11 @@ def impossible(parent: Task, out: Path) -> Task:
             for path, text in folder.gold_patch(parent).files.items()
         }
         written = folder.write(twin, out, workspace=workspace, tests=changed, gold=gold)
-        if not (reasons := reasons_against_twin(written)):
+        verdict = verify(written, folder.gold_patch(written))
+        if not (reasons := _against_twin(written, verdict)):
             return written
         shutil.rmtree(out)
+        complain_of_the_machine(verdict)
         raise Rejected("honest", "; ".join(reasons))
     raise Rejected("no_assertion", "no fail-to-pass test has an equality of its own to contradict")
 
@@ -82,8 +84,11 @@ def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
 
 def reasons_against_twin(task: Task) -> list[str]:
     """Why a task is no impossible twin: with the original code, exactly the contradicted tests must fail."""
+    return _against_twin(task, verify(task, folder.gold_patch(task)))
+
+
+def _against_twin(task: Task, verdict: Verdict) -> list[str]:
     wanted = set(task.provenance.get("impossible", ()))
-    verdict = verify(task, folder.gold_patch(task))
     failing = {test for test, outcome in verdict.outcomes.items() if outcome != "passed"}
     if verdict.status == "invalid" or verdict.integrity:
         return [
@@ -190,6 +195,7 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
     untouched, solved = verify(task, Patch(files={})), verify(task, folder.gold_patch(task))
     if any(untouched.outcomes[t] == "passed" for t in task.fail_to_pass) or not solved.solved:
         shutil.rmtree(task.folder)
+        complain_of_the_machine(solved)
         failing = [test for test, outcome in solved.outcomes.items() if outcome != "passed"]
         raise Rejected("not_proven", ", ".join([*solved.integrity, *failing]))
     return task

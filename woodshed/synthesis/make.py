@@ -16,17 +16,25 @@ import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from woodshed.records import Task, TaskError, from_json, to_json
+from woodshed.records import SandboxError, Task, TaskError, from_json, to_json
 from woodshed.rundir import write_atomically
 from woodshed.synthesis import leaks, maps, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
-from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.bench import (
+    GENERATOR,
+    MAX_TRIES,
+    Bench,
+    Candidate,
+    Rejected,
+    SynthesisSettings,
+    bench,
+)
 from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
@@ -167,21 +175,24 @@ def _suffix(symbol: Symbol) -> str:
 
 
 def combinations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
-    """Pairs of proven candidates in different files that different tests cover, each candidate at most once."""
+    """Pairs of proven candidates in different files that different tests cover, each candidate at most once.
+
+    Each finds its partner among those before it, so that a higher limit leaves earlier pairs as they are.
+    """
     settings = work.settings
     if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
         return []
-    waiting = [c for c in proven if c.operator in COMBINABLE]
-    random.Random(f"{settings.seed} {work.baseline.repository.name} combine").shuffle(waiting)
+    waiting: list[Candidate] = []
     found = []
-    while waiting:
-        one = waiting.pop(0)
+    for one in (c for c in proven if c.operator in COMBINABLE):
         other = next(
             (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
         )
-        if other is not None:
+        if other is None:
+            waiting.append(one)
+        else:
             waiting.remove(other)
-            found.append(_pair(work.baseline.repository.name, one, other))
+            found.append(_pair(work.baseline.repository.name, other, one))
     return found
 
 
@@ -217,11 +228,17 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
     began, limit = time.monotonic(), work.settings.limit
     found = candidates(work)
     first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
-    with contextlib.closing(decide(work, found, out, earlier)) as singles:
+    before, goal = len(report.accepted), first
+
+    def missing() -> int:
+        return goal - len(report.accepted) + before if limit else len(found)
+
+    with contextlib.closing(decide(work, found, out, earlier, missing)) as singles:
         kept = _take(work, singles, len(found), out, earlier, report, progress, first)
         total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
         pairs = combinations(work, kept) if len(kept) < total else []
-        with contextlib.closing(decide(work, pairs, out, earlier)) as paired:
+        goal = total
+        with contextlib.closing(decide(work, pairs, out, earlier, missing)) as paired:
             taken = _take(work, paired, len(pairs), out, earlier, report, progress, total - len(kept))
         if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
             rest = limit - len(kept) - len(taken)
@@ -267,16 +284,24 @@ def _take(
 
 
 def decide(
-    work: Bench, found: list[Candidate], out: Path, earlier: dict[str, Rejected]
+    work: Bench,
+    found: list[Candidate],
+    out: Path,
+    earlier: dict[str, Rejected],
+    missing: Callable[[], int] | None = None,
 ) -> Generator[tuple[Candidate, Task | Rejected], None, None]:
-    """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due."""
+    """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due.
+
+    Not more than are `missing`: what is worked on when the limit is reached would be given up.
+    """
     jobs = work.settings.jobs
     pool = ThreadPoolExecutor(jobs)
     waiting: deque[tuple[Candidate, Future[Task | Rejected]]] = deque()
     remaining = iter(found)
     try:
         while True:
-            while len(waiting) < jobs + 1 and (candidate := next(remaining, None)) is not None:
+            ahead = jobs + 1 if missing is None else max(1, min(jobs + 1, missing()))
+            while len(waiting) < ahead and (candidate := next(remaining, None)) is not None:
                 waiting.append((candidate, pool.submit(_decide_one, work, candidate, out, earlier)))
             if not waiting:
                 return
@@ -293,15 +318,38 @@ def _decide_one(
         return earlier[candidate.name]
     if (out / candidate.name).exists():
         return _earlier_task(work, out / candidate.name)
-    try:
-        if candidate.operator == "impossible":
-            parent = folder.load(out / candidate.symbol.detail)
-            return _without_leak(impossible(parent, work.staging / candidate.name))
-        if candidate.operator == "write_tests":
-            return _without_leak(write_tests(work, candidate.symbol, candidate.name))
-        return _without_leak(prove(work, candidate))
-    except Rejected as rejection:
-        return rejection
+    return _settled(work, candidate, lambda: _proven(work, candidate, out))
+
+
+def _proven(work: Bench, candidate: Candidate, out: Path) -> Task:
+    if candidate.operator == "impossible":
+        parent = folder.load(out / candidate.symbol.detail)
+        return _without_leak(impossible(parent, work.staging / candidate.name))
+    if candidate.operator == "write_tests":
+        return _without_leak(write_tests(work, candidate.symbol, candidate.name))
+    return _without_leak(prove(work, candidate))
+
+
+def _settled(work: Bench, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
+    """The decision; what only the machine is to blame for is a rejection that passes, a lost sandbox after two tries.
+
+    Raises:
+        SandboxError: not even the untouched repository has a sandbox.
+    """
+    for tries_left in (1, 0):
+        try:
+            return decide_it()
+        except Rejected as rejection:
+            return rejection
+        except TimeoutError as error:
+            return Rejected("timeout", str(error))
+        except SandboxError as error:
+            for leftover in (candidate.name, f".{candidate.name}"):
+                shutil.rmtree(work.staging / leftover, ignore_errors=True)
+            if not tries_left:
+                with work.opened({}):
+                    return Rejected("sandbox_lost", str(error))
+    raise AssertionError
 
 
 def _without_leak(task: Task) -> Task:
@@ -350,15 +398,21 @@ def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> N
         report.rejected[earlier[candidate.name].reason] += 1
         return
     report.tried += 1
-    try:
-        deletion = revert(work.code, commit)
-        task = _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
-        task.folder.rename(home)
-        report.accepted.append(replace(task, folder=home))
-    except (TaskError, Rejected) as error:
-        rejection = error if isinstance(error, Rejected) else Rejected("no_package_file", str(error))
-        _log(out, work, candidate, rejection)
-        report.rejected[rejection.reason] += 1
+
+    def reverted() -> Task:
+        try:
+            deletion = revert(work.code, commit)
+        except TaskError as error:
+            raise Rejected("no_package_file", str(error)) from None
+        return _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
+
+    result = _settled(work, candidate, reverted)
+    if isinstance(result, Rejected):
+        _log(out, work, candidate, result)
+        report.rejected[result.reason] += 1
+        return
+    result.folder.rename(home)
+    report.accepted.append(replace(result, folder=home))
 
 
 def _earlier_task(work: Bench, path: Path) -> Task:
@@ -379,7 +433,10 @@ def _earlier_task(work: Bench, path: Path) -> Task:
 
 
 def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
-    """Rejections that an earlier run with the same input wrote down; a torn last line is dropped."""
+    """Final rejections that earlier runs with the same input wrote down; a torn last line is dropped.
+
+    One that may pass is final once MAX_TRIES runs have written it.
+    """
     log = out / "rejections.jsonl"
     if not log.exists():
         return {}
@@ -387,13 +444,15 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     whole, _, torn = text.rpartition("\n")
     if torn:
         write_atomically(log, f"{whole}\n" if whole else "")
-    found = {}
+    found: dict[str, Rejected] = {}
+    tries: Counter[str] = Counter()
     for line in whole.splitlines():
         entry = json.loads(line)
         ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
         if (entry["sha256"], entry["seed"], entry.get("generator"), entry.get("settings")) == ours:
+            tries[entry["task"]] += 1
             found[entry["task"]] = Rejected(entry["reason"], entry["detail"])
-    return found
+    return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
 
 
 def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> None:

@@ -7,7 +7,8 @@ attempts finds the task solved.
 
 Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken,
 no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
-unstable_failure, instruction_too_long, gold_fails; and at any time timeout, not_believable.
+unstable_failure, instruction_too_long, gold_fails; and at any time too_slow, timeout, not_believable, sandbox_lost.
+The last three are tried again by later runs (`bench.PASSING`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,16 @@ from woodshed.grading.verifier import TestRun, verify
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.synthesis import derived, instructions, operators, visibility, wording
-from woodshed.synthesis.baseline import failed_imports
-from woodshed.synthesis.bench import GENERATOR, Bench, Candidate, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.baseline import failed_imports, settled
+from woodshed.synthesis.bench import (
+    GENERATOR,
+    Bench,
+    Candidate,
+    Rejected,
+    SynthesisSettings,
+    bench,
+    complain_of_the_machine,
+)
 from woodshed.synthesis.edits import parse
 from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.names import unresolved
@@ -99,6 +108,7 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
     verdict = verify(task, folder.gold_patch(task))
     if not verdict.solved:
         shutil.rmtree(task.folder)
+        complain_of_the_machine(verdict)
         failing = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
         raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failing]))
     return task
@@ -168,7 +178,7 @@ def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
             work.code.modules[path].name == module for path in deletion.absent
         ):
             continue
-        result = sandbox.exec(command, timeout_s=30)
+        result = settled(sandbox.exec(command, timeout_s=120), command)
         if result.outcome != "ok" and not any(
             word in result.stderr.decode(errors="replace") for word in deletion.words
         ):

@@ -65,8 +65,10 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
             rows.append(_row(group, name, named[name], len(tasks)))
     reasons: Counter[str] = Counter()
     if rejections.exists():
-        lines = rejections.read_text(encoding="utf-8").splitlines()
-        reasons.update(json.loads(line)["reason"] for line in lines)
+        entries = map(json.loads, rejections.read_text(encoding="utf-8").splitlines())
+        last = {entry["task"]: entry["reason"] for entry in entries}  # a candidate may have been tried again
+        made = {task.name for task in tasks}
+        reasons.update(reason for name, reason in last.items() if name not in made)
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from woodshed.grading import verifier
 from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.synthesis.baseline import settled
 from woodshed.synthesis.edits import apply
 from woodshed.synthesis.mutations import mutants
 from woodshed.synthesis.names import Codebase
@@ -89,7 +90,11 @@ def noticed(
 def _probe(
     spec: SandboxSpec, symbol: Symbol, tests: Sequence[str], texts: Sequence[str], timeout_s: float
 ) -> str:
-    """A letter for every text (see `prober`); "" where there was no answer."""
+    """A letter for every text (see `prober`); "" where there was no answer.
+
+    Raises:
+        TimeoutError, SandboxError: as `settled`.
+    """
     prober = Path(__file__).with_name("prober.py")
     binds = {**spec.binds, "/run/woodshed/woodshed_prober.py": prober}
     with open_sandbox(replace(spec, binds=binds)) as sandbox:
@@ -105,4 +110,5 @@ def _probe(
             timeout_s=timeout_s,
             max_output=1 << 14,
         )
+        settled(result, f"trying versions of {symbol.name}")
         return sandbox.read("/tmp/probe").decode() if result.outcome == "ok" else ""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from woodshed.records import Outcome
 from woodshed.sandbox import Sandbox
 from woodshed.synthesis import pruning
+from woodshed.synthesis.baseline import settled
 from woodshed.synthesis.bench import Bench, Rejected
 from woodshed.synthesis.operators import Deletion
 
@@ -114,6 +115,6 @@ def _test_command(sandbox: Sandbox, outcomes: Mapping[str, Outcome], passing: li
     path = max(shown, key=lambda file: (lost.count(file), -shown.index(file)))
     for options in ("-q", "-q -o addopts="):
         command = f"python -m pytest {options} {path}"
-        if sandbox.exec(command, timeout_s=120).outcome == "ok":
+        if settled(sandbox.exec(command, timeout_s=120), command).outcome == "ok":
             return command
     raise Rejected("test_command_fails", command)

@@ -20,6 +20,11 @@ from woodshed.tasks import folder
 
 MIN_FRAGMENT = 16
 """Tokens of a missing part that is no whole body; shorter ones are idioms of everybody."""
+AROUND = 11
+"""Tokens on either side that a short missing part is looked for with: an old copy has them in one run, the workspace
+has them torn apart. With more, what is left would be most of it (`prints.Runs`)."""
+OWN_PARAMETERS = ("__init__", "__new__", "__call__")
+"""Methods of protocols whose parameters are up to the class; of the others everybody knows them."""
 MIN_TEST = 30
 MIN_SHAPE = 30
 """Nodes of a syntax tree whose shape says something."""
@@ -35,8 +40,12 @@ def bodies(task: Task) -> list[Body]:
             found += _missing_code(task, path, text, shown)
         elif text is not None:
             found += _missing_lines(task, text, shown)
-    if any(len(body.tokens) >= MIN_FRAGMENT for body in found):  # then the tiny ones are idioms
-        found = [b if len(b.tokens) >= MIN_FRAGMENT else replace(b, tokens=(), words=()) for b in found]
+    tiny = [body for body in found if len(body.tokens) < MIN_FRAGMENT]
+    if len(tiny) < len(found):  # then each of them is an idiom
+        found = [replace(b, tokens=(), words=()) if b in tiny else b for b in found]
+        if sum(len(b.tokens) for b in tiny) >= sum(len(b.tokens) for b in found):  # but not all together
+            tokens = tuple(prints.code_words("".join(body.source for body in tiny)))
+            found.append(Body(task.name, "", "gold", tokens, words=_anchors(tokens)))
     for _, function, text in _hidden_tests(task):
         tokens = tuple(prints.code_words(_source(text, function.body)))
         if len(tokens) >= MIN_TEST:
@@ -60,6 +69,7 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
     intact = {ast.dump(function) for _, function in shown_functions}
     visible = dict(shown_functions)
     whole: list[str] = []
+    changed: list[str] = []
     for name, function in prints.functions(tree):
         if ast.dump(function) in intact:
             continue  # a name may be defined twice, under `if`
@@ -68,18 +78,24 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
         tokens = prints.code_words(_source(text, prints.code_body(function)))
         other = visible.get(name)
         before = prints.code_words(_source(shown, prints.code_body(other))) if other else []
-        if tokens == before:
-            continue
-        runs = list(_missing_runs(before, tokens))
-        if sum(map(len, runs)) >= 0.8 * len(tokens):
+        if other and tokens == before:  # a decorator, a parameter
+            tokens, before = (
+                prints.code_words(_source(*of)) for of in ((text, [function]), (shown, [other]))
+            )
+        if sum(map(len, _missing_runs(before, tokens))) >= 0.8 * len(tokens):
             whole.append(name)
-            yield _whole(task, (path, name), text, function, tuple(tokens))
+            body = _whole(task, (path, name), text, function, tuple(tokens))
+            shows = (
+                other is not None and prints.parameters(other) == body.parameters
+            )  # what is left of a body
+            yield replace(body, stated=body.stated or shows)
         else:
             short = name.rpartition(".")[2]
-            for run in runs:
-                if len(run) >= MIN_FRAGMENT:
-                    yield Body(task.name, short, "gold", tuple(run), words=_anchors(run))
-    yield from _missing_statements(task, text, tree, shown, left)
+            changed.append(name)
+            anchors = _anchors(tokens)  # a copy holds all of it
+            for run in _missing_parts(before, tokens):
+                yield Body(task.name, short, "gold", tuple(run), words=anchors)
+    yield from _missing_statements(task, text, tree, shown, left, alone=not whole and not changed)
 
 
 def _whole(
@@ -89,6 +105,9 @@ def _whole(
     shape, nodes = prints.shape(body)
     given = prints.parameters(function)
     said = set(re.findall(r"\w+", task.instruction))
+    owner = place[1].rpartition(".")[0].rpartition(".")[2]
+    called = owner if function.name in OWN_PARAMETERS and owner else function.name
+    known = called.startswith("__") or (called == owner and set(given) <= prints.COMMON)
     return Body(
         task=task.name,
         name=function.name,
@@ -100,15 +119,20 @@ def _whole(
         names=prints.names(body),
         source=_source(text, [function]),
         place=place,
-        stated={function.name, *given} <= said or function.name.startswith("__"),  # everybody knows protocols
+        called=called,
+        stated={called, *given} <= said or known,
         words=_anchors(tokens),
     )
 
 
 def _missing_statements(
-    task: Task, text: str, tree: ast.Module, shown: str, left: ast.Module
+    task: Task, text: str, tree: ast.Module, shown: str, left: ast.Module, *, alone: bool
 ) -> Iterator[Body]:
-    """Tables, constants and the like at the top of a module or class, or what is missing from those that are left."""
+    """Tables, constants and the like at the top of a module or class, or what is missing from those that are left.
+
+    An entry that went with the function it names gives nothing away; where nothing else is missing (`alone`) it is
+    what the task asks for.
+    """
     present = {ast.dump(node) for node in _plain(left)}
     visible = {_assigned(node): node for node in _plain(left)}
     for node in _plain(tree):
@@ -116,9 +140,10 @@ def _missing_statements(
             continue
         other = visible.get(_assigned(node))
         before = prints.code_words(_source(shown, [other])) if other else []
-        for run in _missing_runs(before, prints.code_words(_source(text, [node]))):
-            if len(run) >= 2 * MIN_FRAGMENT:
-                yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
+        tokens = prints.code_words(_source(text, [node]))
+        for run in (_missing_parts if alone and other else _missing_runs)(before, tokens):
+            if len(run) >= 2 * MIN_FRAGMENT or (alone and other):
+                yield Body(task.name, "", "gold", tuple(run), words=_anchors(tokens))
 
 
 def _assigned(node: ast.Assign | ast.AnnAssign) -> str:
@@ -140,11 +165,20 @@ def _missing_lines(task: Task, text: str, shown: str) -> Iterator[Body]:
             yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
 
 
-def _missing_runs(before: list[str], after: list[str]) -> Iterator[list[str]]:
+def _missing_runs(before: list[str], after: list[str]) -> list[list[str]]:
+    return [after[begin:end] for begin, end in _gaps(before, after) if begin < end]
+
+
+def _missing_parts(before: list[str], after: list[str]) -> list[list[str]]:
+    """The long missing runs; where there is none, the short ones with what stands around them."""
+    long = [run for run in _missing_runs(before, after) if len(run) >= MIN_FRAGMENT]
+    return long or [after[max(0, begin - AROUND) : end + AROUND] for begin, end in _gaps(before, after)]
+
+
+def _gaps(before: list[str], after: list[str]) -> list[tuple[int, int]]:
+    """Where in `after` something is missing from `before`, or (an empty span) was put into it."""
     matcher = SequenceMatcher(None, before, after, autojunk=False)
-    for kind, _, _, begin, end in matcher.get_opcodes():
-        if kind in ("insert", "replace"):
-            yield after[begin:end]
+    return [(begin, end) for kind, _, _, begin, end in matcher.get_opcodes() if kind != "equal"]
 
 
 def _hidden_tests(task: Task) -> Iterator[tuple[str, Function, str]]:

@@ -13,10 +13,12 @@ import keyword
 import re
 import tokenize
 import types
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-WORD = re.compile(r"\w+|[^\w\s]")
+WORD = re.compile(r"(\w+|([^\w\s()\[\]{}])\2{3,}|[^\w\s])")
+"""A word, a ruler (of a table, under a heading), or one sign."""
 GRAM = 5
 COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
     "self",
@@ -53,6 +55,8 @@ class Body:
     """Every identifier and string constant of the body that is not common to all Python."""
     source: str = ""
     """The function, for its bytecode; "" where only a part is missing."""
+    called: str = ""
+    """What its parameters follow in a call: its name, or that of the class it makes."""
     place: tuple[str, str] = ("", "")
     """Path and dotted name, where a whole function is missing."""
     stated: bool = False
@@ -63,7 +67,7 @@ class Body:
 
 def words(text: str) -> list[str]:
     """Tokens of any text; quotes count as equal."""
-    return WORD.findall(text.replace("'", '"'))
+    return [word for word, _ in WORD.findall(text.replace("'", '"'))]
 
 
 def code_words(source: str) -> list[str]:
@@ -210,12 +214,18 @@ def _dense(places: Sequence[tuple[int, int]], length: int) -> int | None:
     pieces = length - GRAM + 1
     if length < 24 or len(places) < 0.85 * pieces:
         return None
-    for first, (begin, _) in enumerate(places):
-        close = {at for position, at in places[first:] if position < begin + 3 * length}
-        if len(close) >= 0.85 * pieces:
-            return begin
-        if first > 2000:  # a text made to be slow
-            return None
+    inside: Counter[int] = Counter()
+    first = 0
+    for position, at in places:
+        inside[at] += 1
+        while places[first][0] <= position - 3 * length:
+            gone = places[first][1]
+            inside[gone] -= 1
+            if not inside[gone]:
+                del inside[gone]
+            first += 1
+        if len(inside) >= 0.85 * pieces:
+            return places[first][0]
     return None
 
 

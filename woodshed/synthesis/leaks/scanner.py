@@ -61,6 +61,7 @@ class Search:
         """Task to names that may not stand in residue."""
         self.by_task: dict[str, list[int]] = {task: [] for task in self.names}
         self.by_name: dict[str, list[int]] = {}
+        self.by_call: dict[str, list[int]] = {}
         self.by_shape: dict[str, list[int]] = {}
         self.by_code: dict[str | bytes, list[int]] = {}
         """Numbers of the bodies, by their names and by their bytecode."""
@@ -68,6 +69,7 @@ class Search:
         for number, body in enumerate(self.bodies):
             self.by_task[body.task].append(number)
             self.by_name.setdefault(body.name if body.kind == "gold" else "", []).append(number)
+            self.by_call.setdefault(body.called, []).append(number)
             self.by_shape.setdefault(body.shape, []).append(number)
             if (code := _compiled(body)) is not None:
                 self.codes[number] = code
@@ -139,17 +141,18 @@ class Search:
         present = set(tokens)
         if "def" in present and not piece.is_binary:
             yield from self._in_functions(piece.text, wanted)
+        clustered: set[int] = set()
+        for name in present & self.by_name.keys() if piece.is_binary else ():
+            for number in sorted(wanted & set(self.by_name[name])):
+                if quote := _cluster(self.bodies[number], piece.text):
+                    clustered.add(number)
+                    yield number, "body", quote
         signatures: dict[tuple[str, tuple[str, ...]], str] = {}
-        for number in (
-            n for name in present & self.by_name.keys() for n in self.by_name[name] if n in wanted
-        ):
-            body = self.bodies[number]
-            if piece.is_binary and (quote := _cluster(body, piece.text)):
-                yield number, "body", quote
-            elif is_own:
-                key = body.name, body.parameters
+        for name in present & self.by_call.keys() if is_own else ():
+            for number in sorted((wanted & set(self.by_call[name])) - clustered):
+                key = name, self.bodies[number].parameters
                 if key not in signatures:
-                    signatures[key] = _signature(body, piece.text)
+                    signatures[key] = _signature(*key, piece.text)
                 if signatures[key]:
                     yield number, "signature", signatures[key]
 
@@ -260,13 +263,13 @@ def _is_plausible(path: str) -> bool:
     return path.endswith(PLAUSIBLE)
 
 
-def _signature(body: Body, text: str) -> str:
+def _signature(name: str, parameters: Sequence[str], text: str) -> str:
     """A name with all of its parameters close behind it."""
-    if len(body.parameters) < 2:
+    if len(parameters) < 2:
         return ""
-    for match in re.finditer(rf"\b{re.escape(body.name)}\b", text):
+    for match in re.finditer(rf"\b{re.escape(name)}\b", text):
         near = text[match.start() : match.start() + NEAR]
-        if set(body.parameters) <= set(re.findall(r"\w+", near)):
+        if set(parameters) <= set(re.findall(r"\w+", near)):
             return " ".join(near.split())[:160]
     return ""
 
