@@ -2,8 +2,9 @@
 
 A patch is judged where it was never run before: a fresh sandbox of the task's workspace, then the files of the patch
 that may cross over, then the original tests and configuration on top. The text of the fail-to-pass tests is only in the
-memory of the session that runs them. Three things must hold for a reward: the run can be believed (`results`), the
-tests on disk were until the end what they were at the start, and every expected test passed.
+memory of the session that runs them. Four things must hold for a reward: the run can be believed (`results`), the
+tests on disk were until the end what they were at the start, every expected test passed, and whatever could be called
+before still can be (`interface`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from woodshed.grading import results
+from woodshed.grading import interface, results
 from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
 from woodshed.rundir import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
@@ -244,6 +245,9 @@ def verify(
     except SandboxError as error:
         missing: dict[str, Outcome] = dict.fromkeys(expected, "missing")
         return Verdict(rollout_id, task.id, "invalid", 0.0, False, missing, (), str(error), _since(began))
+    texts = {path: None if data is None else data.decode() for path, data in taken.items()}
+    lost = interface.lost_by(task, texts)[:MOST_NOTES]
+    run = dataclasses.replace(run, integrity=(*run.integrity, *lost))
     solved = _solves(run)
     return Verdict(
         rollout_id=rollout_id,
