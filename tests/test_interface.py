@@ -305,7 +305,7 @@ def task(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
 def paid(task: Task, old: str = "", new: str = "", **files: str) -> tuple[float, tuple[str, ...]]:
     gold = tasks.gold_patch(task).files[task.target_path] or ""
     assert old in gold
-    changed = {
+    changed: dict[str, str | None] = {
         "tally/words.py": gold.replace(old, new),
         **{f"tally/{n}.py": text for n, text in files.items()},
     }

@@ -231,6 +231,9 @@ def verify(
     limit_s = timeout_s or task.verify_timeout_s
     try:
         run = _test_patch(task, taken, expected, limit_s)
+        if _solves(run):
+            texts = {path: None if data is None else data.decode() for path, data in taken.items()}
+            run = dataclasses.replace(run, integrity=tuple(interface.lost_by(task, texts)[:MOST_NOTES]))
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)
             notes.append(f"judged apart: {len(judged)} of {len(task.fail_to_pass)} fail-to-pass tests")
@@ -245,9 +248,6 @@ def verify(
     except SandboxError as error:
         missing: dict[str, Outcome] = dict.fromkeys(expected, "missing")
         return Verdict(rollout_id, task.id, "invalid", 0.0, False, missing, (), str(error), _since(began))
-    texts = {path: None if data is None else data.decode() for path, data in taken.items()}
-    lost = interface.lost_by(task, texts)[:MOST_NOTES]
-    run = dataclasses.replace(run, integrity=(*run.integrity, *lost))
     solved = _solves(run)
     return Verdict(
         rollout_id=rollout_id,
