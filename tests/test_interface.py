@@ -254,6 +254,53 @@ def test_a_private_function_counts_where_it_is_the_task():
     assert narrowed(*trees, ["m.py"], private="_hidden") == ["m.py: _hidden no longer takes `b`"]
 
 
+CHECKED = """\
+def first(items, at):
+    if not items:
+        raise ValueError("empty")
+    if at < 0:
+        raise ValueError("before the first")
+    assert at < 9
+    return items[at]
+
+def _inner(x):
+    try:
+        return int(x)
+    except TypeError:
+        raise ValueError(x)
+
+def abstract():
+    raise NotImplementedError
+"""
+
+
+def test_what_a_function_refused_it_refuses():
+    def checked(*edits: tuple[str, str], gold: str = CHECKED) -> list[str]:
+        text = CHECKED
+        for old, new in edits:
+            assert old in text
+            text = text.replace(old, new)
+        before, after, original = (Tree({"m.py": t}.get) for t in (CHECKED, text, gold))
+        return narrowed(before, after, ["m.py"], original=original)
+
+    second = ' raise ValueError("before the first")'
+    gone = ["m.py: first no longer has `raise ValueError('before the first')`"]
+    assert checked((second, " pass")) == gone
+    assert (
+        checked((second, " pass"), gold=CHECKED.replace(second, " return None")) == []
+    )  # as the original does
+    assert checked((second, " refuse(at)")) == []
+    merged = ('    if at < 0:\n        raise ValueError("before the first")\n', "")
+    assert checked(merged, ("if not items:", "if not items or at < 0:")) == []
+    assert checked(merged) == gone
+    assert checked(("before the first", "too early")) == []
+    assert checked(("    assert at < 9\n", "")) == ["m.py: first no longer has `assert at < 9`"]
+    assert checked(("        raise ValueError(x)", "        return 0")) == [
+        "m.py: _inner no longer has `raise ValueError(x)`"
+    ]
+    assert checked(("    raise NotImplementedError", "    return 1")) == []
+
+
 def test_hostile_code_only_takes_time():
     deep = "x = " + "-" * 5000 + "1\n"
     nested = "".join(f"{' ' * n}if x:\n" for n in range(90)) + " " * 90 + "pass\n"
@@ -277,6 +324,8 @@ LONGEST = '''
 
 def longest(text, default=None):
     """The longest word."""
+    if not text and default is None:
+        raise ValueError("no word")
     return max(split(text), key=len)
 
 
@@ -316,7 +365,12 @@ def paid(task: Task, old: str = "", new: str = "", **files: str) -> tuple[float,
 
 
 @pytest.mark.parametrize(
-    ("index", "lost_one"), [(0, "shortest is gone"), (2, "longest no longer takes `default`")]
+    ("index", "lost_one"),
+    [
+        (0, "shortest is gone"),
+        (1, "longest no longer has `raise ValueError('no word')`"),
+        (2, "longest no longer takes `default`"),
+    ],
 )
 def test_a_planted_cheat_is_paid_nothing(task: Task, index: int, lost_one: str):
     act = cheats.interface(Scene(task, index, alone=True))

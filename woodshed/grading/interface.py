@@ -4,6 +4,8 @@ Hidden tests make some calls only, and a right solution may drop a parameter or 
 definitions are compared as text, by their syntax trees: nothing of a patch is run. A definition is looked for under its
 own name, through `name = other` and imports inside the workspace. Where that does not show what a name stands for (a
 wrapper, another library, a base class), nothing is held against the patch.
+
+To the interface belongs what a function refuses: one that the original leaves as it was may not raise on less.
 """
 
 from __future__ import annotations
@@ -144,10 +146,10 @@ class Tree:
             self._parsed[stem] = None if path is None or len(text) > MAX_CHARS else _parse(text)
         return self._parsed[stem]
 
-    def definitions(self, stem: str, private: str = "") -> Iterator[tuple[str, Definition]]:
-        """Public classes, functions and methods that a module defines in one way, by dotted name, and a private one."""
+    def definitions(self, stem: str) -> Iterator[tuple[str, Definition]]:
+        """Classes, functions and methods that a module defines in one way, by dotted name."""
         module = self.module(stem)
-        yield from self._defined(module.body, "", private) if module else ()
+        yield from self._defined(module.body, "") if module else ()
 
     def find(self, stem: str, name: str, seen: set[tuple[int, str]] | None = None) -> list[Definition] | None:
         """What a dotted name of a module may stand for; nothing where it is not there, None where nobody can tell."""
@@ -178,16 +180,13 @@ class Tree:
         places = (posixpath.join(stem, "__init__.py"), f"{stem}.py")  # a package hides the module beside it
         return next((path for path in places if self._read(path) is not None), None)
 
-    def _defined(self, body: list[ast.stmt], owner: str, private: str) -> Iterator[tuple[str, Definition]]:
-        for short, nodes in self._bound(body).items():
-            name, node = f"{owner}{short}", nodes[0]
-            hidden = short.startswith("_") and not (short.startswith("__") and short.endswith("__"))
-            if len(nodes) > 1 or (hidden and name != private and not private.startswith(f"{name}.")):
-                continue
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                yield name, node
-            if isinstance(node, ast.ClassDef):
-                yield from self._defined(node.body, f"{name}.", private)
+    def _defined(self, body: list[ast.stmt], owner: str) -> Iterator[tuple[str, Definition]]:
+        for name, (node, *others) in self._bound(body).items():
+            if not others and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield f"{owner}{name}", node
+                yield from (
+                    self._defined(node.body, f"{owner}{name}.") if isinstance(node, ast.ClassDef) else ()
+                )
 
     def _bound(self, body: list[ast.stmt]) -> Bound:
         if id(body) not in self._bindings:  # the parsed modules keep it alive
@@ -289,8 +288,12 @@ def _narrowed(
     found: list[str] = []
     gone: list[str] = []
     path = original.path(stem)
-    for name, right in original.definitions(stem, private):
+    for name, right in original.definitions(stem):
         old, now = before.find(stem, name), after.find(stem, name)
+        if old and now:
+            found += _unchecked(name, right, old[0], now[0])
+        if not _is_public(name) and name != private:
+            continue
         if now and old is not None:
             reasons = [_narrower(name, right, old, one, words) for one in now]
             found += reasons[:1] if all(reasons) else []
@@ -299,6 +302,10 @@ def _narrowed(
     if gone and not after.hides(stem, gone) - before.hides(stem, gone):
         found += [f"{name} is gone" for name in gone]
     return [f"{path}: {what}" for what in found]
+
+
+def _is_public(name: str) -> bool:
+    return not any(p.startswith("_") and not (p[:2] == p[-2:] == "__") for p in name.split("."))
 
 
 def _is_within(name: str, outer: Iterable[str]) -> bool:
@@ -319,6 +326,41 @@ def _narrower(
     has_more = any(not _names(known) <= _names(s) for s in shown)
     reason = lost([known] if has_more else [known, *shown], kept)
     return f"{name} {reason}" if reason else ""
+
+
+def _unchecked(name: str, right: Definition, old: Definition, now: Definition) -> list[str]:
+    """A check that a function lost and nothing that it calls instead can have taken over."""
+    if (
+        isinstance(old, ast.ClassDef)
+        or num_checks(now) >= num_checks(old)
+        or ast.dump(old) != ast.dump(right)
+    ):
+        return []
+    if _called(now) - _called(old):
+        return []
+    kept = [ast.unparse(node) for node in _raising(now)]
+    gone = [text for text in map(ast.unparse, _raising(old)) if text not in kept]
+    return [f"{name} no longer has `{gone[0]}`" if gone else f"{name} checks less than it did"]
+
+
+def num_checks(node: ast.AST) -> int:
+    """On how many conditions a function raises: `if a or b: raise ...` counts as much as two of them."""
+    total = len(_raising(node))
+    for inner in ast.walk(node):
+        direct = [*inner.body, *inner.orelse] if isinstance(inner, ast.If) else []
+        if isinstance(inner, ast.Assert) or any(isinstance(one, ast.Raise) for one in direct):
+            parts = [n for n in ast.walk(inner.test) if isinstance(n, ast.BoolOp)]  # type: ignore[attr-defined]
+            total += sum(len(part.values) - 1 for part in parts)
+    return total
+
+
+def _raising(node: ast.AST) -> list[ast.stmt]:
+    found = [n for n in ast.walk(node) if isinstance(n, ast.Raise | ast.Assert)]
+    return [n for n in found if "NotImplementedError" not in ast.dump(n)]
+
+
+def _called(node: ast.AST) -> set[str]:
+    return {ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
 
 
 def _text(file: Path) -> str | None:
