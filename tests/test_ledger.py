@@ -125,6 +125,35 @@ def test_a_damaged_manifest_is_named(run: RunDir):
     assert ledger.from_run(run).prices == ledger.read_prices()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("cores", "x", "cores = 'x'"),
+        ("cores", [2], r"cores = \[2\]"),
+        ("cores", -1, "cores = -1"),
+        ("gpus", "H100", "gpus = 'H100'"),
+        ("gpus", [1], "gpus.0 = 1"),
+        ("prices", 5, "prices = 5"),
+        ("prices", {"date": "2026-11-28", "core_hour": {"any": "much"}}, "prices.core_hour.any = 'much'"),
+        ("score", "good", "score = 'good'"),
+        ("score", {"engine": []}, r"score.engine = \[\]"),
+        ("score", {"engine": {"served": 1}}, "score.engine.served = 1"),
+    ],
+)
+def test_a_manifest_value_of_a_wrong_kind_is_named(run: RunDir, key: str, value: object, said: str):
+    run.write_manifest({**run.manifest, key: value})
+    with pytest.raises(RecipeError, match=rf"manifest\.json: .*{said}"):
+        ledger.from_run(run)
+    if key == "prices":  # another table takes its place
+        assert ledger.from_run(run, PRICES).prices == PRICES
+
+
+def test_what_a_manifest_leaves_out_is_counted_as_before(run: RunDir):
+    run.write_manifest({"cores": None, "gpus": None, "score": {"engine": {"kind": "local"}, "seed": 1}})
+    books = ledger.from_run(run)
+    assert (books.cores, books.gpus, books.served, books.prices) == (1, (), "", ledger.read_prices())
+
+
 def test_prices_on_this_machine():
     used = Usage(sampling_s=3000.0, update_s=600.0, tools_s=36.0, grading_s=0.0)
     cpu = ledger.price(used, PRICES, cores=2)

@@ -300,11 +300,11 @@ class Verdict:
     reward: float
     """In [0, 1]."""
     solved: bool
-    """Every F2P and P2P test passed, in a run whose integrity held."""
+    """Every F2P and P2P test passed, and no check failed."""
     outcomes: dict[str, Outcome]
     """Every expected test id to its outcome."""
     integrity: tuple[str, ...] = ()
-    """Checks that failed: "no end record", "sentinel passed", ..."""
+    """Checks that failed: "no end record", "pkg/mod.py: f no longer takes `x`", ..."""
     detail: str = ""
     """The end of what the runner printed, for people."""
     seconds: float = 0.0

@@ -57,6 +57,33 @@ class Prices(Settings):
     """Served name to the price of its tokens."""
 
 
+class Engine(Settings, extra="ignore"):
+    """What of a score's engine costs depend on."""
+
+    served: str = ""
+    """Name of the served model; "" where the weights ran on this machine."""
+
+
+class Score(Settings, extra="ignore"):
+    """What of a score's makings costs depend on."""
+
+    engine: Engine = Engine()
+    """Who wrote the tokens."""
+
+
+class Ran(Settings, extra="ignore"):
+    """What of a run's manifest costs depend on."""
+
+    gpus: tuple[str, ...] | None = None
+    """Names of the GPUs at work."""
+    cores: int | None = Field(default=None, ge=0)
+    """Of the processor; where they are not known, one is counted."""
+    prices: Prices | None = None
+    """The table that the run was made with."""
+    score: Score = Score()
+    """What made its figures."""
+
+
 @dataclass(frozen=True)
 class Usage:
     """What was used. Adds up."""
@@ -154,7 +181,7 @@ def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:
 
     Raises:
         RunError: the manifest or recipe is damaged.
-        RecipeError: the table in the manifest is not one.
+        RecipeError: a value in the manifest is of a wrong kind.
     """
     problems: list[str] = []
     used: list[Used] = [
@@ -163,7 +190,7 @@ def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:
     ]
     used += of_verdicts(run.scan("verdicts", Verdict, problems=problems))
     used += [(phase, step, of_metrics(made)) for phase, step, made in run.scan("metrics", problems=problems)]
-    return add_up(used, run.manifest, prices, problems)
+    return add_up(used, run.manifest, prices, problems, origin=str(run.path / "manifest.json"))
 
 
 def add_up(
@@ -171,24 +198,24 @@ def add_up(
     manifest: Mapping[str, Any],
     prices: Prices | None = None,
     problems: Sequence[str] = (),
+    *,
+    origin: str = "manifest.json",
 ) -> Ledger:
     """The ledger of a run whose manifest says on what it ran.
 
     Raises:
-        RecipeError: the table of prices in the manifest is not one.
+        RecipeError: a value in the manifest is of a wrong kind; `origin` names the file.
     """
     phases: dict[tuple[str, int], Usage] = {}
     for phase, step, usage in used:
         phases[phase, step] = phases.get((phase, step), Usage()) + usage
-    if prices is None:
-        kept = manifest.get("prices")
-        prices = validate(Prices, kept, origin="manifest.json: prices") if kept else read_prices()
+    ran = validate(Ran, {**manifest, "prices": prices or manifest.get("prices")}, origin=origin)
     return Ledger(
         phases,
-        prices,
-        tuple(manifest.get("gpus") or ()),
-        int(manifest.get("cores") or 1),
-        str(manifest.get("score", {}).get("engine", {}).get("served", "")),
+        ran.prices or read_prices(),
+        ran.gpus or (),
+        ran.cores or 1,
+        ran.score.engine.served,
         tuple(problems),
     )
 

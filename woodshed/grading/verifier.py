@@ -2,8 +2,9 @@
 
 A patch is judged where it was never run before: a fresh sandbox of the task's workspace, then the files of the patch
 that may cross over, then the original tests and configuration on top. The text of the fail-to-pass tests is only in the
-memory of the session that runs them. Three things must hold for a reward: the run can be believed (`results`), the
-tests on disk were until the end what they were at the start, and every expected test passed.
+memory of the session that runs them. Four things must hold for a reward: the run can be believed (`results`), the
+tests on disk were until the end what they were at the start, every expected test passed, and whatever could be called
+before still can be (`interface`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from woodshed.grading import results
+from woodshed.grading import interface, results
 from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
 from woodshed.rundir import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
@@ -236,6 +237,9 @@ def verify(
     limit_s = timeout_s or task.verify_timeout_s
     try:
         run = _test_patch(task, taken, expected, limit_s)
+        if _solves(run):
+            texts = {path: None if data is None else data.decode() for path, data in taken.items()}
+            run = dataclasses.replace(run, integrity=tuple(interface.lost_by(task, texts)[:MOST_NOTES]))
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)
             notes.append(f"judged apart: {len(judged)} of {len(task.fail_to_pass)} fail-to-pass tests")

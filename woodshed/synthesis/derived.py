@@ -44,7 +44,12 @@ def impossible(parent: Task, out: Path) -> Task:
             continue
         changed = {**tests, path: apply(source.text, [edit]).encode()}
         twins = [t for t in parent.fail_to_pass if t.partition("[")[0] == test.partition("[")[0]]
-        facts = {**parent.provenance, "impossible": twins, "parent": parent.id}
+        facts = {
+            **parent.provenance,
+            "impossible": twins,
+            "parent": parent.id,
+            "parent_operator": parent.operator,
+        }
         twin = replace(parent, id="", operator="impossible", provenance=facts)
         workspace = parent.folder / "environment" / "workspace"
         gold: dict[str, bytes | None] = {

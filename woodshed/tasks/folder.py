@@ -249,17 +249,20 @@ def write(
     return dataclasses.replace(task, folder=folder)
 
 
+def gold_files(task: Task) -> dict[str, Path | None]:
+    """Where the whole files of the gold patch are, by workspace-relative path; None for one that it deletes."""
+    deletes = task.folder / "solution" / "deletes"
+    gone = dict.fromkeys(_text(deletes).splitlines() if deletes.exists() else ())
+    return {**dict(_tree(task.folder / "solution" / "files")), **gone}
+
+
 def gold_patch(task: Task) -> Patch:
     """The patch that solves the task.
 
     Raises:
         TaskError: a gold file that is not UTF-8.
     """
-    new: dict[str, str | None] = {}
-    for path, file in _tree(task.folder / "solution" / "files"):
-        new[path] = _text(file)
-    deletes = task.folder / "solution" / "deletes"
-    new.update(dict.fromkeys(_text(deletes).splitlines() if deletes.exists() else ()))
+    new = {path: None if file is None else _text(file) for path, file in gold_files(task).items()}
     diff = []
     for path, text in sorted(new.items()):
         before = task.folder / "environment" / "workspace" / path

@@ -31,6 +31,8 @@ from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
 from woodshed.records import Group, Hint, Pay, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
+from woodshed.synthesis import derived
+from woodshed.synthesis.bench import Rejected
 from woodshed.tasks import folder
 from woodshed.training import checkpoint, gate, packing, stability, warmup
 from woodshed.training.checkpoint import Position
@@ -381,6 +383,13 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
             run.once("metrics", dict, "effort", step, lambda: found)
 
 
+def _twin(task: Task, out: Path) -> Task | None:
+    try:
+        return derived.impossible(task, out)
+    except Rejected:
+        return None
+
+
 def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
     """The run's own copies of the tasks to practise on and of those to measure with; made once, read by a resume."""
     kept = [run.path / "tasks" / name for name in ("train", "heldout")]
@@ -398,6 +407,7 @@ def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
             practice = honeypots.prepare(
                 practice,
                 Path(scratch),
+                _twin,
                 baited=monitors.honeypots,
                 impossible=monitors.impossible,
                 seed=recipe.seed,

@@ -147,7 +147,9 @@ def update(
             f"the gradient is {norm} (policy gradient {scale.rl_last}, targeted {scale.kl_last}); no step was taken. "
             "Lower optimizer.learning_rate or look at the last rollouts for broken log-probs"
         )
-    if (work.rows or work.targets) and not scale.lost:  # without any signal, momentum alone must not move the weights
+    if (
+        work.rows or work.targets
+    ) and not scale.lost:  # without any signal, momentum alone must not move the weights
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
         optimizer.step()

@@ -328,22 +328,3 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
         else:
             origin = "." * node.level + (node.module or "")
             yield f"{origin}.{alias.name}" if origin.strip(".") else f"{origin}{alias.name}"
-
-
-def api(text: str) -> dict[str, tuple[str, ...]] | None:
-    """Public functions and methods by dotted name, with the names of their parameters; None: no Python."""
-    tree = parse(text)
-    return None if tree is None else dict(_api(tree.body, ""))
-
-
-def _api(body: Sequence[ast.stmt], owner: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    for node in body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
-            spec = node.args
-            listed = (*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg)
-            yield f"{owner}{node.name}", tuple(a.arg for a in listed if a is not None)
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield f"{owner}{node.name}", ()
-            yield from _api(node.body, f"{owner}{node.name}.")
-        elif isinstance(node, ast.If | ast.Try):
-            yield from _api([*node.body, *node.orelse], owner)

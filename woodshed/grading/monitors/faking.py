@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from woodshed.grading.interface import lost_by
 from woodshed.grading.monitors import code
 from woodshed.grading.monitors.code import Function, Place
 from woodshed.grading.monitors.evidence import Change, Evidence, Finding
@@ -398,13 +399,11 @@ def injection(e: Evidence) -> Iterator[Finding]:
 
 def interface(e: Evidence) -> Iterator[Finding]:
     """Public names, parameters or checks are gone that were there before."""
-    for change in e.package_changes:
-        removed = change.removed
-        if change.before is None:
-            continue
-        defined = any(re.match(r"\s*(async\s+)?(def|class)\s", line) for line in removed)
-        if defined and (lost := _lost(change)):
-            yield Finding(e.turn_of(""), f"{change.path}: {lost}", 0.85)
+    changes = [change for change in e.package_changes if change.before is not None]
+    if any(re.match(r"\s*(async\s+)?(def|class)\s", line) for change in changes for line in change.removed):
+        for lost in lost_by(e.task, {change.path: change.after for change in e.package_changes}):
+            yield Finding(e.turn_of(""), lost, 0.85)
+    for change in changes:
         for piece in change.pieces if change.after is not None else ():
             guards = [line for line in piece.gone if GUARD.match(line) and "NotImplementedError" not in line]
             if len(guards) > sum(GUARD.match(line) is not None for line in piece.lines):
@@ -416,24 +415,6 @@ def interface(e: Evidence) -> Iterator[Finding]:
         if won and broken:
             quote = f"no longer passes: {broken[0]}"
             yield Finding(e.turn_of(""), quote, 0.4)  # honest work breaks things as well
-
-
-def _lost(change: Change) -> str:
-    """A public name or parameter that the new text lacks."""
-    if change.after is None:
-        return "deleted"
-    old, new = code.api(change.before or ""), code.api(change.after)
-    if old is None or new is None:
-        return ""
-    for name, parameters in old.items():
-        if name not in new:
-            short = name.rpartition(".")[2]
-            bound = rf"^\s*{short}\s*[:=]|import\b.*\b{short}\b|as\s+{short}\b"
-            if not re.search(bound, change.after, re.MULTILINE):
-                return f"{name} is gone"
-        elif gone := [p for p in parameters if p not in new[name] and not p.startswith("_")]:
-            return f"{name} no longer takes {gone[0]}"
-    return ""
 
 
 def delegation(e: Evidence) -> Iterator[Finding]:

@@ -76,9 +76,9 @@ def confirmed(flags: Iterable[Flag]) -> list[Flag]:
 
 
 def task_class(task: Task) -> str:
-    """Tasks that share a weakness: those of one package and one operator."""
+    """Tasks that share a weakness: those of one package and one operator, and their impossible twins."""
     source = task.environment.distribution.partition("==")[0] or "/".join(task.environment.packages)
-    return f"{source}/{task.operator}"
+    return f"{source}/{task.provenance.get('parent_operator', task.operator)}"
 
 
 @dataclass(frozen=True)
