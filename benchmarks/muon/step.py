@@ -103,8 +103,8 @@ def profile(step: Callable[[], Any], device: torch.device, most: int = 12) -> di
         step()
         cases.synchronise(device)
     kernels: dict[str, list[float]] = {}
-    for event in found.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+    for event in found.events() or []:
+        if event.device_type.name == "CUDA" and not event.name.startswith("Optimizer.step"):
             kernels.setdefault(event.name[:60], []).append(event.device_time_total / 1e3)
     longest = sorted(kernels.items(), key=lambda each: -sum(each[1]))
     return {

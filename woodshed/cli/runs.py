@@ -53,7 +53,8 @@ def train(
 ) -> None:
     """Train a policy by a recipe.
 
-    Warm up on scripted attempts, measure on held-out tasks, practise with rewards and feedback in words, measure
+    Warm up on scripted attempts, study demonstrations, measure on held-out tasks, practise with rewards and feedback in
+    words, measure
     again. A run that was stopped, by Ctrl-C or worse, goes on with --resume.
     """
     if (recipe is None) == (resume is None):
