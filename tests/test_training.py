@@ -383,6 +383,20 @@ def test_a_gradient_that_is_not_finite_takes_no_step_and_says_so(rollouts):
     assert all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
 
 
+def test_a_backward_pass_that_breaks_now_and_then_loses_its_step_and_no_more(rollouts):
+    """cuDNN's attention gave a NaN gradient for a finite loss, and every weight was NaN after the step."""
+    policy, batch = tiny_policy(), pack(rollouts, [1.0, 0.0, 0.0, 0.0])
+    before = policy.snapshot()
+    breaks = next(iter(policy.trainable.values())).register_hook(lambda grad: grad * float("nan"))
+    assert step(policy, batch, steps=2)["lost"] == 2
+    with pytest.raises(RecipeError, match="no step was taken"):
+        step(policy, batch, steps=3)
+    assert all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
+    breaks.remove()
+    assert step(policy, batch)["lost"] == 0
+    assert not all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
+
+
 def test_a_reward_that_is_not_a_number_is_refused_by_name(rollouts):
     with pytest.raises(ValueError, match="train-0-calc-0 has reward nan"):
         pack(rollouts, [float("nan"), 0.0, 0.0, 0.0])

@@ -7,6 +7,7 @@ Every stage of a step is kept in the run folder as it ends, so a run that is kil
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
-from woodshed.records import Group, Hint, Pay, Rollout, Task, Verdict
+from woodshed.records import Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.synthesis import derived
 from woodshed.synthesis.bench import Rejected
@@ -42,7 +43,7 @@ from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
 from woodshed.training.session import Clock, Progress, Session, begin, forward_for
 from woodshed.training.teacher import Teacher
-from woodshed.training.update import learning_rate, make_optimizer, update
+from woodshed.training.update import MOST_LOST, learning_rate, make_optimizer, update
 
 
 def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
@@ -87,12 +88,19 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
     optimizer = make_optimizer(policy, settings.optimizer)
     if newest := checkpoint.latest(run):
         checkpoint.restore(newest, policy, optimizer)
+    lost = 0
     for step in range(position.step, settings.steps):
         started = time.monotonic()
         rows = warmup.rows(
             played, tasks, session.renderer, step, settings, session.recipe.agent, seed=session.recipe.seed
         )
         metrics = warmup.imitate(policy, optimizer, rows, step, settings)
+        lost = 0 if math.isfinite(metrics["grad_norm"]) else lost + 1
+        if lost > MOST_LOST or not math.isfinite(metrics["sft_loss"]):
+            raise RecipeError(
+                f"step {step} of the warm-up has loss {metrics['sft_loss']} and a gradient of {metrics['grad_norm']}; "
+                "lower warmup.optimizer.learning_rate"
+            )
         seconds = {"update": time.monotonic() - started}
         run.append("metrics", [{**metrics, "seconds": seconds}], "warmup", step)
         if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:

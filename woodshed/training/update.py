@@ -124,7 +124,8 @@ def update(
         message_tokens: longest message a turn may have; with the number of attempts it makes the constant denominator.
 
     Raises:
-        RecipeError: the gradient is not finite (the learning rate is too high); weights are left as they were.
+        RecipeError: losses are not finite, or their gradient is not for the third step in a row; weights are left as
+            they were. Up to two such steps are counted under "lost" and move nothing.
     """
     optimizer.zero_grad(set_to_none=True)
     work = Work(policy, teacher, batch, objective, feedback, temperature, message_tokens)
@@ -141,7 +142,9 @@ def update(
         parameter.grad = gradient[name]
     norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), max_grad_norm))
     scale.lost = 0 if math.isfinite(norm) else scale.lost + 1
-    if scale.lost > MOST_LOST:
+    means = work.metrics.means()
+    is_broken = not all(math.isfinite(means.get(name, 0.0)) for name in ("rl_loss", "kl_loss"))
+    if scale.lost > MOST_LOST or (scale.lost and is_broken):
         optimizer.zero_grad(set_to_none=True)
         raise RecipeError(
             f"the gradient is {norm} (policy gradient {scale.rl_last}, targeted {scale.kl_last}); no step was taken. "
@@ -156,7 +159,7 @@ def update(
         teacher.follow(policy)
     optimizer.zero_grad(set_to_none=True)
     return {
-        **work.metrics.means(),
+        **means,
         "rl_grad_norm": scale.rl_last,
         "kl_grad_norm": feedback.weight * scale.kl_last,
         "kl_factor": kl_factor,

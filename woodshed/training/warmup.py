@@ -185,7 +185,8 @@ def imitate(
     step: int,
     settings: WarmupSettings,
 ) -> dict[str, float]:
-    """One step of SFT: mean negative log-prob over every imitated token of the step's attempts."""
+    """One step of SFT: mean negative log-prob over every imitated token of the step's attempts. A gradient that is not
+    finite moves nothing."""
     tokens = sum(len(row.wanted) for row in rows)
     optimizer.zero_grad(set_to_none=True)
     total = 0.0
