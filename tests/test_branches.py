@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from tiny_training import HINT, four_attempts, hint_for, pack, step, tiny_policy
-from torch.nn.attention.flex_attention import create_mask
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
 from woodshed.records import Rollout
@@ -180,26 +179,23 @@ def test_with_weight_zero_the_packed_forward_is_rl_alone_bit_for_bit(rollouts, b
 
 # --- the mask -----------------------------------------------------------------------------------------------------
 
-SEGMENT = torch.tensor([[0] * 8 + [1] * 3 + [2] * 4, [0] * 5 + [1] * 6 + [-1] * 4])
-SEEN = torch.tensor([[15] * 8 + [3] * 3 + [6] * 4, [15] * 5 + [2] * 6 + [0] * 4])
+BRANCH = torch.tensor([[0] * 3 + [1] * 4, [0] * 6 + [-1] * 1])
+SEEN = torch.tensor([[3] * 3 + [6] * 4, [2] * 6 + [0] * 1])
+TRUNK = 8
 
 
 def may_see(b: int, q: int, k: int) -> bool:
-    """The rule in words: the past of one's own segment, and of the trunk what lies before the hint."""
-    if k > q:
-        return False
-    if SEGMENT[b, q] == SEGMENT[b, k]:
-        return True
-    return bool(SEGMENT[b, q] > 0 and SEGMENT[b, k] == 0 and k < SEEN[b, q])
+    """The rule in words: the past of one's own branch, and of the trunk what lies before the hint."""
+    if k < TRUNK:
+        return k < int(SEEN[b, q])
+    return k - TRUNK <= q and bool(BRANCH[b, q] == BRANCH[b, k - TRUNK])
 
 
-def test_the_mask_is_the_rule_and_the_block_mask_is_the_same():
-    dense = branches.visible(SEGMENT, SEEN)
-    for b, q, k in itertools.product(range(2), range(15), range(15)):
+def test_the_mask_is_the_rule():
+    dense = branches.visible(BRANCH, SEEN, TRUNK)
+    for b, q, k in itertools.product(range(2), range(7), range(15)):
         assert bool(dense[b, 0, q, k]) == may_see(b, q, k)
     assert dense.any(-1).all()  # an empty row would be NaN
-    of_blocks = create_mask(branches.mask_rule(SEGMENT, SEEN), 2, 1, 15, 15, device="cpu")
-    assert torch.equal(of_blocks, dense)
 
 
 # --- models that cannot take it -----------------------------------------------------------------------------------

@@ -1,21 +1,21 @@
 """Hinted turns that branch off their rollout, so that what they share with it is computed once.
 
-    trunk      p p p p o m m m x x o m m m         the rollout (p context, o opening, m message, x observation)
-    branch 1           h h o m m m                 hint, opening and message of the first hinted turn
-    branch 2                       h h o m m m     ... of the second
+    trunk      p p p p o m m m x x o m m m . .     the rollout (p context, o opening, m message, x observation)
+    branch 1                                  h h o m m m      hint, opening and message of the first hinted turn
+    branch 2                                              h h o m m m      ... of the second
 
-Trunk and branches lie behind each other in one row. A branch sees the trunk up to where its hint goes in, and itself;
-its positions go on from there. The cost of a hint is its own tokens and its turn's, not the prefix again.
+One row holds a trunk, padding up to the longest trunk of the batch, and the branches behind each other. A branch sees
+the trunk up to where its hint goes in, and itself; its positions go on from there. A hint costs its own tokens and its
+turn's, not the prefix again: trunks attend as any causal batch does, and only the few queries of branches take a mask.
 
-Shapes: B rows, T positions, N wanted tokens (padded), G targets.
+Shapes: B rows, M positions of trunk, K of branches, T = M + K, N wanted tokens (padded), G targets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from woodshed.training import packing
 from woodshed.training.packing import Batch, Padded, Row, Target
 from woodshed.training.policy import Policy
 
-_FLEX_BLOCK = 128  # FlexAttention works on blocks of this many positions
-_PADDING, _TRUNK = -1, 0
+_PADDING = -1
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,9 @@ def pad(
     made: Sequence[Tree], device: torch.device | str = "cpu", *, with_branches: bool = True
 ) -> PaddedTrees:
     """Trees as right-padded rows. With branches, their messages are wanted behind the trunk's wanted tokens."""
-    laid = [_lay_out(tree, with_branches) for tree in made]
-    blocks = _FLEX_BLOCK if with_branches and torch.device(device).type == "cuda" else 1
-    padded = packing.pad([row for row, _, _ in laid], device, multiple=blocks)
+    trunk = max(len(tree.row.ids) for tree in made)
+    laid = [_lay_out(tree, trunk, with_branches) for tree in made]
+    padded = packing.pad([row for row, _, _ in laid], device)
     width = padded.predict_BN.shape[1]
     hinted = [(b, tree, t) for b, tree in enumerate(made) for t in tree.targets]
     students, teachers = [], []
@@ -93,11 +92,14 @@ def pad(
         students.append([b * width + index[b][i] for i in target.student.wanted if i in index[b]])
         teachers.append([b * width + beyond[b] + n for n in range(len(target.teacher.wanted))])
         beyond[b] += len(target.teacher.wanted)
-    if with_branches:
-        segment_BT = _table([segments for _, segments, _ in laid], padded.ids_BT, _PADDING)
-        position_BT = _table([positions for _, _, positions in laid], padded.ids_BT, 0)
-        seen_BT = _seen(made, segment_BT)
-        padded = replace(padded, positions_BT=position_BT, visible=visible(segment_BT, seen_BT))
+    if with_branches and hinted:
+        for b, tree in enumerate(made):
+            padded.attention_BT[b, len(tree.row.ids) : trunk] = 0
+        position_BT = _table([positions for _, _, positions in laid], padded.ids_BT.shape[1], 0, device)
+        branch_BK = _table([of for _, of, _ in laid], padded.ids_BT.shape[1] - trunk, _PADDING, device)
+        padded = replace(
+            padded, positions_BT=position_BT, visible=visible(branch_BK, _seen(made, branch_BK), trunk)
+        )
     return PaddedTrees(
         padded,
         _indices(students, device),
@@ -115,26 +117,29 @@ def prefixes(made: Sequence[Tree]) -> list[Tree]:
     return cut
 
 
-def _lay_out(tree: Tree, with_branches: bool) -> tuple[Row, list[int], list[int]]:
-    """(row, segment of each position, position of each token): 0 is the trunk, n the nth branch."""
+def _lay_out(tree: Tree, trunk: int, with_branches: bool) -> tuple[Row, list[int], list[int]]:
+    """(row, number of the branch that each position behind the trunk belongs to, position of each token)."""
     ids, wanted = list(tree.row.ids), list(tree.row.wanted)
-    logps, segments, positions = list(tree.row.logps), [_TRUNK] * len(ids), list(range(len(ids)))
-    for number, target in enumerate(tree.targets if with_branches else (), 1):
+    logps, of, positions = list(tree.row.logps), [], list(range(len(ids)))
+    if with_branches and tree.targets:
+        padding = [0] * (trunk - len(ids))
+        ids, positions = ids + padding, positions + padding
+    for number, target in enumerate(tree.targets if with_branches else ()):
         branch = target.teacher.ids[target.shared :]
         wanted += [len(ids) + i - target.shared for i in target.teacher.wanted]
         logps += [0.0] * len(target.teacher.wanted)
-        segments += [number] * len(branch)
+        of += [number] * len(branch)
         positions += range(target.shared, len(target.teacher.ids))
         ids += branch
     own = len(tree.row.wanted)
     counted = (*[tree.has_advantage] * own, *[False] * (len(wanted) - own))
     row = Row(tuple(ids), tuple(wanted), tuple(logps), tree.row.advantage, counted)
-    return row, segments, positions
+    return row, of, positions
 
 
-def _table(values: Sequence[Sequence[int]], like_BT: Tensor, padding: int) -> Tensor:
-    length = like_BT.shape[1]
-    return torch.tensor([[*v, *[padding] * (length - len(v))] for v in values], device=like_BT.device)
+def _table(values: Sequence[Sequence[int]], width: int, padding: int, device: torch.device | str) -> Tensor:
+    padded = [[*v, *[padding] * (width - len(v))] for v in values]
+    return torch.tensor(padded, dtype=torch.long, device=device).view(len(values), width)
 
 
 def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
@@ -142,37 +147,19 @@ def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tenso
     return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)
 
 
-def _seen(made: Sequence[Tree], segment_BT: Tensor) -> Tensor:
-    """How much of the trunk each position may see: a branch up to its hint, the trunk all that is before."""
-    shared = [[segment_BT.shape[1], *(t.shared for t in tree.targets)] for tree in made]
-    width = max(len(row) for row in shared)
-    table = torch.tensor([[*row, *[0] * (width - len(row))] for row in shared], device=segment_BT.device)
-    return table.gather(1, segment_BT.clamp(min=0))
+def _seen(made: Sequence[Tree], branch_BK: Tensor) -> Tensor:
+    """How much of the trunk each position of a branch may see: up to its hint; padding sees none."""
+    most = max(len(tree.targets) for tree in made)
+    table = _table([[t.shared for t in tree.targets] for tree in made], most, 0, branch_BK.device)
+    return table.gather(1, branch_BK.clamp(min=0)) * (branch_BK != _PADDING)
 
 
-def visible(segment_BT: Tensor, seen_BT: Tensor) -> Any:
-    """Who attends to whom: a BlockMask for FlexAttention on a GPU, else a (B, 1, T, T) boolean mask."""
-    rule = mask_rule(segment_BT, seen_BT)
-    batch, length = segment_BT.shape
-    if segment_BT.is_cuda:
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        return create_block_mask(rule, batch, None, length, length, device=segment_BT.device)
-    b = torch.arange(batch)[:, None, None, None]
-    q, k = torch.arange(length)[None, None, :, None], torch.arange(length)[None, None, None, :]
-    return rule(b, torch.zeros((), dtype=torch.long), q, k)
-
-
-def mask_rule(segment_BT: Tensor, seen_BT: Tensor) -> Callable[..., Tensor]:
-    """True where position q of row b may attend to position k: its own segment, or the trunk that it sees, never
-    what lies behind. Padding sees padding, so that no row of the mask is empty."""
-
-    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        same = segment_BT[b, q] == segment_BT[b, k]
-        trunk = (segment_BT[b, k] == _TRUNK) & (k < seen_BT[b, q]) & (segment_BT[b, q] > _TRUNK)
-        return (k <= q) & (same | trunk)
-
-    return rule
+def visible(branch_BK: Tensor, seen_BK: Tensor, trunk: int) -> Tensor:
+    """(B, 1, K, M + K) true where a position of a branch may attend: the trunk that it sees, and its own branch up to
+    itself. Padding sees padding, so that no row of the mask is empty."""
+    in_trunk_BKM = torch.arange(trunk, device=branch_BK.device) < seen_BK.unsqueeze(-1)
+    same_BKK = branch_BK.unsqueeze(-1) == branch_BK.unsqueeze(-2)
+    return torch.cat([in_trunk_BKM, same_BKK.tril()], -1).unsqueeze(1)
 
 
 def why_not(policy: Policy) -> str:
@@ -187,7 +174,7 @@ def why_not(policy: Policy) -> str:
     for name in ("sliding_window", "attention_chunk_size"):
         if getattr(config, name, None) and getattr(config, "use_sliding_window", True):
             return f"its attention is limited by {name}"
-    if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
+    if config._attn_implementation not in ("sdpa", "sdpa_shared_heads", "eager"):
         return f"its attention is {config._attn_implementation}"
     gap = _gap(policy)
     bound = 1e-3 if next(policy.model.parameters()).dtype == torch.float32 else 0.25

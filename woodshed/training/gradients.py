@@ -214,7 +214,7 @@ def _policy_gradient(work: Work, logits_BNV: Tensor, padded: Padded, start_BN: T
     loss = settings.weight * loss
     work.metrics.add(rl_loss=float(loss.detach()), rl_tokens=float(mask_BN.sum()))
     _observe_logps(work, logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
-    _observe_entropy(work, logits_BNV.detach() / work.temperature, mask_BN)
+    _observe_entropy(work, logits_BNV.detach(), mask_BN)
     return loss
 
 
@@ -292,6 +292,8 @@ def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN
 
 
 def _observe_entropy(work: Work, logits_BNV: Tensor, mask_BN: Tensor) -> None:
-    logp_BNV = logits_BNV.log_softmax(-1)
-    entropy_BN = -(logp_BNV.exp() * logp_BNV).sum(-1)
-    work.metrics.add(entropy_sum=float((entropy_BN * mask_BN).sum()))
+    """Row by row: the vocabulary's copies of a whole micro-batch would be most of a step's memory."""
+    for logits_NV, mask_N in zip(logits_BNV, mask_BN, strict=True):
+        logp_NV = (logits_NV / work.temperature).log_softmax(-1)
+        entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
+        work.metrics.add(entropy_sum=float((entropy_N * mask_N).sum()))

@@ -11,7 +11,7 @@ import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,8 +58,8 @@ class Padded:
     """1.0 where a wanted token counts in its loss."""
     positions_BT: Tensor | None = None
     """Position of each token, where that is not its index."""
-    visible: Any = None
-    """(B, 1, T, T) who attends to whom, or a BlockMask, where that is not everything before."""
+    visible: Tensor | None = None
+    """(B, 1, K, T) whom the last K positions attend to, where that is not everything before."""
 
     @property
     def positions(self) -> int:
@@ -319,14 +319,9 @@ def target_batches(targets: Sequence[Target], micro_batch_tokens: int) -> Iterat
     yield from chunks(targets, [len(t.teacher.ids) for t in targets], micro_batch_tokens)
 
 
-def pad(rows: Sequence[Row], device: torch.device | str = "cpu", *, multiple: int = 1) -> Padded:
-    """Rows as right-padded tensors. Padding is known from the lengths, never from token ids.
-
-    Args:
-        multiple: positions are padded to a multiple of this.
-    """
+def pad(rows: Sequence[Row], device: torch.device | str = "cpu") -> Padded:
+    """Rows as right-padded tensors. Padding is known from the lengths, never from token ids."""
     length, width = max(len(r.ids) for r in rows), max(len(r.wanted) for r in rows)
-    length = -(-length // multiple) * multiple
 
     def table(values: Sequence[Sequence[float]], columns: int, dtype: torch.dtype) -> Tensor:
         return torch.tensor([[*v, *[0] * (columns - len(v))] for v in values], dtype=dtype, device=device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -108,9 +109,9 @@ class Policy:
             hidden_BTD = inputs[0]
             return (hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])), *inputs[1:])
 
-        seen: dict[str, Any] = {"attention_mask": padded.attention_BT}
+        seen: dict[str, Any] = {}  # padding lies behind everything real, where causal attention never looks
         if padded.visible is not None:
-            seen = {"attention_mask": self._mask(padded.visible), "position_ids": padded.positions_BT}
+            seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
         hook = self.model.get_output_embeddings().register_forward_pre_hook(pick)
         try:
             with self._attention_for(padded):
@@ -119,29 +120,16 @@ class Policy:
             hook.remove()
         return output.logits.float()
 
-    def _mask(self, visible: Any) -> Any:
-        """Who sees whom, in the form that the model's own attention takes."""
-        if (
-            isinstance(visible, Tensor)
-            and self.model.config.get_text_config()._attn_implementation == "eager"
-        ):
-            dtype = next(self.model.parameters()).dtype
-            return torch.zeros(visible.shape, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
-        return visible
-
     @contextmanager
     def _attention_for(self, padded: Padded) -> Iterator[None]:
-        """FlexAttention where the batch brings a block mask; the model's own attention comes back."""
-        if padded.visible is None or isinstance(padded.visible, Tensor):
+        """Branches attend in their own way; the model's own attention comes back."""
+        if padded.visible is None:
             yield
             return
-        import torch._functorch.config as compiled
-
-        compiled.donated_buffer = False  # two losses go backward through one compiled forward
         config = self.model.config.get_text_config()
         own = config._attn_implementation
         try:
-            config._attn_implementation = "flex_attention"
+            config._attn_implementation = branching_attention()
             yield
         finally:
             config._attn_implementation = own
@@ -196,6 +184,36 @@ class Policy:
             settings.write_text(json.dumps(named, indent=2, sort_keys=True) + "\n")
 
 
+@functools.cache
+def branching_attention() -> str:
+    """The name under which transformers knows attention for a trunk and branches behind it (`branches`).
+
+    The mask (B, 1, K, M + K) is of the last K queries; the M before them are causal, and padding behind a trunk is
+    seen by nobody.
+    """
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
+            return sdpa_attention_forward(module, query, key, value, None, **options)
+        trunk = query.shape[2] - attention_mask.shape[2]
+        parts = [
+            sdpa_attention_forward(
+                module, query[:, :, :trunk], key[:, :, :trunk], value[:, :, :trunk], None, **options
+            )[0],
+            sdpa_attention_forward(module, query[:, :, trunk:], key, value, attention_mask, **options)[0],
+        ]
+        return torch.cat(parts, 1), None
+
+    AttentionInterface.register("branching", attend)
+    AttentionMaskInterface.register("branching", sdpa_mask)
+    return "branching"
+
+
 def _put(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
     """Give a parameter another value; returns the one it had, kept where the new one came from."""
     if value.device == parameter.device and type(value) is Tensor:
@@ -223,7 +241,6 @@ def add_adapter(model: Any, rank: int) -> Any:
 
 def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:
     """Log-prob of each wanted token at the sampling temperature: (B, N)."""
-    flat = torch.nn.functional.cross_entropy(
-        (logits_BNV / temperature).flatten(0, 1), tokens_BN.flatten(), reduction="none"
-    )
+    scaled_BNV = logits_BNV if temperature == 1.0 else logits_BNV / temperature
+    flat = torch.nn.functional.cross_entropy(scaled_BNV.flatten(0, 1), tokens_BN.flatten(), reduction="none")
     return -flat.view_as(tokens_BN)
