@@ -8,7 +8,9 @@ import hashlib
 import http.server
 import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -23,7 +25,17 @@ import pytest
 from woodshed import synthesis
 from woodshed.records import Task, TaskError
 from woodshed.sandbox import SandboxSpec, open_sandbox
-from woodshed.synthesis import baseline, bench, instructions, operators, project, pruning, sources, stats
+from woodshed.synthesis import (
+    baseline,
+    bench,
+    instructions,
+    operators,
+    prober,
+    project,
+    pruning,
+    sources,
+    stats,
+)
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import CascadeError, Deletion
 from woodshed.tasks import folder
@@ -827,6 +839,24 @@ def test_the_hidden_tests_are_measured(made: Path):
     strength = folder.load(made / "zoo-stub-bark").provenance
     assert strength["mutants"] == strength["mutants_noticed"] == 2
     assert strength["visibility"] == "hidden" and strength["lines_removed"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (
+            "import socket; socket.socketpair()[0].recv(1)",
+            -signal.SIGKILL,
+        ),  # a mutant of boltons' sockets did this
+        ("import time; began = time.monotonic()\nwhile time.monotonic() < began + 3.5: pass", 0),
+        ("raise SystemExit(2)", 2),
+    ],
+)
+def test_a_mutant_that_waits_for_ever_is_ended_and_one_that_works_is_not(code: str, status: int):
+    child = os.posix_spawn(sys.executable, [sys.executable, "-c", code], {})
+    began = time.monotonic()
+    assert os.waitstatus_to_exitcode(prober.ended(child, 1.0)) == status
+    assert time.monotonic() - began < 15
 
 
 def test_every_task_is_proven_again_from_its_folder(made: Path):

@@ -4,7 +4,8 @@ pytest collects once; then, for every version, a fork puts the code of the wrong
 the tests will call and runs them to the first failure. A version costs a fork and a few tests, not a session.
 
 Answer, one letter for each version: k, a test noticed; p, all tests passed; s, the version could not be put in place.
-A version that runs on and on is noticed too; time is CPU time, so that a busy machine changes nothing.
+A version that runs on and on is noticed too, by its CPU time, so that a busy machine changes nothing; and so is one
+that waits for what never comes, by the seconds that it sleeps.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import time
@@ -42,17 +44,18 @@ class Prober(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         items = [item for item in session.items if item.nodeid in self.wanted]
-        began = time.process_time()
-        if not items or self.fork(items, None, 600) != "p":
+        began, cpu_began = time.monotonic(), time.process_time()
+        if not items or self.fork(items, None, 600, 600) != "p":
             self.answers = "s" * len(self.request["versions"])
             return True
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-        limit = 2 + 5 * max(usage.ru_utime + usage.ru_stime, time.process_time() - began)
+        limit_s = 2 + 5 * max(usage.ru_utime + usage.ru_stime, time.process_time() - cpu_began)
+        patience_s = 5 + 5 * (time.monotonic() - began)
         for version in self.request["versions"]:
-            self.answers += self.fork(items, version, limit)
+            self.answers += self.fork(items, version, limit_s, patience_s)
         return True
 
-    def fork(self, items: list[pytest.Item], version: dict | None, limit_s: float) -> str:
+    def fork(self, items: list[pytest.Item], version: dict | None, limit_s: float, patience_s: float) -> str:
         child = os.fork()
         if child == 0:
             try:
@@ -61,7 +64,7 @@ class Prober(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
                 os._exit(self.run(items, version))
             finally:
                 os._exit(1)
-        _, status = os.waitpid(child, 0)
+        status = ended(child, patience_s)
         return {0: "p", 2: "s"}.get(os.waitstatus_to_exitcode(status), "k")
 
     def run(self, items: list[pytest.Item], version: dict | None) -> int:
@@ -77,6 +80,23 @@ class Prober(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.open_failed = self.open_failed or runner.outcome_of(report) in ("failed", "error")
+
+
+def ended(child: int, patience_s: float) -> int:
+    """The status of a process that ends by itself, or is killed after it slept for so long without any CPU time."""
+    end = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(end, select.POLLIN)
+    asleep_s, used = 0, ""
+    while not poll.poll(1000):
+        state, *fields = Path(f"/proc/{child}/stat").read_text().rpartition(") ")[2].split()
+        now = " ".join(fields[10:12])  # user and system time
+        asleep_s = asleep_s + 1 if state == "S" and now == used else 0
+        used = now
+        if asleep_s > patience_s:
+            os.kill(child, signal.SIGKILL)
+    os.close(end)
+    return os.waitpid(child, 0)[1]
 
 
 def put(version: dict, workspace: str) -> bool:
