@@ -378,6 +378,28 @@ class Undenied(Pair):
         return False
 
 
+class Disguise(type):
+    """Types of it say that they are int."""
+
+    def __eq__(cls, other: object) -> bool:
+        return True
+
+    def __hash__(cls) -> int:
+        return hash(int)
+
+
+class Disguised(Same, metaclass=Disguise):
+    pass
+
+
+def test_the_fast_way_out_of_doubts_is_for_plain_values_alone():
+    """Tests compare a million characters in a loop: without it one test of python-slugify took 26 s instead of 0.2."""
+    assert all(doubt.is_plain(value) for value in (1, True, 1.5, "a", b"a", None))
+    assert not any(doubt.is_plain(value) for value in (Same(), Disguised(), Flag, [1], (1,)))
+    with pytest.raises(AssertionError, match="would hold for other values"):
+        doubt.compared("==", Disguised(), 1, __file__)
+
+
 def test_a_no_that_means_equal_is_doubted_like_a_yes():
     """`assert not (a != b)` asks for equality: honest objects stand it however the doubts are drawn, others never."""
     for _ in range(50):
