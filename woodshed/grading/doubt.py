@@ -168,7 +168,7 @@ def parts(value: object) -> Iterator[object]:
         yield value
         if depth < DEEPEST:
             inner = list(value.items()) if type(value) is dict else value
-            if type(value) in (list, tuple, set, frozenset, dict):
+            if any(type(value) is kind for kind in (list, tuple, set, frozenset, dict)):
                 waiting += [(item, depth + 1) for item in inner]  # type: ignore[union-attr]
 
 
