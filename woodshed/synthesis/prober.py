@@ -1,7 +1,8 @@
 """Runs some tests inside a sandbox against many wrong versions of a function. Standard library and pytest; one file.
 
 pytest collects once; then, for every version, a fork puts the code of the wrong version into the function objects that
-the tests will call and runs them to the first failure. A version costs a fork and a few tests, not a session.
+the tests will call and runs them to the first failure. The test that failed runs first from then on, as it is likely to
+notice the next version too. A version costs a fork and a few tests, not a session.
 
 Answer, one letter for each version: k, a test noticed; p, all tests passed; s, the version could not be put in place.
 A version that runs on and on is noticed too, by its CPU time, so that a busy machine changes nothing; and so is one
@@ -10,6 +11,7 @@ that waits for what never comes, by the seconds that it sleeps.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -56,23 +58,31 @@ class Prober(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
         return True
 
     def fork(self, items: list[pytest.Item], version: dict | None, limit_s: float, patience_s: float) -> str:
+        told, tell = os.pipe()
+        os.set_blocking(told, False)  # a process that the tests left behind may hold the other end
         child = os.fork()
         if child == 0:
             try:
                 resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
                 signal.setitimer(signal.ITIMER_PROF, limit_s)
-                os._exit(self.run(items, version))
+                os._exit(self.run(items, version, tell))
             finally:
                 os._exit(1)
+        os.close(tell)
         status = ended(child, patience_s)
+        with contextlib.suppress(BlockingIOError):
+            if place := os.read(told, 20):
+                items.insert(0, items.pop(int(place)))
+        os.close(told)
         return {0: "p", 2: "s"}.get(os.waitstatus_to_exitcode(status), "k")
 
-    def run(self, items: list[pytest.Item], version: dict | None) -> int:
+    def run(self, items: list[pytest.Item], version: dict | None, tell: int) -> int:
         if version is not None and not put(version, self.request["workspace"]):
             return 2
-        for item in items:
+        for place, item in enumerate(items):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             if self.open_failed:
+                os.write(tell, str(place).encode())
                 return 1
         return 0
 
