@@ -54,8 +54,7 @@ def train(
     """Train a policy by a recipe.
 
     Warm up on scripted attempts, study demonstrations, measure on held-out tasks, practise with rewards and feedback in
-    words, measure
-    again. A run that was stopped, by Ctrl-C or worse, goes on with --resume.
+    words, measure again. A run that was stopped, by Ctrl-C or worse, goes on with --resume.
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
