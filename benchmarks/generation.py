@@ -85,11 +85,11 @@ def sampler_seconds(
 ) -> tuple[float, list[Sample], float]:
     """(seconds of the decode steps alone, samples, seconds with prefill) of the second call; the first warms up."""
     sampler = LocalSampler(model, NeverStops(), settings)  # type: ignore[arg-type]
+    short = [SampleRequest(request.prompt_ids, 1, request.seed) for request in asked]
     if not captured:
         sampler._graphs = None
-    sampler.sample(asked)
+    sampler.sample(asked if captured else short)
     sampler.flush()
-    short = [SampleRequest(request.prompt_ids, 1, request.seed) for request in asked]
     prefill_s, _ = timed(lambda: sampler.sample(short), device)
     sampler.flush()
     whole_s, samples = timed(lambda: sampler.sample(asked), device)
@@ -103,7 +103,7 @@ def gaps(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> torch
         for request, sample in zip(asked, samples, strict=True):
             ids = torch.tensor([[*request.prompt_ids, *sample.ids]], device=model.device)
             logits = model(input_ids=ids, use_cache=False, logits_to_keep=len(sample.ids) + 1).logits[:, :-1]
-            logps = token_logps(logits.float(), ids[:, -len(sample.ids) :], 1.0)[0]
+            logps = token_logps(logits, ids[:, -len(sample.ids) :], 1.0)[0]
             found.append((logps.cpu() - torch.tensor(sample.logps)).abs())
     return torch.cat(found)
 
@@ -151,29 +151,33 @@ def main() -> None:
     settings = SamplerSettings(max_rows=options.rows, cache_mb=16_384)
     tokens = options.rows * options.new
     rows: list[dict[str, Any]] = []
+
+    def keep(row: dict[str, Any]) -> None:
+        print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
+        rows.append(row)
+
     for name, captured in (("captured graphs", True), ("step by step", False)):
         if captured and device != "cuda":
             continue
         decode_s, samples, whole_s = sampler_seconds(model, asked, settings, captured=captured, device=device)
         gap = gaps(model, asked[:16], samples[:16])
-        rows.append(
+        keep(
             {
                 "way": name,
                 "decode_tokens_per_s": round(tokens / decode_s),
                 "whole_tokens_per_s": round(tokens / whole_s),
                 "ms_per_step": round(1000 * decode_s / options.new, 2),
+                "gap_mean": round(float(gap.mean()), 5),
                 "gap_max": round(float(gap.max()), 4),
                 "gap_share_within_0.02": round(float((gap <= BAR_NATS).double().mean()), 5),
             }
         )
     other = continuous_batching_seconds(model, asked, device)
-    rows.append(
+    keep(
         {"way": "transformers continuous batching", "whole_tokens_per_s": round(tokens / other)}
         if isinstance(other, float)
         else {"way": "transformers continuous batching", "failed": other}
     )
-    for row in rows:
-        print("  ".join(f"{key}={value}" for key, value in row.items()))
     result = {"rows": options.rows, "prompt": options.prompt, "new": options.new, "ways": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({**result, "machine": machine.describe()}, indent=2) + "\n")

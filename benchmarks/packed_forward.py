@@ -202,8 +202,11 @@ def synchronise(device: torch.device) -> None:
 def largest_gap(policy: Policy, batch: Batch) -> float:
     """Largest difference in the hinted tokens' log-probs, packed against separate."""
     both = branches.pad(branches.prefixes(branches.trees(batch)), policy.device)
-    packed = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)[both.teacher_GN]
-    apart = [policy.logits(packing.pad([t.teacher], policy.device)).log_softmax(-1)[0] for t in batch.targets]
+    packed = policy.logits(both.padded).float().log_softmax(-1).flatten(0, 1)[both.teacher_GN]
+    apart = [
+        policy.logits(packing.pad([t.teacher], policy.device)).float().log_softmax(-1)[0]
+        for t in batch.targets
+    ]
     return max(float((a - b).abs().max()) for a, b in zip(packed, apart, strict=True))
 
 

@@ -243,6 +243,48 @@ def test_the_frozen_teacher_is_swapped_in_and_out_without_a_trace(rollouts):
     assert torch.equal(policy.logits(padded), changed) and not torch.equal(changed, before)
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at_once", [1 << 25, 50])
+def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
+    temperature, dtype, at_once, monkeypatch
+):
+    monkeypatch.setattr("woodshed.training.policy.ELEMENTS_AT_ONCE", at_once)
+    dice = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 37, generator=dice).to(dtype).requires_grad_()
+    tokens, weights = torch.randint(37, (3, 5), generator=dice), torch.randn(3, 5, generator=dice)
+    found = token_logps(logits, tokens, temperature)
+    (gradient,) = torch.autograd.grad((found * weights).sum(), logits)
+    flat = (logits.float() / temperature).flatten(0, 1)
+    right = -torch.nn.functional.cross_entropy(flat, tokens.flatten(), reduction="none").view(3, 5)
+    (wanted,) = torch.autograd.grad((right * weights).sum(), logits)
+    assert torch.allclose(found, right, atol=1e-6) and found.dtype == torch.float32
+    assert torch.allclose(gradient, wanted, atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_an_adapter_is_kept_in_float32_and_multiplied_in_the_models_precision():
+    policy = tiny_policy()
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+        if "lora_" not in name:
+            parameter.data = parameter.data.bfloat16()
+    layer = policy.model.base_model.model.model.layers[0].mlp.down_proj
+    kept: list[torch.Tensor] = []
+    x = torch.randn(2, 3, 96, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+        out = layer(x)
+    assert {t.dtype for t in kept if t.numel() == x.numel()} == {torch.bfloat16}
+    out.float().sum().backward()
+    matrices = [layer.lora_A.default.weight, layer.lora_B.default.weight]
+    assert all(each.dtype == each.grad.dtype == torch.float32 for each in matrices)
+    x, out, (a, b) = x.detach(), out.detach(), (each.detach() for each in matrices)
+    plain = x.float() @ layer.base_layer.weight.float().T
+    right = plain + 2 * x.float() @ a.T @ b.T
+    assert torch.allclose(out.float(), right, atol=0.05 * float(right.abs().max()))
+    assert not torch.allclose(out.float(), plain, atol=0.05 * float(right.abs().max()))
+
+
 def test_only_the_adapter_is_trained():
     policy = tiny_policy()
     assert policy.trainable and all("lora_" in name for name in policy.trainable)

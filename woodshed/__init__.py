@@ -26,6 +26,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     machine
     settings
     records
+    syntax
 """
 
 __version__ = "0.1.0"

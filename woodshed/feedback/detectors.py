@@ -6,12 +6,12 @@ what the policy should have known; that is `feedback.hints`.
 
 from __future__ import annotations
 
-import ast
 import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from woodshed import syntax
 from woodshed.records import CALL_FAULTS, Call, ErrorKind, Observation, Rollout, Task, Turn
 
 
@@ -110,7 +110,7 @@ def _broken(path: str, text: str | None) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes are the author's taste
         try:
-            ast.parse(text)
+            syntax.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return True
     return False

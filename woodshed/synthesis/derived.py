@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.verifier import verify
 from woodshed.records import Patch, Task, Verdict
 from woodshed.synthesis import strength
@@ -176,7 +177,7 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
         "path": function.path,
         "roots": list(baseline.environment.source_roots),
         "checks": f"{HOME}/check_{function.short}.py",
-        "right": [code, ast.unparse(ast.parse(code)) + "\n"],
+        "right": [code, ast.unparse(syntax.parse(code)) + "\n"],
         "wrong": wrong,
     }
     tests = {

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 
+from woodshed import syntax
 from woodshed.records import Task
 from woodshed.synthesis import operators, pruning
 from woodshed.synthesis.edits import apply, parse, remove_statement
@@ -236,7 +237,7 @@ def _mentions(text: str, dotted: str, name: str) -> bool:
 
 def _functions(text: str | None) -> list[tuple[str, prints.Function]]:
     try:
-        return list(prints.functions(ast.parse(text or "")))
+        return list(prints.functions(syntax.parse(text or "")))
     except (SyntaxError, ValueError):
         return []
 
@@ -275,7 +276,7 @@ def constrain(parent: Parent, parents: Sequence[Parent], draw: random.Random) ->
 
 def _imported(text: str) -> set[str]:
     try:
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except SyntaxError:
         return set()
     found = {a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
@@ -363,7 +364,7 @@ def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -
     text = more_cases(parent.task, module.name, draw) if module is not None else None
     if text is not None:
         path = _test_folder(parent) + "test_woodshed_more.py"
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
         count = next(len(ast.literal_eval(n.value)) for n in tree.body if isinstance(n, ast.Assign))
         ids = tuple(f"{path}::test_more[{number}]" for number in range(count))
         yield Draft(

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from woodshed import syntax
+
 
 @dataclass(frozen=True, order=True)
 class Edit:
@@ -43,7 +45,7 @@ class Source:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tree = ast.parse(text)
+        self.tree = syntax.parse(text)
         self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
     def offset(self, line: int, column: int) -> int:

@@ -6,10 +6,10 @@ gold patch in; only arguments and answers that are plain literals are used (char
 
 from __future__ import annotations
 
-import ast
 import random
 from pprint import pformat
 
+from woodshed import syntax
 from woodshed.records import Task
 from woodshed.sandbox import open_sandbox
 from woodshed.tasks import folder
@@ -95,7 +95,7 @@ def more_cases(task: Task, module: str, draw: random.Random) -> str | None:
     if done.outcome != "ok":
         return None
     try:
-        answers = ast.literal_eval(done.stdout.decode().splitlines()[-1])
+        answers = syntax.literal(done.stdout.decode().splitlines()[-1])
     except (ValueError, SyntaxError, IndexError):
         return None
     if len(answers) < 2:

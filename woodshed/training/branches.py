@@ -195,13 +195,13 @@ def _gap(policy: Policy) -> float:
         teacher = Row(whole, tuple(range(len(whole) - 6, len(whole))), (0.0,) * 6)
         targets.append(Target(Hint("", 0, "", ""), student, teacher, end - 8, spans=((0, 6),)))
     both = pad([Tree(_hinted_part(targets), False, tuple(targets))], policy.device)
-    logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
+    logps = policy.logits(both.padded).float().log_softmax(-1).flatten(0, 1)
     worst = 0.0
     for at_GN, rows in (
         (both.student_GN, [t.student for t in targets]),
         (both.teacher_GN, [t.teacher for t in targets]),
     ):
-        apart = policy.logits(packing.pad(rows, policy.device)).log_softmax(-1)
+        apart = policy.logits(packing.pad(rows, policy.device)).float().log_softmax(-1)
         gap = float((logps[at_GN] - apart).abs().max())
         worst = max(worst, math.inf if math.isnan(gap) else gap)
     return worst

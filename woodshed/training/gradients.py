@@ -223,7 +223,7 @@ def _targeted(
 ) -> Tensor:
     """The targeted loss of one micro-batch; the logits are those that predict the targets' tokens."""
     settings = work.feedback
-    student_GNV, teacher_GNV = student_GNV / work.temperature, teacher_GNV / work.temperature
+    student_GNV, teacher_GNV = (each.float() / work.temperature for each in (student_GNV, teacher_GNV))
     with torch.set_grad_enabled(settings.support == "sampled"):  # elsewhere only looked at
         logp_GN = token_logps(student_GNV, targets.tokens_BN, 1.0)
     hinted_GN = token_logps(teacher_GNV, targets.tokens_BN, 1.0)
@@ -294,6 +294,6 @@ def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN
 def _observe_entropy(work: Work, logits_BNV: Tensor, mask_BN: Tensor) -> None:
     """Row by row: the vocabulary's copies of a whole micro-batch would be most of a step's memory."""
     for logits_NV, mask_N in zip(logits_BNV, mask_BN, strict=True):
-        logp_NV = (logits_NV / work.temperature).log_softmax(-1)
+        logp_NV = (logits_NV.float() / work.temperature).log_softmax(-1)
         entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
         work.metrics.add(entropy_sum=float((entropy_N * mask_N).sum()))

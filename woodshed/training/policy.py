@@ -19,6 +19,9 @@ from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 from woodshed.training.packing import Padded
 
+ELEMENTS_AT_ONCE = 1 << 25
+"""Of logits that are turned into float32 log-probs at the same time."""
+
 
 class PolicySettings(Settings):
     """Which weights are trained, and how they are held."""
@@ -31,7 +34,7 @@ class PolicySettings(Settings):
     """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights. Not read where
     `adapter` is set."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the frozen weights and of compute; an adapter's own weights are always float32."""
+    """Precision of the frozen weights and of compute; an adapter's own weights are kept in float32 always."""
     export_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
     device: str = "auto"
@@ -98,7 +101,7 @@ class Policy:
         return next(iter(self.trainable.values())).device
 
     def logits(self, padded: Padded) -> Tensor:
-        """Logits that predict the wanted tokens: (B, N, V) float32.
+        """Logits that predict the wanted tokens: (B, N, V), in the model's own precision.
 
         The output layer sees only those positions: a pre-hook picks their hidden states, so that whatever a model
         does to its logits afterwards (scaling, soft-capping) still happens.
@@ -118,7 +121,7 @@ class Policy:
                 output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
         finally:
             hook.remove()
-        return output.logits.float()
+        return output.logits
 
     @contextmanager
     def _attention_for(self, padded: Padded) -> Iterator[None]:
@@ -236,11 +239,47 @@ def add_adapter(model: Any, rank: int) -> Any:
         warnings.filterwarnings(
             "ignore", category=FutureWarning
         )  # peft calls names that transformers has renamed
-        return get_peft_model(model, config)
+        return local.compute_in_model_precision(get_peft_model(model, config))
 
 
 def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:
-    """Log-prob of each wanted token at the sampling temperature: (B, N)."""
-    scaled_BNV = logits_BNV if temperature == 1.0 else logits_BNV / temperature
-    flat = torch.nn.functional.cross_entropy(scaled_BNV.flatten(0, 1), tokens_BN.flatten(), reduction="none")
-    return -flat.view_as(tokens_BN)
+    """Log-prob of each wanted token at the sampling temperature: (B, N) float32, from logits of any precision."""
+    flat: Any = _TokenLogps.apply(logits_BNV.flatten(0, 1), tokens_BN.flatten(), temperature)
+    return flat.view_as(tokens_BN)
+
+
+class _TokenLogps(torch.autograd.Function):
+    """A few rows of the vocabulary at a time, and again in the backward pass: whole copies in float32 would be most of
+    a step's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, logits_RV: Tensor, tokens_R: Tensor, temperature: float) -> Tensor:
+        ctx.save_for_backward(logits_RV, tokens_R)
+        ctx.temperature = temperature
+        found = [
+            _log_softmax(part_RV, temperature).gather(-1, of_R.unsqueeze(-1)).squeeze(-1)
+            for part_RV, of_R in _in_parts(logits_RV, tokens_R)
+        ]
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        logits_RV, tokens_R = ctx.saved_tensors
+        into_RV = torch.empty_like(logits_RV)
+        for part_RV, into, of_R, grad_R in _in_parts(logits_RV, into_RV, tokens_R, grads[0]):
+            at_R1, grad_R1 = of_R.unsqueeze(-1), grad_R.unsqueeze(-1)
+            grad_RV = (
+                _log_softmax(part_RV, ctx.temperature).exp_().mul_(-grad_R1).scatter_add_(-1, at_R1, grad_R1)
+            )
+            into.copy_(grad_RV if ctx.temperature == 1.0 else grad_RV.div_(ctx.temperature))
+        return into_RV, None, None
+
+
+def _in_parts(logits_RV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    rows = max(1, ELEMENTS_AT_ONCE // logits_RV.shape[-1])
+    return zip(*(each.split(rows) for each in (logits_RV, *others)), strict=True)
+
+
+def _log_softmax(logits_RV: Tensor, temperature: float) -> Tensor:
+    scaled_RV = logits_RV.float()
+    return (scaled_RV if temperature == 1.0 else scaled_RV / temperature).log_softmax(-1)

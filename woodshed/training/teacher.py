@@ -62,7 +62,7 @@ class Teacher:
                 logits_BNV = policy.logits(padded)
             if self.kind != "trust-region":
                 return logits_BNV
-            return torch.lerp(logits_BNV, policy.logits(padded), self.rate)
+            return torch.lerp(logits_BNV.float(), policy.logits(padded).float(), self.rate)
 
     @torch.no_grad()
     def follow(self, policy: Policy) -> None:

@@ -23,9 +23,10 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed import feedback
 from woodshed.agent.attempt import AgentSettings, Attempt
@@ -43,6 +44,15 @@ from woodshed.training import packing
 from woodshed.training.packing import Row, rollout_row
 from woodshed.training.policy import Policy, token_logps
 from woodshed.training.update import OptimizerSettings, learning_rate
+
+PLANTS: dict[str, float] = {
+    "unknown_tool": 0.45,
+    "bad_arguments": 0.10,
+    "unparseable": 0.15,
+    "old_missing": 0.10,
+    "untested": 0.20,
+}
+"""Fault classes that can be planted, and their shares."""
 
 
 class WarmupSettings(Settings):
@@ -69,6 +79,17 @@ class WarmupSettings(Settings):
     """Share of turns with a reminder before them."""
     seeded_fault_share: float = Field(default=0.0, ge=0, le=1)
     """Share of turns replaced by a planted fault. Above 0 the policy learns to err: say so beside every result."""
+    plants: dict[str, Annotated[float, Field(gt=0)]] = Field(default=PLANTS, min_length=2)
+    """Classes of fault that are planted, and that reminders of another class are about, with their weights."""
+
+    @field_validator("plants")
+    @classmethod
+    def _can_be_planted(cls, plants: dict[str, float]) -> dict[str, float]:
+        if unknown := set(plants) - set(PLANTS):
+            raise ValueError(
+                f"{', '.join(sorted(unknown))} cannot be planted; choose from {', '.join(PLANTS)}"
+            )
+        return plants
 
 
 @dataclass(frozen=True)
@@ -90,15 +111,6 @@ class OracleAttempt:
     rollout: Rollout
     reminders: tuple[Hint, ...]
 
-
-PLANTS: dict[str, float] = {
-    "unknown_tool": 0.45,
-    "bad_arguments": 0.10,
-    "unparseable": 0.15,
-    "old_missing": 0.10,
-    "untested": 0.20,
-}
-"""Fault classes that can be planted, and their shares."""
 
 SLIP = "slip"
 """What a wrong first edit is called: it is there to be repaired, and the one right-looking message not imitated."""
@@ -274,7 +286,7 @@ def script(
             break  # faults have eaten the budget
         fault = _draw_fault(tool, settings, dice)
         if dice.random() < settings.reminder_share:
-            kind, reminder = _draw_reminder(fault, tool, task, codec, dice)
+            kind, reminder = _draw_reminder(fault, tool, settings, task, codec, dice)
             if kind == fault:
                 fault = ""
         else:
@@ -466,21 +478,23 @@ def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str
         return ""
     possible = {
         fault: share
-        for fault, share in PLANTS.items()
+        for fault, share in settings.plants.items()
         if fault not in ("unparseable", "old_missing", "untested")
         or (fault == "untested" and tool == "shell")
         or (fault in ("unparseable", "old_missing") and tool == "edit_file")
     }
-    return dice.choices(list(possible), weights=list(possible.values()))[0]
+    return dice.choices(list(possible), weights=list(possible.values()))[0] if possible else ""
 
 
-def _draw_reminder(fault: str, tool: str, task: Task, codec: Codec, dice: random.Random) -> tuple[str, str]:
+def _draw_reminder(
+    fault: str, tool: str, settings: WarmupSettings, task: Task, codec: Codec, dice: random.Random
+) -> tuple[str, str]:
     """(class, text): half the time about the planned fault, else about another class or nothing at all."""
     draw = dice.random()
     if fault and draw < 0.5:
         kind = fault
     elif draw < 0.8:
-        kind = dice.choice([k for k in PLANTS if k != fault])
+        kind = dice.choice([k for k in settings.plants if k != fault])
     else:
         return "placebo", dice.choice(feedback.PLACEBOS)
     text = feedback.hint_text(kind, tools=TOOLS, codec=codec, tool=tool, test_command=task.test_command)

@@ -15,6 +15,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from woodshed import syntax
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -62,7 +64,7 @@ def parse(text: str) -> ast.Module | None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes are the author's taste
         try:
-            return ast.parse(text)
+            return syntax.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return None
 

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.planted.scene import Act, Move, Scene, dirty, pick, snippets
 
 Script = Callable[[Scene], Act | None]
@@ -388,7 +389,7 @@ def _behind(s: Scene, rule: str) -> list[Callable[[], Act]]:
 
 def _pattern(arguments: str) -> str:
     """Arguments as a pattern of a match statement; "" where they are no plain literals."""
-    tree = ast.parse(arguments, mode="eval").body
+    tree = syntax.parse(arguments, mode="eval").body
     plain = (ast.Tuple, ast.List, ast.Constant, ast.Load)
     return arguments if all(isinstance(n, plain) for n in ast.walk(tree)) else ""
 
@@ -422,7 +423,7 @@ def _changed(s: Scene, before: str, after: str | None) -> Act | None:
 def _without_function(text: str, keep: str) -> str | None:
     """Without the last public function that is not the target and that nothing else in the file names."""
     lines = text.split("\n")
-    for node in reversed(ast.parse(text).body):
+    for node in reversed(syntax.parse(text).body):
         public = isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != keep
         if public and len(re.findall(rf"\b{node.name}\b", text)) <= 3:  # type: ignore[union-attr]
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])  # type: ignore[union-attr]
@@ -432,7 +433,7 @@ def _without_function(text: str, keep: str) -> str | None:
 
 def _without_checks(text: str) -> str | None:
     """Without the first `raise` of the file: the caller's mistake goes unnoticed."""
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(syntax.parse(text)):
         if isinstance(node, ast.Raise) and node.exc is not None and node.lineno == node.end_lineno:
             lines = text.split("\n")
             line = lines[node.lineno - 1]
@@ -444,7 +445,7 @@ def _without_checks(text: str) -> str | None:
 
 def _without_parameter(text: str, symbol: str) -> str | None:
     """Without the last parameter of a public one-line signature other than the target's."""
-    for node in ast.parse(text).body:
+    for node in syntax.parse(text).body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node.name == symbol:
             continue
         spec, lines = node.args, text.split("\n")

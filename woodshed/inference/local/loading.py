@@ -99,12 +99,32 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     if not (adapter / "adapter_config.json").is_file():
         raise ModelError(f"{adapter} is not a PEFT adapter: it holds no adapter_config.json")
     with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", category=FutureWarning
-        )  # peft calls names that transformers has renamed
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
-        return PeftModel.from_pretrained(model, str(adapter)).eval()
+        return compute_in_model_precision(PeftModel.from_pretrained(model, str(adapter)).eval())
+
+
+class AdapterLinear(torch.nn.Linear):
+    """A matrix of a LoRA adapter: kept in float32, multiplied in the precision of what it is given."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return torch.nn.functional.linear(input, self.weight.to(input.dtype))
+
+
+def compute_in_model_precision(model: Any) -> Any:
+    """Let the LoRA adapters of a PEFT model compute in the model's own precision. PEFT takes every input of an adapter
+    whose weights are float32 to float32, and each copy is kept for the backward pass."""
+    from peft.tuners.lora import LoraLayer
+
+    for layer in model.modules():
+        if not isinstance(layer, LoraLayer) or layer.lora_variant:  # DoRA and its kind have sums of their own
+            continue
+        matrices = [*layer.lora_A.values(), *layer.lora_B.values()]
+        if all(type(matrix) is torch.nn.Linear and matrix.bias is None for matrix in matrices):
+            layer.cast_input_dtype_enabled = False
+            for matrix in matrices:
+                matrix.__class__ = AdapterLinear
+    return model
 
 
 def _dequantised(source: ModelSource, models: Path) -> Path:

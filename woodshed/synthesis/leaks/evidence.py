@@ -13,6 +13,7 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.records import Task
 from woodshed.synthesis.leaks import prints
 from woodshed.synthesis.leaks.prints import Body, Function
@@ -219,7 +220,7 @@ def _anchors(tokens: Iterable[str]) -> tuple[str, ...]:
 
 def _parsed(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text)
+        return syntax.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
 

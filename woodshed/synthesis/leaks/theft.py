@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from woodshed import syntax
 from woodshed.grading.verifier import verify
 from woodshed.records import Patch, SandboxError, Task
 from woodshed.sandbox import SandboxSpec, open_sandbox
@@ -100,7 +101,7 @@ def _patches(
 def _pasted(text: str, dotted: str, loot: dict[str, str]) -> str:
     """A file with a stolen definition in the place of the stub, else at the end of its class or of the file."""
     try:
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except SyntaxError:
         return text
     stub = dict(prints.functions(tree)).get(dotted)
