@@ -65,6 +65,20 @@ def test_gradients_through_kept_ids_match_finite_differences(logits, kind, suppo
     assert torch.autograd.gradcheck(loss, student, atol=1e-8)
 
 
+def test_only_the_forward_divergence_moves_a_student_that_is_sure(doubt=1e-6):
+    """Two ids, p = (1 - doubt, doubt) and q the other way around: gradients in the first logit."""
+    p = torch.tensor([1 - doubt, doubt], dtype=torch.float64)
+    student, teacher = p.log().requires_grad_(), p.flip(0).log()
+    gradients = {}
+    for kind in ("reverse", "forward", "jensen-shannon"):
+        loss = divergences.divergence(student.log_softmax(-1), teacher, kind)
+        gradients[kind] = float(torch.autograd.grad(loss, student)[0][0])
+    assert gradients["forward"] == pytest.approx(1 - 2 * doubt, rel=1e-9)
+    reverse = 2 * math.log((1 - doubt) / doubt) * doubt * (1 - doubt)
+    assert gradients["reverse"] == pytest.approx(reverse, rel=1e-6) and reverse < 1e-4
+    assert abs(gradients["jensen-shannon"]) < 1e-4
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_distributions_have_no_divergence_and_no_gradient(logits, kind):
     student, _ = logits

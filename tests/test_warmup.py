@@ -92,6 +92,18 @@ def test_a_reminder_of_the_planned_class_prevents_its_fault_and_others_leave_it(
     assert plain > 0.08 and placebo > 0.5 * plain and other > 0.5 * plain
 
 
+def test_a_reminder_of_a_calls_form_does_not_say_which_tool_is_right(tiny_task):
+    """Where finishing is right and a careless call of read_file was planned, the reminder is about read_file."""
+    played = moves(tiny_task, 3000, seeded_fault_share=0.4, reminder_share=0.5)
+    named: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+    for move in played:
+        if move.reminder_class == "bad_arguments":
+            tool = move.reminder.partition(" takes")[0].split()[-1]
+            named["finish" in move.text].update([tool])
+    assert named[True]["read_file"] > 10 and named[True]["finish"] < named[True].total() / 2
+    assert all(named[False][tool.name] for tool in TOOLS)
+
+
 def test_without_seeded_faults_nothing_is_planted(tiny_task):
     played = moves(tiny_task, 50)
     assert {move.fault for move in played} == {"", warmup.SLIP} and any(move.reminder for move in played)

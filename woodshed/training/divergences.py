@@ -55,10 +55,13 @@ def divergence(
 ) -> Tensor:
     """Divergence of the student from the teacher over the last dimension.
 
-    reverse: KL(student || teacher), mode-seeking (SDPO, arXiv 2601.20802).
-    forward: KL(teacher || student), as SDFT's code uses (arXiv 2601.19897, erratum).
+    reverse: KL(student || teacher), mode-seeking (SDPO, arXiv 2601.20802). Its gradient vanishes with the student's
+        doubt: a token that the student is sure of stays, however much the teacher rejects it.
+    forward: KL(teacher || student), as SDFT's code uses (arXiv 2601.19897, erratum). Its gradient is the difference
+        of the two distributions.
     jensen-shannon: beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student
-        (generalised JSD of GKD, arXiv 2306.13649, equation 1); over beta it tends to forward / reverse at 0 / 1.
+        (generalised JSD of GKD, arXiv 2306.13649, equation 1); over beta it tends to forward / reverse at 0 / 1. Its
+        gradient vanishes as the reverse one's does.
 
     Args:
         clip: each id's term is cut from above (OPSD, arXiv 2601.18734: style tokens carry most of the divergence).

@@ -9,6 +9,7 @@ Shapes: B sequences, N tokens that the policy wrote (padded), V vocabulary, G ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,10 @@ from woodshed.training.policy import Policy, token_logps
 from woodshed.training.teacher import Teacher
 
 Gradient = dict[str, Tensor]
+
+STUCK = (math.log(0.99), math.log(0.01))
+"""A token is stuck that the student gives at least the first log-prob, and the hinted teacher less than the second:
+the reverse divergence is large there, and its gradient next to nothing."""
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Metrics:
             self.sums[name] = max(self.sums.get(name, 0.0), value)
 
     def means(self) -> dict[str, float]:
-        names = ("rl_loss", "kl_loss", "logp_gap_max", "trained_positions")
+        names = ("rl_loss", "kl_loss", "stuck_tokens", "logp_gap_max", "trained_positions")
         found = {name: self.sums.get(name, 0.0) for name in names}
         for mean, total, count in (
             ("logp_gap_mean", "gap_sum", "gap_tokens"),
@@ -248,8 +253,12 @@ def _targeted(
         floor=settings.target_floor,
     )
     gain_G = ((hinted_GN - logp_GN.detach()) * targets.mask_BN).sum(-1)
+    is_stuck_GN = (logp_GN.detach() > STUCK[0]) & (hinted_GN < STUCK[1])
     work.metrics.add(
-        kl_loss=float(loss.detach()), hint_gain_sum=float(gain_G.sum()), targets=float(len(gain_G))
+        kl_loss=float(loss.detach()),
+        hint_gain_sum=float(gain_G.sum()),
+        targets=float(len(gain_G)),
+        stuck_tokens=float((is_stuck_GN * targets.counted_BN).sum()),
     )
     _observe_logps(work, logp_GN.detach(), targets.logp_sampler_BN, targets.mask_BN)
     work.metrics.lessons += _lessons(turns, logp_GN.detach(), hinted_GN, divergence_GN.detach())

@@ -489,16 +489,27 @@ def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str
 def _draw_reminder(
     fault: str, tool: str, settings: WarmupSettings, task: Task, codec: Codec, dice: random.Random
 ) -> tuple[str, str]:
-    """(class, text): half the time about the planned fault, else about another class or nothing at all."""
+    """(class, text): half the time about the planned fault, else about another class or nothing at all.
+
+    A reminder of a call's form names the tool that the fault would have called, or any: never the right one because it
+    is right, or the policy learns that a reminder says what to call. One that was taught so dragged its students into
+    reading files where they had to finish (docs/results.md).
+    """
     draw = dice.random()
     if fault and draw < 0.5:
-        kind = fault
+        kind, named = fault, _called_carelessly(tool) if fault == "bad_arguments" else tool
     elif draw < 0.8:
         kind = dice.choice([k for k in settings.plants if k != fault])
+        named = dice.choice([spec.name for spec in TOOLS])
     else:
         return "placebo", dice.choice(feedback.PLACEBOS)
-    text = feedback.hint_text(kind, tools=TOOLS, codec=codec, tool=tool, test_command=task.test_command)
+    text = feedback.hint_text(kind, tools=TOOLS, codec=codec, tool=named, test_command=task.test_command)
     return kind, text
+
+
+def _called_carelessly(tool: str) -> str:
+    """The tool that a call without its arguments names, where a call of `tool` would have been right."""
+    return tool if tool in ("edit_file", "shell") else "read_file"
 
 
 def _faulty(fault: str, tool: str, right: str, task: Task, codec: Codec, dice: random.Random) -> str:
@@ -506,8 +517,8 @@ def _faulty(fault: str, tool: str, right: str, task: Task, codec: Codec, dice: r
     if fault == "unknown_tool":
         return right.replace(tool, dice.choice(WRONG_TOOLS), 1)
     if fault == "bad_arguments":
-        arguments = {"edit_file": {"path": task.target_path}, "shell": {}}.get(tool, {})
-        return codec.format(tool if tool in ("edit_file", "shell") else "read_file", arguments, LENIENT)
+        arguments = {"path": task.target_path} if tool == "edit_file" else {}
+        return codec.format(_called_carelessly(tool), arguments, LENIENT)
     if fault == "unparseable":
         fence = "\n>>>>"
         return right.replace(fence, "", 1) if fence in right else "".join(right.rsplit("}", 1))
