@@ -46,6 +46,8 @@ from woodshed.tasks import folder
 
 COMBINED_SHARE = 8
 """One task in so many is a combination of others, where combinations are asked for."""
+AHEAD = 4
+"""Candidates of a job that are worked on beside the one that is due."""
 MAX_COMMITS = 50
 """Commits that are tried where no limit is given."""
 COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
@@ -290,17 +292,18 @@ def decide(
     earlier: dict[str, Rejected],
     missing: Callable[[], int] | None = None,
 ) -> Generator[tuple[Candidate, Task | Rejected], None, None]:
-    """Every candidate with its outcome, in order; up to `jobs` are worked on ahead of the one that is due.
+    """Every candidate with its outcome, in order; up to AHEAD a job are worked on beside the one that is due, which may
+    take a minute while others take seconds.
 
     Not more than are `missing`: what is worked on when the limit is reached would be given up.
     """
-    jobs = work.settings.jobs
-    pool = ThreadPoolExecutor(jobs)
+    most = AHEAD * work.settings.jobs
+    pool = ThreadPoolExecutor(work.settings.jobs)
     waiting: deque[tuple[Candidate, Future[Task | Rejected]]] = deque()
     remaining = iter(found)
     try:
         while True:
-            ahead = jobs + 1 if missing is None else max(1, min(jobs + 1, missing()))
+            ahead = most if missing is None else max(1, min(most, missing()))
             while len(waiting) < ahead and (candidate := next(remaining, None)) is not None:
                 waiting.append((candidate, pool.submit(_decide_one, work, candidate, out, earlier)))
             if not waiting:
