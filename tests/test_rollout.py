@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import Timer
 from typing import Any
 
@@ -94,6 +94,48 @@ def test_scheduling_changes_nothing(tasks: list[Task]) -> None:
     )
     assert timeless(alone) == groups[1]["rollouts"][2]
     assert timeless(attempts(tasks, seed=2)) != groups
+
+
+SLOW = "<call>shell sleep 3; echo slow</call>"
+
+
+class Watched(ScriptedSampler):
+    """One attempt begins with a slow command; remembers when each batch was drawn, and how many messages it held."""
+
+    def __init__(self) -> None:
+        super().__init__(renderer(), self._reply)
+        self.batches: list[tuple[float, int]] = []
+        self._first: SampleRequest | None = None
+
+    def _reply(self, request: SampleRequest) -> str:
+        return SLOW if request is self._first else drawn(request)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        self._first = None if self.batches else requests[0]
+        self.batches.append((time.monotonic(), len(requests)))
+        return super().sample(requests)
+
+
+@pytest.mark.parametrize(("quorum", "batches_meanwhile"), [(1.0, 1), (0.5, 3)])
+def test_a_slow_command_holds_up_the_others_only_where_all_are_waited_for(
+    tasks: list[Task], quorum: float, batches_meanwhile: int
+) -> None:
+    sampler = Watched()
+    groups = attempts(tasks[:2], sampler, ROLLOUT.model_copy(update={"quorum": quorum, "tool_threads": 6}))
+    began = sampler.batches[0][0]
+    meanwhile = sum(at - began < 2.5 for at, _ in sampler.batches)
+    assert (meanwhile == 1) if quorum == 1 else (meanwhile >= batches_meanwhile)
+    assert sampler.batches[0][1] == 6 and all(
+        count <= 5 for at, count in sampler.batches[1:] if at - began < 2.5
+    )
+    assert all(r.ended for g in groups for r in g.rollouts)
+
+
+def test_a_quorum_changes_nothing_that_an_attempt_sees(tasks: list[Task]) -> None:
+    waited, early = (
+        attempts(tasks, settings=ROLLOUT.model_copy(update={"quorum": quorum})) for quorum in (1.0, 0.3)
+    )
+    assert timeless(waited) == timeless(early)
 
 
 def test_a_resumed_run_makes_the_missing_waves_only(tasks: list[Task]) -> None:

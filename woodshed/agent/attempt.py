@@ -1,4 +1,4 @@
-"""One attempt at one task, stepped from outside so that many of them can run in lockstep.
+"""One attempt at one task, stepped from outside so that many of them can run together.
 
     attempt = Attempt(task, sandbox, renderer, settings, ...)
     while not attempt.done:

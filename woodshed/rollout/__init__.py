@@ -1,4 +1,4 @@
-"""Many attempts at once: groups of attempts at one task, made in waves of lockstep rounds."""
+"""Many attempts at once: groups of attempts at one task, made in waves."""
 
 from woodshed.rollout.lockstep import RolloutSettings, collect, waves
 

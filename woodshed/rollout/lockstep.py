@@ -1,23 +1,25 @@
-"""Attempts made in waves: one batch of messages from the sampler, then everybody's tools, again and again.
+"""Attempts made in waves: one batch of messages from the sampler, then their tools, again and again.
 
 A wave holds whole groups, and a run falls into the same waves each time it is made, so a resumed run redoes exactly
 one of them. Within a wave an attempt depends on its own seed and sandbox only; threads change when a tool runs,
-never what it sees.
+never what it sees. With a quorum below 1 they also change which attempts stand in a batch together: a slow test then
+holds up nobody else, and numerics that depend on the batch differ from run to run.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from woodshed.agent.attempt import AgentSettings, Attempt
-from woodshed.inference.sampler import Sampler
-from woodshed.records import Group, Rollout, Task
+from woodshed.agent.attempt import AgentSettings, Attempt, Message
+from woodshed.inference.sampler import Sample, Sampler
+from woodshed.records import Group, Observation, Rollout, Task
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
@@ -36,6 +38,9 @@ class RolloutSettings(Settings):
     """Most attempts in flight; a wave holds as many whole groups as fit, at least one."""
     tool_threads: int = Field(default=2, ge=1)
     """Sandboxes that work at the same time."""
+    quorum: float = Field(default=1.0, gt=0, le=1)
+    """Share of the attempts in flight whose tools must be done before the next messages are drawn. 1 waits for all, and
+    makes runs repeatable bit for bit; 0.5 lets a GPU draw while slow tests run."""
     watch: bool = True
     """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
     sandbox_retries: int = Field(default=2, ge=0)
@@ -111,7 +116,7 @@ def _wave(
     workshop: Workshop,
     report: Callable[[int], None],
 ) -> list[Rollout]:
-    """Lockstep rounds until every seat has its rollout; rollouts in the order of the seats."""
+    """Rounds until every seat has its rollout; rollouts in the order of the seats."""
 
     def attempt_in(seat: Seat, sandbox: Sandbox) -> Attempt:
         return Attempt(
@@ -129,11 +134,14 @@ def _wave(
     rollouts: dict[Seat, Rollout] = {}
     lost = dict.fromkeys(seats, 0)
     alive: dict[Seat, Attempt] = {}
+    at_work: dict[Attempt, Begun] = {}
     waiting = list(seats)
     while waiting or alive:
         alive |= zip(waiting, map(attempt_in, waiting, workshop.map(workshop.open, waiting)), strict=True)
-        _round(sampler, list(alive.values()), workshop)
-        ended = [seat for seat in alive if alive[seat].done]
+        if ready := [attempt for attempt in alive.values() if attempt not in at_work]:
+            at_work |= _draw(sampler, ready, workshop)
+        _await(at_work, len(alive) - max(1, math.ceil(settings.quorum * len(alive))))
+        ended = [seat for seat, attempt in alive.items() if attempt.done and attempt not in at_work]
         waiting = []
         for seat, rollout in zip(
             ended, workshop.map(Attempt.finish, [alive.pop(s) for s in ended]), strict=True
@@ -147,15 +155,35 @@ def _wave(
     return [rollouts[seat] for seat in seats]
 
 
-def _round(sampler: Sampler, attempts: Sequence[Attempt], workshop: Workshop) -> None:
-    """One message from everybody, then everybody's tools. Tokenizers stay on this thread: they are not safe on more."""
+@dataclass(frozen=True)
+class Begun:
+    """A message whose calls are being carried out."""
+
+    sample: Sample
+    message: Message
+    sample_s: float
+    observed: Future[list[Observation] | None]
+
+
+def _draw(sampler: Sampler, attempts: Sequence[Attempt], workshop: Workshop) -> dict[Attempt, Begun]:
+    """One message from everybody, whose calls begin. Tokenizers stay on this thread: they are not safe on more."""
     started = time.perf_counter()
     samples = sampler.sample([attempt.request() for attempt in attempts])
     share_s = (time.perf_counter() - started) / len(attempts)
     messages = [attempt.read(sample) for attempt, sample in zip(attempts, samples, strict=True)]
-    observed = workshop.map(Attempt.execute, attempts, messages)
-    for attempt, sample, message, seen in zip(attempts, samples, messages, observed, strict=True):
-        attempt.record(sample, message, seen, sample_s=share_s)
+    return {
+        attempt: Begun(sample, message, share_s, workshop.submit(attempt.execute, message))
+        for attempt, sample, message in zip(attempts, samples, messages, strict=True)
+    }
+
+
+def _await(at_work: dict[Attempt, Begun], most: int) -> None:
+    """Record what is done until at most so many are at work."""
+    while len(at_work) > most:
+        wait((turn.observed for turn in at_work.values()), return_when=FIRST_COMPLETED)
+        for attempt, turn in [(a, t) for a, t in at_work.items() if t.observed.done()]:
+            attempt.record(turn.sample, turn.message, turn.observed.result(), sample_s=turn.sample_s)
+            del at_work[attempt]
 
 
 class Workshop:
@@ -174,6 +202,10 @@ class Workshop:
         )
         self._opened.append(sandbox)
         return sandbox
+
+    def submit(self, function: Callable[..., T], *given: Any) -> Future[T]:
+        """Begin something; its result, or what it raised, is in the future."""
+        return self._threads.submit(function, *given)
 
     def map(self, function: Callable[..., T], *items: Iterable[Any]) -> list[T]:
         """Results in the order of the items, whichever thread is first."""
