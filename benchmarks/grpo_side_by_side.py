@@ -52,14 +52,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if not options.model:
             options.model = str(write_toy(Path(scratch) / "model"))
-        rows = [measure("woodshed", sys.executable, options, Path(scratch))]
-        rows.append(measure("trl", options.trl_python, options, Path(scratch)))
-    print(f"{'':<12}{'tokens/s':>10}{'s a step':>10}{'generating':>12}{'peak GiB':>10}  versions")
-    for row in rows:
-        print(
-            f"{row['side']:<12}{row['tokens_per_s']:>10.0f}{row['step_s']:>10.3f}{row['generating_s']:>12.3f}"
-            f"{row['peak_gib']:>10.3f}  {row['versions']}"
-        )
+        print(f"{'':<12}{'tokens/s':>10}{'s a step':>10}{'generating':>12}{'peak GiB':>10}  versions")
+        rows = []
+        for side, python in (("woodshed", sys.executable), ("trl", options.trl_python)):
+            row = measure(side, python, options, Path(scratch))
+            print(
+                f"{side:<12}{row['tokens_per_s']:>10.0f}{row['step_s']:>10.3f}{row['generating_s']:>12.3f}"
+                f"{row['peak_gib']:>10.3f}  {row['versions']}",
+                flush=True,
+            )
+            rows.append(row)
     ours, theirs = rows
     faster, leaner = ours["tokens_per_s"] / theirs["tokens_per_s"], ours["peak_gib"] / theirs["peak_gib"]
     print(

@@ -44,21 +44,20 @@ def main() -> None:
         policy = with_adapter(policy, options.lora_rank)
     batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
     can_branch = not branches.why_not(policy)
+    title = f"{options.rollouts} rollouts of {options.prefix} tokens, {options.targets} hinted turns each"
+    print(f"{title:<52}{'seconds':>10}{'added':>9}")
     rows: list[dict[str, Any]] = []
     for what, given in CASES.items():
         if can_branch or given.get("forward") != "packed":
             seconds = step_seconds(policy, batch, FeedbackSettings.model_validate(given), options)
             alone = rows[0]["seconds"] if rows else seconds
             rows.append({"what": what, "seconds": seconds, "added": seconds / alone - 1.0})
-    title = f"{options.rollouts} rollouts of {options.prefix} tokens, {options.targets} hinted turns each"
-    print(f"{title:<52}{'seconds':>10}{'added':>9}")
-    for row in rows:
-        print(f"{row['what']:<52}{row['seconds']:>10.4f}{100 * row['added']:>8.1f}%")
+            print(f"{what:<52}{seconds:>10.4f}{100 * rows[-1]['added']:>8.1f}%", flush=True)
+            keep(options, {"rows": rows, "peak_gib": peak_gib(policy)})
     best = min(rows[1:], key=lambda row: row["added"])
     print(
         f"least: {100 * best['added']:.1f}% ({best['what']}); bar {100 * ADDED:g}%, one target in 8k tokens"
     )
-    keep(options, {"rows": rows, "peak_gib": peak_gib(policy)})
 
 
 def _options() -> argparse.Namespace:
