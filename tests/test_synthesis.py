@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import dataclasses
 import functools
 import hashlib
@@ -36,6 +37,7 @@ from woodshed.synthesis import (
     sources,
     stats,
 )
+from woodshed.synthesis.bench import lay as lay_out
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import CascadeError, Deletion
 from woodshed.tasks import folder
@@ -906,6 +908,21 @@ def test_the_clock_is_told_from_the_code(tmp_path: Path):
         assert baseline.settled(sandbox.exec("exit 3"), "it").exit_code == 3
         with pytest.raises(TimeoutError, match="it took longer"):
             baseline.settled(sandbox.exec("sleep 9", timeout_s=0.1), "it")
+
+
+def test_a_deleted_package_leaves_nothing_that_can_be_imported(tmp_path: Path):
+    """toolz lost its sub-package `curried`, and the empty folder was still imported, as a namespace package."""
+    for path in ("pkg/__init__.py", "pkg/kept.py", "pkg/sub/__init__.py", "pkg/sub/deep/__init__.py"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    compileall.compile_dir(tmp_path / "pkg", quiet=1)
+    deleted = dict.fromkeys(["pkg/sub/__init__.py", "pkg/sub/deep/__init__.py"])
+    with open_sandbox(SandboxSpec((tmp_path,))) as sandbox:
+        assert sandbox.exec("python3 -c 'import pkg.sub.deep'").exit_code == 0
+        lay_out(sandbox, {**deleted, "pkg/kept.py": "x = 1"})
+        assert sandbox.exec("python3 -c 'import pkg.sub'").exit_code == 1
+        left = sandbox.exec("ls -A pkg pkg/__pycache__").stdout.decode()
+        assert "sub" not in left and "kept.py" in left and "__init__" in left
 
 
 @pytest.mark.slow

@@ -217,7 +217,7 @@ def test_sampler_and_trainer_agree_on_every_token_of_real_attempts(tmp_path):
 
     length = padded.ids_BT.shape[1]  # the same rows padded on the left
     ids = torch.zeros_like(padded.ids_BT)
-    mask = torch.zeros_like(padded.attention_BT)
+    mask = torch.zeros_like(padded.ids_BT)
     for b, row in enumerate(rows):
         ids[b, length - len(row.ids) :] = torch.tensor(row.ids)
         mask[b, length - len(row.ids) :] = 1

@@ -29,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-4"
+GENERATOR = "woodshed-synthesis-5"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -107,6 +107,11 @@ PASSING = ("timeout", "sandbox_lost", "not_believable")
 MAX_TRIES = 3
 CUT_SHORT = ("ended by its limits", "no start record", "no end record")
 """Faults of a run that did not come to its end."""
+DELETE = """for path; do
+    folder=$(dirname -- "$path"); kept="$folder/__pycache__"
+    rm -f -- "$path" "$kept/$(basename -- "$path" .py)".*.pyc
+    rmdir -p --ignore-fail-on-non-empty -- "$kept" "$folder" 2>/dev/null
+done"""
 CPU_SHARE = 0.5
 """Of `timeout_s`: so much CPU is too much however busy the machine is."""
 
@@ -208,11 +213,7 @@ class Bench:
     def opened(self, files: Mapping[str, str | None]) -> Iterator[Sandbox]:
         """A fresh sandbox of the repository with some files changed (None: deleted)."""
         with open_sandbox(self.spec()) as sandbox:
-            for path, text in files.items():
-                if text is not None:
-                    sandbox.write(path, text.encode())
-            if gone := [path for path, text in files.items() if text is None]:
-                sandbox.exec(["rm", "-f", "--", *gone])
+            lay(sandbox, files)
             yield sandbox
 
     def run(self, sandbox: Sandbox, ids: Iterable[str], hash_seed: int = 0) -> TestRun:
@@ -237,6 +238,16 @@ class Bench:
         if run.integrity:
             raise Rejected("not_believable", "; ".join(run.integrity))
         return run
+
+
+def lay(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:
+    """Write files into a sandbox of the repository (None: delete). Their bytecode and emptied folders go too, as a task
+    has neither, and a folder that stays can be imported as a namespace package."""
+    for path, text in files.items():
+        if text is not None:
+            sandbox.write(path, text.encode())
+    if gone := [path for path, text in files.items() if text is None]:
+        sandbox.exec(["sh", "-c", DELETE, "delete", *gone])
 
 
 def bench(baseline: Baseline, found: Map, staging: Path, settings: SynthesisSettings) -> Bench:

@@ -30,6 +30,7 @@ from woodshed.synthesis.bench import (
     SynthesisSettings,
     bench,
     complain_of_the_machine,
+    lay,
 )
 from woodshed.synthesis.edits import parse
 from woodshed.synthesis.maps import AT_IMPORT
@@ -105,6 +106,13 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
     facts = {**_facts(work, deletion), **strength}
     task = _task(work, candidate, deletion, instruction, command, fail_to_pass, pass_to_pass, facts)
     task = _write(work, task, deletion, visible)
+    if deletion.absent:  # what a module leaves behind was only seen in a sandbox of the repository
+        before = verify(task, Patch(files={}))
+        failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
+        if other := sorted(failing ^ set(fail_to_pass)):
+            shutil.rmtree(task.folder)
+            complain_of_the_machine(before)
+            raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
     verdict = verify(task, folder.gold_patch(task))
     if not verdict.solved:
         shutil.rmtree(task.folder)
@@ -131,7 +139,7 @@ def _delete(work: Bench, candidate: Candidate) -> Deletion:
         with work.opened({}) as sandbox:
             for _ in range(MAX_REPAIRS + 1):
                 _lint(work, deletion)
-                _lay(sandbox, deletion)
+                lay(sandbox, deletion.changed)
                 gone = {work.code.modules[path].name for path in deletion.absent}
                 failed = failed_imports(sandbox, [m for m in work.baseline.modules if m not in gone])
                 if not failed:
@@ -144,14 +152,6 @@ def _delete(work: Bench, candidate: Candidate) -> Deletion:
     except operators.CascadeError as error:
         raise Rejected("cascade", str(error)) from None
     raise Rejected("import_broken", f"still after {MAX_REPAIRS} repairs: {error}")
-
-
-def _lay(sandbox: Sandbox, deletion: Deletion) -> None:
-    for path, text in deletion.changed.items():
-        if text is not None:
-            sandbox.write(path, text.encode())
-    if gone := [path for path, text in deletion.changed.items() if text is None]:
-        sandbox.exec(["rm", "-f", "--", *gone])
 
 
 def _lint(work: Bench, deletion: Deletion) -> None:

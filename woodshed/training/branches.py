@@ -93,12 +93,13 @@ def pad(
         teachers.append([b * width + beyond[b] + n for n in range(len(target.teacher.wanted))])
         beyond[b] += len(target.teacher.wanted)
     if with_branches and hinted:
-        for b, tree in enumerate(made):
-            padded.attention_BT[b, len(tree.row.ids) : trunk] = 0
         position_BT = _table([positions for _, _, positions in laid], padded.ids_BT.shape[1], 0, device)
         branch_BK = _table([of for _, of, _ in laid], padded.ids_BT.shape[1] - trunk, _PADDING, device)
         padded = replace(
-            padded, positions_BT=position_BT, visible=visible(branch_BK, _seen(made, branch_BK), trunk)
+            padded,
+            positions=sum(tree.length for tree in made),
+            positions_BT=position_BT,
+            visible=visible(branch_BK, _seen(made, branch_BK), trunk),
         )
     return PaddedTrees(
         padded,

@@ -46,7 +46,8 @@ class Padded:
     """Rows as tensors, padded on the right."""
 
     ids_BT: Tensor
-    attention_BT: Tensor
+    positions: int
+    """Real tokens in the batch, padding left out."""
     predict_BN: Tensor
     """Positions whose logits predict the wanted tokens."""
     tokens_BN: Tensor
@@ -60,11 +61,6 @@ class Padded:
     """Position of each token, where that is not its index."""
     visible: Tensor | None = None
     """(B, 1, K, T) whom the last K positions attend to, where that is not everything before."""
-
-    @property
-    def positions(self) -> int:
-        """Real tokens in the batch, padding left out."""
-        return int(self.attention_BT.sum())
 
 
 @dataclass(frozen=True)
@@ -328,7 +324,7 @@ def pad(rows: Sequence[Row], device: torch.device | str = "cpu") -> Padded:
 
     return Padded(
         ids_BT=table([r.ids for r in rows], length, torch.long),
-        attention_BT=table([[1] * len(r.ids) for r in rows], length, torch.long),
+        positions=sum(len(r.ids) for r in rows),
         predict_BN=table([[i - 1 for i in r.wanted] for r in rows], width, torch.long),
         tokens_BN=table([[r.ids[i] for i in r.wanted] for r in rows], width, torch.long),
         mask_BN=table([[1.0] * len(r.wanted) for r in rows], width, torch.float32),
