@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -72,8 +73,8 @@ def test_a_planted_fault_is_what_it_is_called(tiny_task, codec):
     assert set(seen) >= {"", "unknown_tool", "bad_arguments"}
 
 
-def moves(task: Task, count: int, **settings: float) -> list[warmup.Move]:
-    chosen = WarmupSettings(**settings)  # type: ignore[arg-type]
+def moves(task: Task, count: int, **settings: Any) -> list[warmup.Move]:
+    chosen = WarmupSettings(**settings)
     codec, dice = CODECS["plain"], random.Random(0)
     return [move for _ in range(count) for move in warmup.script(task, codec, chosen, AGENT, dice)]
 
