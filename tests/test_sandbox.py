@@ -235,6 +235,23 @@ def test_only_the_standard_library_is_installed(box: Sandbox):
     )
 
 
+def test_applications_that_bring_python_packages_are_not_shown(box: Sandbox, tmp_path: Path):
+    """Some tools hold copies of pytz and cachetools: what a task took away there could be read up."""
+    for path in (
+        "lib/sdk/lib/third_party/x",
+        "lib/python3/dist-packages",
+        "lib/gcc/12",
+        "local/lib/python3.11/x",
+        "share/a",
+    ):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "local/tool/a/b/site-packages").mkdir(parents=True)
+    found = rootfs.applications(str(tmp_path))
+    assert found == [str(tmp_path / "lib/sdk"), str(tmp_path / "local/tool")]
+    for hidden in rootfs.applications("/usr"):
+        assert text(box.exec(["ls", "-A", hidden])) == ""
+
+
 def test_an_environment_is_shown_at_env(lower: Path):
     environment = Path(sys.prefix)
     if sys.prefix == sys.base_prefix:

@@ -1,8 +1,9 @@
 """What the root file system of a sandbox is made of, as bubblewrap's arguments.
 
-The host's /usr, a minimal /etc, the Python that the environment was made with (at /opt/python) and the environment
-(at /env), all read-only, and the workspace, copy-on-write. The environment is shown with a `bin/python` and a
-`pyvenv.cfg` that point to /opt/python, so that paths inside are the same on every machine.
+The host's /usr, without Python packages and without applications that bring some, a minimal /etc, the Python that the
+environment was made with (at /opt/python) and the environment (at /env), all read-only, and the workspace,
+copy-on-write. The environment is shown with a `bin/python` and a `pyvenv.cfg` that point to /opt/python, so that paths
+inside are the same on every machine.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from woodshed.sandbox.spec import HOME, WORKSPACE, SandboxSpec
 PYTHON = "/opt/python"
 USERS = {"agent": 1000, "grader": 1001}
 NOBODY = 65534
+PACKAGE_FOLDERS = {"site-packages", "dist-packages", "third_party", "_vendor"}
 DEVICES = Path("/dev/woodshed")
 MB = 1 << 20
 
@@ -65,7 +67,7 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
             line += ["--ro-bind-try", f"{python.prefix}/{folder}", f"{PYTHON}/{folder}"]
         for alias in python.aliases:
             line += ["--symlink", PYTHON, alias]
-    for hidden in _site_packages(python):
+    for hidden in (*_site_packages(python), *applications("/usr")):
         line += ["--ro-bind", f"{store}/empty", hidden]
     line += ["--ro-bind", f"{store}/etc", "/etc"]
     for entry in ("alternatives", "ssl/certs"):
@@ -145,6 +147,28 @@ def _site_packages(python: Interpreter) -> list[str]:
         for path in sorted(root.glob(f"lib*/python3*/{kind}-packages"))
         if not path.parent.parent.is_symlink() and not path.is_symlink()
     ]
+
+
+@functools.cache
+def applications(usr: str) -> list[str]:
+    """Folders of applications that bring Python packages of their own: copies, perhaps, of what a task took away."""
+    places = [Path(usr, place) for place in ("lib", "share", "libexec", "local", "local/lib", "local/share")]
+    return [
+        str(folder)
+        for place in places
+        for folder in (sorted(place.iterdir()) if place.is_dir() else ())
+        if folder not in places and not folder.name.startswith("python3") and _brings_packages(folder, 3)
+    ]
+
+
+def _brings_packages(folder: Path, depth: int) -> bool:
+    try:
+        inside = [entry for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # not a folder, or not ours to read
+        return False
+    if any(entry.name in PACKAGE_FOLDERS for entry in inside):
+        return True
+    return depth > 1 and any(_brings_packages(Path(entry), depth - 1) for entry in inside)
 
 
 @functools.cache
