@@ -22,7 +22,7 @@ from woodshed.records import Task
 from woodshed.synthesis import leaks, operators, pruning
 from woodshed.synthesis.bench import Bench, Candidate, SynthesisSettings, bench
 from woodshed.synthesis.leaks.scan import SHARED
-from woodshed.synthesis.make import _measured_once, candidates
+from woodshed.synthesis.make import candidates, measured_once
 from woodshed.synthesis.proof import _task, _write
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import prepare
@@ -65,12 +65,12 @@ def drafts(options: argparse.Namespace, scratch: Path) -> list[Task]:
     """Tasks of one repository that were not proven."""
     repository = fetch(options.source, scratch / "tree")
     settings = SynthesisSettings(extra_requirements=EXTRA.get(options.source, ()))
-    measured = _measured_once(
+    measured = measured_once(
         repository, options.build or scratch / "build", settings, lambda done, total, text: None
     )
     staging = scratch / "staging"
     staging.mkdir()
-    work = bench(*measured, staging, settings)
+    work = bench(measured, staging, settings)
     made: list[Task] = []
     for candidate in candidates(work):
         if len(made) < options.count and (task := draft(work, candidate)) is not None:

@@ -26,7 +26,7 @@ from task_factory import EXTRA
 
 from woodshed import machine
 from woodshed.synthesis.bench import Bench, Rejected, SynthesisSettings, bench
-from woodshed.synthesis.make import _measured_once
+from woodshed.synthesis.make import measured_once
 from woodshed.synthesis.sources import fetch
 
 GENERATE = """
@@ -90,8 +90,8 @@ def one(source: str, options: argparse.Namespace) -> dict[str, Any]:
         repository = fetch(source, Path(scratch, "tree"))
         settings = SynthesisSettings(extra_requirements=EXTRA.get(source, ()), timeout_s=options.timeout)
         kept = options.build or Path(scratch, "build")
-        measured = _measured_once(repository, kept, settings, lambda done, total, text: None)
-        work = bench(*measured, Path(scratch, "staging"), settings)
+        measured = measured_once(repository, kept, settings, lambda done, total, text: None)
+        work = bench(measured, Path(scratch, "staging"), settings)
         began, cpu = time.monotonic(), cpu_s()
         command = [str(options.python.absolute()), "-c", GENERATE, str(repository.tree)]
         lines = subprocess.run(command, cwd=options.smith, capture_output=True, text=True, check=True).stdout

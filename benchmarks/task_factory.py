@@ -29,7 +29,7 @@ from woodshed.records import Task, TaskError
 from woodshed.rundir import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
 from woodshed.synthesis.bench import bench
-from woodshed.synthesis.make import _measured_once, candidates
+from woodshed.synthesis.make import candidates, measured_once
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import folder
 
@@ -169,8 +169,8 @@ def screening(options: argparse.Namespace, tasks: list[Task]) -> dict[str, float
         with tempfile.TemporaryDirectory() as scratch:
             repository = fetch(source, Path(scratch, "tree"))
             settings = settings_of(source, 0, options)
-            measured = _measured_once(repository, options.build, settings, lambda done, total, text: None)
-            work = bench(*measured, Path(scratch), settings)
+            measured = measured_once(repository, options.build, settings, lambda done, total, text: None)
+            work = bench(measured, Path(scratch), settings)
             total = len(work.baseline.stable)
             for candidate in candidates(work):
                 covering = candidate.tests.bit_count() or total

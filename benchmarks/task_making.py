@@ -19,7 +19,7 @@ from typing import Any
 
 from woodshed import machine
 from woodshed.synthesis import SynthesisSettings, baseline, maps, sources
-from woodshed.synthesis.bench import bench
+from woodshed.synthesis.bench import Measured, bench
 from woodshed.synthesis.make import candidates, decide
 
 BAR_PER_HOUR = 300
@@ -62,7 +62,7 @@ def measure(source: str, count: int, jobs: int) -> dict[str, Any]:
         baseline_s = time.perf_counter() - began
         staging = Path(scratch, "staging")
         staging.mkdir()
-        work = bench(measured, found, staging, SynthesisSettings(jobs=jobs))
+        work = bench(Measured(measured, found, {}), staging, SynthesisSettings(jobs=jobs))
         chosen = candidates(work)[:count]
         began = time.perf_counter()
         results = [result for _, result in decide(work, chosen, staging / "none", {})]

@@ -7,9 +7,11 @@ import dataclasses
 import functools
 import hashlib
 import http.server
+import inspect
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -992,3 +994,48 @@ def test_layouts(files: dict[str, str], allowed: str, tmp_path: Path):
     settings = SETTINGS.model_copy(update={"limit": 1, "operators": ("remove",)})
     (task,) = synthesis.make([str(root)], tmp_path / "out", settings).accepted
     assert task.allowed_paths == (allowed,) and synthesis.check(task) == []
+
+
+def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
+    """boltons has `unquote_to_bytes` of urllib: an attempt need not write it, under whatever name."""
+    stdlib = inspect.getsource(textwrap.dedent).replace("def dedent(text)", "def flush(page)")
+    files = {
+        "pyproject.toml": '[project]\nname = "pages"\nversion = "1"\n',
+        "pages/__init__.py": "",
+        "pages/text.py": f"{PATTERNS}\n\n{stdlib.replace('text', 'page')}\n\n{SIDES}",
+        "tests/test_text.py": """
+            from pages.text import flush, sides
+
+            def test_flush():
+                assert flush("  a\\n  b") == "a\\nb"
+
+            def test_sides():
+                assert sides("a|b|c") == ("a", "c")
+            """,
+    }
+    source = lay(tmp_path / "pages", files)
+    settings = synthesis.SynthesisSettings(operators=("stub", "remove_module"), jobs=1)
+    report = synthesis.make([str(source)], tmp_path / "tasks", settings)
+    assert [task.name for task in report.accepted] == ["pages-stub-sides"]
+    lines = (tmp_path / "tasks" / "rejections.jsonl").read_text().splitlines()
+    found = {entry["task"]: (entry["reason"], entry["detail"]) for entry in map(json.loads, lines)}
+    assert found["pages-stub-flush"] == found["pages-remove_module-text"]
+    reason, detail = found["pages-stub-flush"]
+    assert reason == "leak"
+    assert re.fullmatch(
+        r"flush of pages/text.py also stands in /opt/python/lib/python3\.\d+/textwrap.py", detail
+    )
+
+
+PATTERNS = """import re
+
+_whitespace_only_re = re.compile('^[ \\t]+$', re.MULTILINE)
+_leading_whitespace_re = re.compile('(^[ \\t]*)(?:[^ \\t\\n])', re.MULTILINE)
+"""
+SIDES = '''def sides(page):
+    """The first and the last column of a row that "|" divides."""
+    columns = page.strip().split("|")
+    if len(columns) == 1:
+        columns = [columns[0], columns[0]]
+    return columns[0].strip(), columns[-1].strip()
+'''

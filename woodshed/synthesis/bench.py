@@ -29,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-5"
+GENERATOR = "woodshed-synthesis-6"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -157,6 +157,7 @@ class Bench:
 
     baseline: Baseline
     map: Map
+    copies: Mapping[tuple[str, str], str]
     code: Codebase
     """The .py files of the packages."""
     interfaces: Codebase
@@ -250,18 +251,31 @@ def lay(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:
         sandbox.exec(["sh", "-c", DELETE, "delete", *gone])
 
 
-def bench(baseline: Baseline, found: Map, staging: Path, settings: SynthesisSettings) -> Bench:
+@dataclass(frozen=True)
+class Measured:
+    """What is known about a repository before anything is taken away."""
+
+    baseline: Baseline
+    map: Map
+    copies: Mapping[tuple[str, str], str]
+    """Path and dotted name of functions that also stand in Python's library or in a dependency, to where."""
+
+
+def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:
     """Reads the repository's files; those that are not UTF-8 are left alone by every operator."""
-
-    def texts(paths: Iterable[str], suffix: str) -> dict[str, str]:
-        known = {}
-        for path in paths:
-            with contextlib.suppress(UnicodeDecodeError):
-                if path.endswith(suffix):
-                    known[path] = (baseline.repository.tree / path).read_bytes().decode()
-        return known
-
+    baseline = measured.baseline
     roots = baseline.environment.source_roots
-    code = Codebase(texts(baseline.package_files, ".py"), roots)
-    interfaces = Codebase(texts(baseline.package_files, ".pyi"), roots)
-    return Bench(baseline, found, code, interfaces, texts(baseline.test_files, ".py"), staging, settings)
+    code = Codebase(texts(baseline, baseline.package_files, ".py"), roots)
+    interfaces = Codebase(texts(baseline, baseline.package_files, ".pyi"), roots)
+    tests = texts(baseline, baseline.test_files, ".py")
+    return Bench(baseline, measured.map, measured.copies, code, interfaces, tests, staging, settings)
+
+
+def texts(baseline: Baseline, paths: Iterable[str], suffix: str) -> dict[str, str]:
+    """Files with that ending, path to text; without those that are not UTF-8."""
+    known = {}
+    for path in paths:
+        with contextlib.suppress(UnicodeDecodeError):
+            if path.endswith(suffix):
+                known[path] = (baseline.repository.tree / path).read_bytes().decode()
+    return known

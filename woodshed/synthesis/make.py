@@ -31,9 +31,11 @@ from woodshed.synthesis.bench import (
     MAX_TRIES,
     Bench,
     Candidate,
+    Measured,
     Rejected,
     SynthesisSettings,
     bench,
+    texts,
 )
 from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
@@ -89,17 +91,17 @@ def make(
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
                 progress(0, 0, f"fetching {source}")
                 repository = sources.fetch(source, Path(scratch, "tree"))
-                measured = _measured_once(repository, out, settings, progress)
+                measured = measured_once(repository, out, settings, progress)
                 staging = Path(scratch, "staging")
                 staging.mkdir()
-                _make_from(bench(*measured, staging, settings), out, report, progress)
+                _make_from(bench(measured, staging, settings), out, report, progress)
     return report
 
 
-def _measured_once(
+def measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
-) -> tuple[Baseline, Map]:
-    """Baseline and map, kept beside the tasks: all tasks of a set share one environment, whenever they were made."""
+) -> Measured:
+    """What is known about the repository, kept beside the tasks: all of a set share one environment, whenever made."""
     asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     kept = out / ".baselines" / f"{repository.name}-{key}.json"
@@ -108,20 +110,26 @@ def _measured_once(
         for path, content in known.pop("contents").items():
             (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
             (repository.tree / path).write_bytes(base64.b64decode(content))
-        found = known.pop("map")
+        found, copied = known.pop("map"), known.pop("copies")
         calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
         baseline = from_json(Baseline, {**known, "repository": to_json(repository)})
-        return baseline, Map(baseline.stable, found["lines"], calls)
+        copies = {(path, name): where for path, name, where in copied}
+        return Measured(baseline, Map(baseline.stable, found["lines"], calls), copies)
     extra = settings.extra_requirements
     measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
     measured = replace(measured, durations={})  # the only part that differs from run to run
-    progress(0, 0, f"measuring {repository.name}, mapping its tests to its lines")
-    found = maps.measure(measured)
+    progress(0, 0, f"measuring {repository.name}, mapping its tests to its lines, searching for copies of it")
+    with ThreadPoolExecutor(1) as beside:
+        code = texts(measured, measured.package_files, ".py")
+        searching = beside.submit(leaks.copies, code, measured.spec)
+        found = maps.measure(measured)
+        copied = searching.result()
     contents = {p: base64.b64encode((repository.tree / p).read_bytes()).decode() for p in measured.generated}
     known = {**to_json(measured), "contents": contents, "map": {"lines": found.lines, "calls": found.calls}}
+    known["copies"] = [[*place, where] for place, where in copied.items()]
     del known["repository"]
     write_atomically(kept, json.dumps(known, indent=1))
-    return measured, found
+    return Measured(measured, found, copied)
 
 
 # ---- candidates -------------------------------------------------------------------------------------------
@@ -382,7 +390,7 @@ def _make_reverts(
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()
             try:
-                work = bench(*_measured_once(repository, out, settings, progress), staging, settings)
+                work = bench(measured_once(repository, out, settings, progress), staging, settings)
             except TaskError as error:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
                 continue

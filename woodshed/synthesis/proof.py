@@ -5,7 +5,7 @@ because of the deletion; every pass-to-pass test passes; what the agent is shown
 mutants of the original and accept no trivial answer; and with the original code back, the verifier that will judge
 attempts finds the task solved.
 
-Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken,
+Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
 no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
 unstable_failure, instruction_too_long, gold_fails; and at any time too_slow, timeout, not_believable, sandbox_lost.
 The last three are tried again by later runs (`bench.PASSING`).
@@ -33,6 +33,7 @@ from woodshed.synthesis.bench import (
     lay,
 )
 from woodshed.synthesis.edits import parse
+from woodshed.synthesis.leaks.evidence import missing
 from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.names import unresolved
 from woodshed.synthesis.operators import Deletion, Symbol
@@ -91,6 +92,7 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
+    _without_copy(work, deletion)
     outcomes, strength = _failures(work, candidate, deletion)
     fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
     pass_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] == "passed")
@@ -120,6 +122,14 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
         failing = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
         raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failing]))
     return task
+
+
+def _without_copy(work: Bench, deletion: Deletion) -> None:
+    """What also stands in Python's library or in a dependency cannot be taken away."""
+    for path, text in deletion.changed.items() if work.copies else ():
+        for name in missing(work.code.texts.get(path, ""), text or ""):
+            if where := work.copies.get((path, name)):
+                raise Rejected("leak", f"{name} of {path} also stands in {where}")
 
 
 def near(tests: Sequence[str], fail_to_pass: Sequence[str], command: str) -> tuple[str, ...]:

@@ -54,6 +54,24 @@ def bodies(task: Task) -> list[Body]:
     return found
 
 
+def functions(path: str, text: str) -> list[Body]:
+    """Every function of a file that is more than an idiom, as if all of the file were missing."""
+    tree = _parsed(text)
+    found = []
+    for name, function in prints.functions(tree or ast.Module([], [])):
+        tokens = prints.code_words(_source(text, prints.code_body(function)))
+        if len(tokens) >= MIN_FRAGMENT:
+            found.append(_whole("", "", (path, name), text, function, tuple(tokens)))
+    return found
+
+
+def missing(before: str, after: str) -> list[str]:
+    """Dotted names of the functions of one text that are not, or not as they were, in another."""
+    left = {ast.dump(function) for _, function in prints.functions(_parsed(after) or ast.Module([], []))}
+    whole = prints.functions(_parsed(before) or ast.Module([], []))
+    return [name for name, function in whole if ast.dump(function) not in left]
+
+
 def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:
     """Names of tests that are not visible, and of functions that are not there: no residue may mention them."""
     tests = {name.rpartition(".")[2] for name, _, _ in _hidden_tests(task)}
@@ -85,7 +103,7 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             )
         if sum(map(len, _missing_runs(before, tokens))) >= 0.8 * len(tokens):
             whole.append(name)
-            body = _whole(task, (path, name), text, function, tuple(tokens))
+            body = _whole(task.name, task.instruction, (path, name), text, function, tuple(tokens))
             shows = (
                 other is not None and prints.parameters(other) == body.parameters
             )  # what is left of a body
@@ -100,17 +118,22 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
 
 
 def _whole(
-    task: Task, place: tuple[str, str], text: str, function: Function, tokens: tuple[str, ...]
+    task: str,
+    instruction: str,
+    place: tuple[str, str],
+    text: str,
+    function: Function,
+    tokens: tuple[str, ...],
 ) -> Body:
     body = prints.code_body(function)
     shape, nodes = prints.shape(body)
     given = prints.parameters(function)
-    said = set(re.findall(r"\w+", task.instruction))
+    said = set(re.findall(r"\w+", instruction))
     owner = place[1].rpartition(".")[0].rpartition(".")[2]
     called = owner if function.name in OWN_PARAMETERS and owner else function.name
     known = called.startswith("__") or (called == owner and set(given) <= prints.COMMON)
     return Body(
-        task=task.name,
+        task=task,
         name=function.name,
         kind="gold",
         tokens=tokens,

@@ -32,6 +32,8 @@ COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
     "append",
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Where statements have statements inside, in the order of the source."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +86,22 @@ def code_words(source: str) -> list[str]:
 
 def functions(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, Function]]:
     """Every function with its dotted name."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, Function):
-            yield scope + node.name, node
-        inner = isinstance(node, Function | ast.ClassDef)
-        yield from functions(node, f"{scope}{node.name}." if inner else scope)
+    for field_name in BLOCKS:
+        for node in getattr(tree, field_name, ()):
+            if isinstance(node, Function):
+                yield scope + node.name, node
+            inner = isinstance(node, Function | ast.ClassDef)
+            yield from functions(node, f"{scope}{node.name}." if inner else scope)
 
 
 def code_body(function: Function) -> list[ast.stmt]:
     """Statements without the docstring."""
     return function.body[ast.get_docstring(function, clean=False) is not None :]
+
+
+def outline(body: Sequence[ast.stmt]) -> tuple[str, ...]:
+    """Kinds of the statements, not of what is inside: equal where shapes are."""
+    return tuple(type(statement).__name__ for statement in body)
 
 
 def shape(body: Sequence[ast.stmt]) -> tuple[str, int]:
@@ -182,7 +190,10 @@ class Runs:
         seen: dict[int, list[tuple[int, int]]] = {}
         found: dict[int, int] = {}
         for position, gram in enumerate(grams(tokens)):
-            matches = self._index.get(gram, ())
+            matches = self._index.get(gram)
+            if matches is None:
+                longest = {}
+                continue
             now = {(n, at + 1): longest.get((n, at), 0) + 1 for n, at in matches}
             for number, at in matches:
                 body = self.bodies[number]

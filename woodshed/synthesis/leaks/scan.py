@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from woodshed.tasks.environment import sandbox_spec
 
 LIBRARY = "/run/woodshed/lib"
 PROGRAMS = ("prints.py", "readers.py", "scanner.py")
-MACHINE = ("/usr", "/opt/python", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
+PYTHON = "/opt/python"
+MACHINE = ("/usr", PYTHON, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
 """The same for every task whose Python is the same."""
 DEPENDENCIES = "/env"
 """The same for every task of an environment."""
@@ -119,6 +120,24 @@ def first_leak(task: Task) -> str:
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
+def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], str]:
+    """Functions of a package that also stand in Python's library or in a dependency: no task can take them away.
+
+    Args:
+        files: path to text, of the package's files.
+        spec: how a sandbox with the package's dependencies is opened.
+
+    Returns:
+        Path and dotted name of each, to where its copy is.
+
+    Raises:
+        SandboxError: the search did not come to its end.
+    """
+    listed = [body for path, text in files.items() for body in evidence.functions(path, text)]
+    lines = _searched("", listed, {"": []}, "", spec, (PYTHON, DEPENDENCIES), {})
+    return {listed[line["body"]].place: line["where"] for line in lines if line.get("kind") == "body"}
+
+
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
     """What tasks must have in common to be searched in one sandbox; layers over a workspace keep it alone."""
     return repr(replace(spec, lowers=spec.lowers if len(spec.lowers) > 1 else ()))
@@ -145,27 +164,8 @@ class _Looking:
     ) -> None:
         """Adds what shared places of a sandbox tell, and the tasks' own ones where workspaces are given."""
         listed = [body for task in group for body in self.known[task.name]]
-        request = {
-            "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
-            "names": {task.name: evidence.hidden_names(task, self.known[task.name]) for task in group},
-            "residue": self.residue,
-            "shared": list(shared),
-            "workspaces": workspaces,
-            "skip": [*SHARED, "/workspace"],
-        }
-        with open_sandbox(with_programs(spec)) as sandbox:
-            result = sandbox.exec(
-                ["/env/bin/python", "-P", "-s", "-B", "-m", "woodshed.synthesis.leaks.scanner"],
-                env={"PYTHONPATH": LIBRARY},
-                stdin=json.dumps(request).encode(),
-                timeout_s=TIMEOUT_S,
-                channel=True,
-            )
-        lines = [json.loads(line) for line in result.channel.decode("utf-8", errors="replace").splitlines()]
-        if not lines or "done" not in lines[-1]:
-            at = next((line["at"] for line in reversed(lines) if "at" in line), "its start")
-            why = result.stderr.decode(errors="replace").strip().splitlines()[-1:] or [result.outcome]
-            raise SandboxError(f"{group[0].name}: the leak scan ended at {at}: {why[0]}")
+        names = {task.name: evidence.hidden_names(task, self.known[task.name]) for task in group}
+        lines = _searched(group[0].name, listed, names, self.residue, spec, shared, workspaces)
         self.files.update(lines[-1]["done"])
         levels = {task.name: task.level for task in group}
         for line in lines:
@@ -173,6 +173,40 @@ class _Looking:
                 body = listed[line["body"]] if line["body"] >= 0 else None
                 for name in [body.task] if body else line["tasks"]:
                     self.found[name].append(_judge(line, body, levels[name]))
+
+
+def _searched(
+    name: str,
+    listed: Sequence[Body],
+    names: dict[str, list[str]],
+    residue: str,
+    spec: SandboxSpec,
+    shared: Sequence[str],
+    workspaces: dict[str, str],
+) -> list[dict[str, Any]]:
+    """What the program in the sandbox wrote, line by line."""
+    request = {
+        "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
+        "names": names,
+        "residue": residue,
+        "shared": list(shared),
+        "workspaces": workspaces,
+        "skip": [*SHARED, "/workspace"],
+    }
+    with open_sandbox(with_programs(spec)) as sandbox:
+        result = sandbox.exec(
+            ["/env/bin/python", "-P", "-s", "-B", "-m", "woodshed.synthesis.leaks.scanner"],
+            env={"PYTHONPATH": LIBRARY},
+            stdin=json.dumps(request).encode(),
+            timeout_s=TIMEOUT_S,
+            channel=True,
+        )
+    lines = [json.loads(line) for line in result.channel.decode("utf-8", errors="replace").splitlines()]
+    if not lines or "done" not in lines[-1]:
+        at = next((line["at"] for line in reversed(lines) if "at" in line), "its start")
+        why = result.stderr.decode(errors="replace").strip().splitlines()[-1:] or [result.outcome]
+        raise SandboxError(f"{name}: the leak scan ended at {at}: {why[0]}")
+    return lines
 
 
 def _judge(line: dict[str, Any], body: Body | None, level: int) -> Finding:

@@ -65,6 +65,8 @@ class Search:
         self.by_shape: dict[str, list[int]] = {}
         self.by_code: dict[str | bytes, list[int]] = {}
         """Numbers of the bodies, by their names and by their bytecode."""
+        self.outlines = {_outline(body) for body in self.bodies if body.shape}
+        """Of the functions with a shape: what every other function is not worth comparing by."""
         self.codes: dict[int, types.CodeType] = {}
         for number, body in enumerate(self.bodies):
             self.by_task[body.task].append(number)
@@ -165,6 +167,8 @@ class Search:
                 continue
             for _, function in prints.functions(tree):
                 code = prints.code_body(function)
+                if prints.outline(code) not in self.outlines:
+                    continue
                 for number in wanted & set(self.by_shape.get(prints.shape(code)[0], ())):
                     if prints.similarity(prints.marks(code), self.bodies[number].marks) >= 0.7:
                         yield number, "body", ast.unparse(function)
@@ -306,6 +310,11 @@ def _body(entry: dict[str, Any]) -> Body:
     sets = {key: frozenset(entry[key]) for key in ("marks", "names")}
     lists = {key: tuple(entry[key]) for key in ("tokens", "parameters", "words", "place")}
     return Body(**{**entry, **sets, **lists})
+
+
+def _outline(body: Body) -> tuple[str, ...]:
+    _, function = next(prints.functions(ast.parse(body.source)))
+    return prints.outline(prints.code_body(function))
 
 
 def _compiled(body: Body) -> types.CodeType | None:
