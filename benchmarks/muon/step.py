@@ -48,13 +48,14 @@ def main() -> None:
     options = parser.parse_args()
     device = cases.start()
     chosen = options.cases or (GPU_CASES if device.type == "cuda" else ["toy whole", "toy cut", "toy dense"])
-    rows = [measure(name, device, options) for name in chosen]
-    if dist.get_rank() == 0:
-        report = {"hardware": cases.describe(device), "machine": machine(rows, device), "rows": rows}
-        report |= {"steps": options.steps, "warmup": options.warmup, "inflight_mb": options.inflight_mb}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-        print(f"written to {options.out}")
+    rows: list[dict[str, Any]] = []
+    for name in chosen:
+        rows.append(measure(name, device, options))
+        if dist.get_rank() == 0:
+            report = {"hardware": cases.describe(device), "machine": machine(rows, device), "rows": rows}
+            report |= {"steps": options.steps, "warmup": options.warmup, "inflight_mb": options.inflight_mb}
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            options.out.write_text(json.dumps(report, indent=2) + "\n")
     dist.destroy_process_group()
 
 
@@ -82,6 +83,8 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
                 steps.pop(other, None)
                 refused[other] = f"{type(error).__name__}: {error}"[:400]
     ms = interleaved(steps, device, options)
+    if dist.get_rank() == 0:
+        print(f"{name}: {ms}", flush=True)
     row = {"case": name, "layers": model.layers, "ms": ms, "ceilings": ceiling, "refused": refused}
     row["efficiency"] = round(ceiling["floor_ms"] / ms["ours"], 3)
     row["speedup"] = {other: round(ms[other] / ms["ours"], 2) for other in ms if other != "ours"}
@@ -342,7 +345,7 @@ def show(row: dict[str, Any], device: torch.device) -> None:
         print(f"  {name:<24}{ms:>10.2f} ms")
     for key in ("exposed_ms", "transfers_alone_ms", "exposed_share", "scratch_mb", "scratch_bar_mb"):
         if key in row:
-            print(f"  {key:<24}{row[key]:>10}")
+            print(f"  {key:<24}{row[key]:>10}", flush=True)
 
 
 if __name__ == "__main__":
