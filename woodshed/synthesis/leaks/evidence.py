@@ -139,6 +139,7 @@ def _whole(
         tokens=tokens,
         parameters=given,
         shape=shape if nodes >= MIN_SHAPE else "",
+        outline=prints.outline(body),
         marks=prints.marks(body),
         names=prints.names(body),
         source=_source(text, [function]),

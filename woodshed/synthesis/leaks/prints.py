@@ -51,6 +51,8 @@ class Body:
     parameters: tuple[str, ...] = ()
     shape: str = ""
     """Fingerprint of the body's syntax tree without names and constants; "" where it is too small to mean anything."""
+    outline: tuple[str, ...] = ()
+    """Kinds of the body's statements, not of what is inside: equal where shapes are."""
     marks: frozenset[str] = frozenset()
     """Names that survive a renaming of local variables (attributes, functions that are called), and constants."""
     names: frozenset[str] = frozenset()
@@ -100,7 +102,7 @@ def code_body(function: Function) -> list[ast.stmt]:
 
 
 def outline(body: Sequence[ast.stmt]) -> tuple[str, ...]:
-    """Kinds of the statements, not of what is inside: equal where shapes are."""
+    """Kinds of the statements, not of what is inside."""
     return tuple(type(statement).__name__ for statement in body)
 
 

@@ -65,7 +65,7 @@ class Search:
         self.by_shape: dict[str, list[int]] = {}
         self.by_code: dict[str | bytes, list[int]] = {}
         """Numbers of the bodies, by their names and by their bytecode."""
-        self.outlines = {_outline(body) for body in self.bodies if body.shape}
+        self.outlines = {body.outline for body in self.bodies if body.shape}
         """Of the functions with a shape: what every other function is not worth comparing by."""
         self.codes: dict[int, types.CodeType] = {}
         for number, body in enumerate(self.bodies):
@@ -308,13 +308,8 @@ def _anchors(body: Body) -> frozenset[str]:
 
 def _body(entry: dict[str, Any]) -> Body:
     sets = {key: frozenset(entry[key]) for key in ("marks", "names")}
-    lists = {key: tuple(entry[key]) for key in ("tokens", "parameters", "words", "place")}
+    lists = {key: tuple(entry[key]) for key in ("tokens", "parameters", "outline", "words", "place")}
     return Body(**{**entry, **sets, **lists})
-
-
-def _outline(body: Body) -> tuple[str, ...]:
-    _, function = next(prints.functions(ast.parse(body.source)))
-    return prints.outline(prints.code_body(function))
 
 
 def _compiled(body: Body) -> types.CodeType | None:
