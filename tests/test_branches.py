@@ -235,3 +235,19 @@ def test_eager_attention_takes_it_too():
     policy = tiny_policy()
     policy.model.config.get_text_config()._attn_implementation = "eager"
     assert branches.why_not(policy) == ""
+
+
+def test_a_token_is_stuck_where_the_student_is_sure_and_its_teacher_against_it(rollouts):
+    """No other token is, and none that does not count: the first two are skipped here."""
+    made = work(
+        pack(rollouts, [1.0, 0.5, 0.5, 0.0], [hint_for(rollouts[1], 0)], skip_first=2), FeedbackSettings()
+    )
+    (target,) = made.targets
+    padded = packing.pad([target.student])
+    written = torch.nn.functional.one_hot(padded.tokens_BN, made.policy.model.config.vocab_size).float()
+    sure, against = 30.0 * written, -30.0 * written
+    sure[:, 5:] = 0.0  # the rest in doubt
+    against[:, 4] = 30.0 * written[:, 4]
+    gradients._targeted(made, [target], sure.requires_grad_(), against, padded)
+    assert padded.counted_BN[0].tolist()[:6] == [0, 0, 1, 1, 1, 1]
+    assert made.metrics.means()["stuck_tokens"] == 2

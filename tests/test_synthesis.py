@@ -1002,7 +1002,7 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
     files = {
         "pyproject.toml": '[project]\nname = "pages"\nversion = "1"\n',
         "pages/__init__.py": "",
-        "pages/text.py": f"{PATTERNS}\n\n{stdlib.replace('text', 'page')}\n\n{SIDES}",
+        "pages/text.py": f"{PATTERNS}\n\n{stdlib.replace('text', 'page')}\n\n{SIDES}\n\n{AT_THE_MARGIN}",
         "tests/test_text.py": """
             from pages.text import flush, sides
 
@@ -1038,4 +1038,12 @@ SIDES = '''def sides(page):
     if len(columns) == 1:
         columns = [columns[0], columns[0]]
     return columns[0].strip(), columns[-1].strip()
+'''
+AT_THE_MARGIN = '''class Ruler:
+    """Its text stands at the margin, so the method alone cannot be dedented and compiled."""
+
+    def ruler(self):
+        drawn = """first
+second""".splitlines()
+        return ["|".join(sorted(drawn + [word.strip()])) for word in drawn if len(word) > 2 and word != "third"]
 '''
