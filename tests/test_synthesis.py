@@ -31,6 +31,7 @@ from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis import (
     baseline,
     bench,
+    harden,
     instructions,
     operators,
     prober,
@@ -1004,7 +1005,10 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
         "pages/__init__.py": "",
         "pages/text.py": f"{PATTERNS}\n\n{stdlib.replace('text', 'page')}\n\n{SIDES}\n\n{AT_THE_MARGIN}",
         "tests/test_text.py": """
-            from pages.text import flush, sides
+            from pages.text import Ruler, flush, sides
+
+            def test_ruler():
+                assert Ruler().ruler() == ["first|first|second", "first|second|second"]
 
             def test_flush():
                 assert flush("  a\\n  b") == "a\\nb"
@@ -1016,7 +1020,8 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
     source = lay(tmp_path / "pages", files)
     settings = synthesis.SynthesisSettings(operators=("stub", "remove_module"), jobs=1)
     report = synthesis.make([str(source)], tmp_path / "tasks", settings)
-    assert [task.name for task in report.accepted] == ["pages-stub-sides"]
+    made = {task.name: task for task in report.accepted}
+    assert set(made) == {"pages-stub-sides"}
     lines = (tmp_path / "tasks" / "rejections.jsonl").read_text().splitlines()
     found = {entry["task"]: (entry["reason"], entry["detail"]) for entry in map(json.loads, lines)}
     assert found["pages-stub-flush"] == found["pages-remove_module-text"]
@@ -1025,6 +1030,9 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
     assert re.fullmatch(
         r"flush of pages/text.py also stands in /opt/python/lib/python3\.\d+/textwrap.py", detail
     )
+    children = harden.harden([made["pages-stub-sides"]], tmp_path / "children", operators=("H2",))
+    assert not children.accepted
+    assert "H2: leaks: body of flush in /opt/python/lib/python3" in " ".join(children.rejected)
 
 
 PATTERNS = """import re
@@ -1034,7 +1042,7 @@ _leading_whitespace_re = re.compile('(^[ \\t]*)(?:[^ \\t\\n])', re.MULTILINE)
 """
 SIDES = '''def sides(page):
     """The first and the last column of a row that "|" divides."""
-    columns = page.strip().split("|")
+    columns = flush(page).strip().split("|")
     if len(columns) == 1:
         columns = [columns[0], columns[0]]
     return columns[0].strip(), columns[-1].strip()

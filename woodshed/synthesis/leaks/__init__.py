@@ -5,10 +5,11 @@ system of an attempt for it (`scanner`, `readers` and `prints` run inside), and 
 """
 
 from woodshed.synthesis.leaks.residue import Rule, add_rules, read_rules, rules_path, scrub
-from woodshed.synthesis.leaks.scan import Finding, Report, copies, first_leak, scan
+from woodshed.synthesis.leaks.scan import LIBRARIES, Finding, Report, copies, first_leak, scan
 from woodshed.synthesis.leaks.theft import Theft, steal
 
 __all__ = [
+    "LIBRARIES",
     "Finding",
     "Report",
     "Rule",

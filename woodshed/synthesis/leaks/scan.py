@@ -33,6 +33,8 @@ MACHINE = ("/usr", PYTHON, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32
 """The same for every task whose Python is the same."""
 DEPENDENCIES = "/env"
 """The same for every task of an environment."""
+LIBRARIES = (PYTHON, DEPENDENCIES)
+"""Where a copy of a package's code would be without anybody's doing."""
 SHARED = (*MACHINE, DEPENDENCIES)
 WORKSPACES = "/run/woodshed/workspaces"
 """Where the workspaces of further tasks are shown, while several are searched together."""
@@ -114,9 +116,10 @@ def scan(
     return [Report(task.name, tuple(looking.found[task.name]), looking.files[task.name]) for task in tasks]
 
 
-def first_leak(task: Task) -> str:
-    """What a task's own part of the root file system gives away, with the learned rules; "" where that is nothing."""
-    (report,) = scan([task], rules=residue.read_rules(residue.rules_path()), shared=())
+def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
+    """What a task's own part of the root file system gives away, with the learned rules, or what else is searched;
+    "" where that is nothing."""
+    (report,) = scan([task], rules=residue.read_rules(residue.rules_path()), shared=shared)
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
@@ -134,7 +137,7 @@ def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str],
         SandboxError: the search did not come to its end.
     """
     listed = [body for path, text in files.items() for body in evidence.functions(path, text)]
-    lines = _searched("", listed, {"": []}, "", spec, (PYTHON, DEPENDENCIES), {})
+    lines = _searched("", listed, {"": []}, "", spec, LIBRARIES, {})
     return {listed[line["body"]].place: line["where"] for line in lines if line.get("kind") == "body"}
 
 
