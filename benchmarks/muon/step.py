@@ -49,6 +49,7 @@ def main() -> None:
     device = cases.start()
     chosen = options.cases or (GPU_CASES if device.type == "cuda" else ["toy whole", "toy cut", "toy dense"])
     rows: list[dict[str, Any]] = []
+    say("all ranks are there")
     for name in chosen:
         rows.append(measure(name, device, options))
         if dist.get_rank() == 0:
@@ -64,6 +65,7 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
     model = cases.make(CASES[name], device)
     optimizer = contenders.ours(model, max_inflight_bytes=options.inflight_mb << 20)
     ceiling = ceilings(model, optimizer, device)
+    say(f"{name}: floor {ceiling['floor_ms']:.2f} ms")
     steps: dict[str, Callable[[], Any]] = {"ours": optimizer.step}
     refused: dict[str, str] = {}
     for other, make in (
@@ -79,12 +81,12 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
             try:
                 steps[other] = make(model)
                 steps[other]()
+                say(f"{name}: {other} has made a step")
             except Exception as error:  # another's refusal is a finding, on all ranks alike
                 steps.pop(other, None)
                 refused[other] = f"{type(error).__name__}: {error}"[:400]
     ms = interleaved(steps, device, options)
-    if dist.get_rank() == 0:
-        print(f"{name}: {ms}", flush=True)
+    say(f"{name}: {ms}")
     row = {"case": name, "layers": model.layers, "ms": ms, "ceilings": ceiling, "refused": refused}
     row["efficiency"] = round(ceiling["floor_ms"] / ms["ours"], 3)
     row["speedup"] = {other: round(ms[other] / ms["ours"], 2) for other in ms if other != "ours"}
@@ -97,6 +99,12 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> dic
     show(row, device)
     release(device)
     return row
+
+
+def say(text: str) -> None:
+    """A word of how far it has come: contenders compile for minutes."""
+    if dist.get_rank() == 0:
+        print(f"{time.process_time():7.1f} CPU s  {text}", flush=True)
 
 
 def profile(step: Callable[[], Any], device: torch.device, most: int = 12) -> dict[str, Any]:
