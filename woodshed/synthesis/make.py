@@ -303,7 +303,8 @@ def decide(
     """Every candidate with its outcome, in order; up to AHEAD a job are worked on beside the one that is due, which may
     take a minute while others take seconds.
 
-    Not more than are `missing`: what is worked on when the limit is reached would be given up.
+    Not more than twice as many as are `missing`: about so many are needed, and what is worked on when the limit is
+    reached is given up.
     """
     most = AHEAD * work.settings.jobs
     pool = ThreadPoolExecutor(work.settings.jobs)
@@ -311,7 +312,7 @@ def decide(
     remaining = iter(found)
     try:
         while True:
-            ahead = most if missing is None else max(1, min(most, missing()))
+            ahead = most if missing is None else max(1, min(most, 2 * missing()))
             while len(waiting) < ahead and (candidate := next(remaining, None)) is not None:
                 waiting.append((candidate, pool.submit(_decide_one, work, candidate, out, earlier)))
             if not waiting:
