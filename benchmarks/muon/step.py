@@ -168,6 +168,11 @@ def timed(act: Callable[[], Any], device: torch.device) -> float:
     """Milliseconds, from when all ranks are ready until this one is done."""
     cases.synchronise(device)
     dist.barrier()
+    return alone(act, device)
+
+
+def alone(act: Callable[[], Any], device: torch.device) -> float:
+    """Milliseconds of this rank, which waits for no other: they may have more, or other, work."""
     cases.synchronise(device)
     started = time.perf_counter()
     act()
@@ -216,9 +221,14 @@ def ceilings(model: Model, optimizer: ShardedMuon, device: torch.device) -> dict
     }
 
 
-def best(act: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
+def best(
+    act: Callable[[], Any],
+    device: torch.device,
+    clock: Callable[[Callable[[], Any], torch.device], float],
+    repeats: int = 5,
+) -> float:
     act()
-    return min(timed(act, device) for _ in range(repeats))
+    return min(clock(act, device) for _ in range(repeats))
 
 
 def products(rows: int, cols: int, count: int, device: torch.device) -> float:
@@ -239,7 +249,7 @@ def products(rows: int, cols: int, count: int, device: torch.device) -> float:
                 inner = torch.baddbmm(gram, gram, gram)
                 torch.baddbmm(x, inner, x)
 
-        found.append(best(run, device) / (size * rounds))
+        found.append(best(run, device, alone) / (size * rounds))
     return min(found)
 
 
@@ -249,8 +259,8 @@ def factor(backend: Any, shapes: dict[tuple[int, int], int], device: torch.devic
         return 1.0
     rows, cols = max(shapes, key=lambda each: shapes[each] * flops(*each))
     x = torch.randn(min(8, shapes[rows, cols]), rows, cols, device=device, dtype=torch.bfloat16)
-    standard = best(lambda: NewtonSchulz(backend="standard")(x), device)
-    return best(lambda: NewtonSchulz(backend=backend)(x), device) / standard
+    standard = best(lambda: NewtonSchulz(backend="standard")(x), device, alone)
+    return best(lambda: NewtonSchulz(backend=backend)(x), device, alone) / standard
 
 
 def all_to_all_rate(size_bytes: int, device: torch.device) -> float:
@@ -260,7 +270,7 @@ def all_to_all_rate(size_bytes: int, device: torch.device) -> float:
         return 0.0
     out = torch.zeros(size_bytes // 2 // world * world, dtype=torch.bfloat16, device=device)
     into = torch.empty_like(out)
-    ms = slowest(best(lambda: dist.all_to_all_single(into, out), device), device)
+    ms = slowest(best(lambda: dist.all_to_all_single(into, out), device, timed), device)
     return 2 * out.numel() * (world - 1) / world / (ms / 1e3)
 
 
@@ -268,7 +278,7 @@ def copy_rate(size_bytes: int, device: torch.device) -> float:
     """Bytes read and written per second by a copy."""
     source = torch.zeros(size_bytes // 4, device=device)
     target = torch.empty_like(source)
-    return 2 * size_bytes / (slowest(best(lambda: target.copy_(source), device), device) / 1e3)
+    return 2 * size_bytes / (slowest(best(lambda: target.copy_(source), device, timed), device) / 1e3)
 
 
 # Ours alone -------------------------------------------------------------------------------------------------------
