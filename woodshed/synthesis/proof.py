@@ -1,9 +1,9 @@
 """From a candidate to a proven task, or to one reason why not. Cheap checks first; every run is in a sandbox.
 
 Proven means: the package still imports and its commands still start; every hidden fail-to-pass test fails three times,
-because of the deletion; every pass-to-pass test passes; what the agent is shown passes; the hidden tests notice most
-mutants of the original and accept no trivial answer; and with the original code back, the verifier that will judge
-attempts finds the task solved.
+because of the deletion; what the agent is shown passes; the hidden tests notice most mutants of the original and accept
+no trivial answer; in the task's own folder the verifier that will judge attempts sees these tests fail, and all others
+pass; and with the original code back these, and all others that run it, pass. `check` runs all tests both times.
 
 Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
 no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
@@ -13,6 +13,7 @@ The last three are tried again by later runs (`bench.PASSING`).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,11 +90,44 @@ def prove_revert(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
 def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
     """A deletion that imports, as a proven task in the staging folder.
 
+    Tests far from the deletion run once, in the task's own folder; only where one of them fails are all of them looked
+    at before it is written.
+
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
     _without_copy(work, deletion)
-    outcomes, strength = _failures(work, candidate, deletion)
+    for everywhere in (False, True):
+        task = _written(work, candidate, deletion, everywhere)
+        everything = [test for test in work.baseline.stable if test not in set(task.fail_to_pass)]
+        before = verify(dataclasses.replace(task, pass_to_pass=tuple(everything)), Patch(files={}))
+        failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
+        if not (other := sorted(failing ^ set(task.fail_to_pass))):
+            break
+        shutil.rmtree(task.folder)
+        complain_of_the_machine(before)
+    else:
+        raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
+    covering = set(work.map.names(candidate.tests))
+    passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
+    verdict = verify(dataclasses.replace(task, pass_to_pass=passing), folder.gold_patch(task))
+    if not verdict.solved:
+        shutil.rmtree(task.folder)
+        complain_of_the_machine(verdict)
+        failed = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
+        raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failed]))
+    return task
+
+
+def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str, ...]:
+    """Those in files that hold one of the others or that the agent's test command runs."""
+    files = {test.partition("::")[0] for test in others} | set(command.split())
+    return tuple(test for test in tests if test.partition("::")[0] in files)
+
+
+def _written(work: Bench, candidate: Candidate, deletion: Deletion, everywhere: bool) -> Task:
+    """The task in its folder, as far as tests near the deletion prove it, or all of them."""
+    outcomes, strength = _failures(work, candidate, deletion, everywhere)
     fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
     pass_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] == "passed")
     visible, command = visibility.show(work, deletion, outcomes, candidate.name)
@@ -107,21 +141,7 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
     instruction = _instruction(work, deletion, command, fail_to_pass)
     facts = {**_facts(work, deletion), **strength}
     task = _task(work, candidate, deletion, instruction, command, fail_to_pass, pass_to_pass, facts)
-    task = _write(work, task, deletion, visible)
-    if deletion.absent:  # what a module leaves behind was only seen in a sandbox of the repository
-        before = verify(task, Patch(files={}))
-        failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
-        if other := sorted(failing ^ set(fail_to_pass)):
-            shutil.rmtree(task.folder)
-            complain_of_the_machine(before)
-            raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
-    verdict = verify(task, folder.gold_patch(task))
-    if not verdict.solved:
-        shutil.rmtree(task.folder)
-        complain_of_the_machine(verdict)
-        failing = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
-        raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failing]))
-    return task
+    return _write(work, task, deletion, visible)
 
 
 def _without_copy(work: Bench, deletion: Deletion) -> None:
@@ -130,12 +150,6 @@ def _without_copy(work: Bench, deletion: Deletion) -> None:
         for name in missing(work.code.texts.get(path, ""), text or ""):
             if where := work.copies.get((path, name)):
                 raise Rejected("leak", f"{name} of {path} also stands in {where}")
-
-
-def near(tests: Sequence[str], fail_to_pass: Sequence[str], command: str) -> tuple[str, ...]:
-    """Those in files that hold a fail-to-pass test or that the agent's test command runs."""
-    files = {test.partition("::")[0] for test in fail_to_pass} | set(command.split())
-    return tuple(test for test in tests if test.partition("::")[0] in files)
 
 
 # ---- the deleted state ------------------------------------------------------------------------------------
@@ -199,16 +213,17 @@ def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
 
 
 def _failures(
-    work: Bench, candidate: Candidate, deletion: Deletion
+    work: Bench, candidate: Candidate, deletion: Deletion, everywhere: bool
 ) -> tuple[dict[str, Outcome], dict[str, object]]:
     """The outcome of every stable original test without the code, and what is known about the tests' strength.
 
-    The tests that run the code come first; only where they fail for the right reason do the others run.
+    The tests that run the code come first; only where they fail for the right reason do others run: those in the files
+    of failing ones, or all. Of the rest it is assumed that they pass.
     """
     stable = work.baseline.stable
-    near = set(work.map.names(candidate.tests)) or set(stable)
-    first = [test for test in stable if test in near]
-    rest = [test for test in stable if test not in near]
+    covering = set(work.map.names(candidate.tests)) or set(stable)
+    first = [test for test in stable if test in covering]
+    rest = [test for test in stable if test not in covering]
     with work.opened(deletion.changed) as sandbox:
         runs = [work.run(sandbox, first)]
         if all(outcome == "passed" for outcome in runs[0].outcomes.values()):
@@ -216,9 +231,12 @@ def _failures(
         _reasons(work, candidate, deletion, runs[0])
         _width(work, runs[0].outcomes)
         strength = _strength(work, deletion)
+        lost = [test for test, outcome in runs[0].outcomes.items() if outcome != "passed"]
+        rest = rest if everywhere else list(near(rest, lost, ""))
         runs += [work.run(sandbox, rest)] if rest else []
     _reasons(work, candidate, deletion, runs[-1])
-    outcomes: dict[str, Outcome] = {test: outcome for run in runs for test, outcome in run.outcomes.items()}
+    outcomes: dict[str, Outcome] = dict.fromkeys(stable, "passed")
+    outcomes |= {test: outcome for run in runs for test, outcome in run.outcomes.items()}
     _width(work, outcomes)
     return outcomes, strength
 
