@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import os
 import re
 import shutil
@@ -245,6 +246,8 @@ def test_a_reader_that_leaves_early_is_no_error(run: RunDir):
 
 def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "short.toml").write_text('name = "short"\n')
+    package = importlib.import_module("woodshed.training")
+    monkeypatch.setattr(sys.modules["woodshed"], "training", package)  # undone, it is this one again
     for name in [name for name in sys.modules if name.startswith("woodshed.training")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
