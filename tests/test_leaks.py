@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio.base_events
 import dataclasses
 import json
 import re
@@ -443,3 +445,12 @@ def test_the_thief_is_good_at_it(task: Task, tmp_path: Path, kind: str):
 def test_findings_are_json(task: Task):
     (report,) = scan([task], shared=())
     json.dumps(dataclasses.asdict(report))
+
+
+@pytest.mark.parametrize("module", [ast, dataclasses, subprocess, shutil, asyncio.base_events])
+def test_functions_are_found_wherever_they_stand(module):
+    tree = ast.parse(Path(module.__file__).read_text())
+    every = [node for node in ast.walk(tree) if isinstance(node, prints.Function)]
+    found = list(prints.functions(tree))
+    assert {id(node) for _, node in found} == {id(node) for node in every} and len(found) == len(every)
+    assert all(name.rpartition(".")[2] == node.name for name, node in found)

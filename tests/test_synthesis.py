@@ -1035,6 +1035,44 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
     assert "H2: leaks: body of flush in /opt/python/lib/python3" in " ".join(children.rejected)
 
 
+def test_a_far_test_that_fails_is_found_in_the_folder(tmp_path: Path):
+    """No line of `sides` runs in it, and it is in another file than those that run it."""
+    far = """
+        from pathlib import Path
+
+        def test_the_source():
+            text = Path("pages/text.py").read_text()
+            assert "def sides" in text, "sides is not there"
+
+        def test_the_name():
+            assert Path("pages").is_dir()
+        """
+    files = {
+        "pyproject.toml": '[project]\nname = "pages"\nversion = "1"\n',
+        "pages/__init__.py": "",
+        "pages/text.py": SIDES.replace("flush(page)", "page"),
+        "tests/test_far.py": far,
+        "tests/test_text.py": """
+            import pages.text
+
+            def test_sides():
+                assert pages.text.sides("a|b|c") == ("a", "c")
+
+            def test_one_column():
+                assert pages.text.sides(" a ") == ("a", "a")
+            """,
+    }
+    settings = synthesis.SynthesisSettings(operators=("remove",), jobs=1, max_lost=0.9)
+    report = synthesis.make([str(lay(tmp_path / "pages", files))], tmp_path / "tasks", settings)
+    (task,) = report.accepted
+    assert set(task.fail_to_pass) == {
+        "tests/test_far.py::test_the_source",
+        *(f"tests/test_text.py::{name}" for name in ("test_sides", "test_one_column")),
+    }
+    assert task.pass_to_pass == ("tests/test_far.py::test_the_name",)
+    assert synthesis.check(task) == []
+
+
 PATTERNS = """import re
 
 _whitespace_only_re = re.compile('^[ \\t]+$', re.MULTILINE)
