@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 from tiny_training import four_attempts, tiny_policy
 
+from woodshed import report
+from woodshed.cli.verbs import say_run
 from woodshed.records import Task
 from woodshed.rundir import RunDir
 from woodshed.settings import validate
@@ -46,6 +48,11 @@ def test_the_divergence_from_the_start_stops_the_run_where_it_is_bounded():
     assert Watch().alarm(StabilitySettings(), 0.1, 9.0) == ""
 
 
+def test_a_sampler_of_another_policy_is_an_alarm():
+    assert Watch().alarm(StabilitySettings(), 0.1, None, 0.004) == ""
+    assert "differ from the trainer's by 2.050 nats" in Watch().alarm(StabilitySettings(), 0.1, 9.0, 2.05)
+
+
 def test_it_goes_back_to_the_best_step_of_the_window():
     watch, settings = Watch(), StabilitySettings(window=3)
     for step, rate in enumerate([0.40, 0.22, 0.25, 0.24, 0.66]):
@@ -72,7 +79,7 @@ def test_kl_to_start_is_the_mean_of_k1_over_the_sampled_tokens(tmp_path: Path):
     assert got == pytest.approx(float(want.detach()), abs=1e-5)
 
 
-def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, tmp_path: Path):
+def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, tmp_path: Path, capsys):
     settings = {
         "name": "diverging",
         "runs": str(tmp_path / "runs"),
@@ -101,6 +108,9 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     lines = [line for line in run.read("metrics") if line[0] != "effort"]
     assert lines[-1][:2] == ("eval", position.step) and lines[-2][2]["stopped"] == position.stopped
     assert (run.path / "policy" / "adapter_model.safetensors").is_file()
+    say_run(run)
+    assert position.stopped in report.write(run).read_text()
+    assert position.stopped in capsys.readouterr().err.replace("\n", " ")
     before = run.read("metrics")
     train(recipe, run, lambda *_: None)  # resuming changes nothing
     assert run.read("metrics") == before

@@ -191,10 +191,12 @@ def open_arm(text: str) -> list[RunDir]:
 
 def say_run(run: RunDir) -> None:
     """The headline of a run: its first against its last evaluation, or the only one."""
-    from woodshed.evals import evaluation
+    from woodshed.evals import arms, evaluation
     from woodshed.grading.monitors import drift
 
     found = evaluation.from_run(run, problems=[])
+    if reason := arms.stopped(run, problems=[]):
+        tell(reason)
     for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:

@@ -55,9 +55,10 @@ def against(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
     return rows
 
 
-def stopped(run: RunDir) -> str:
-    """Why a run stopped by itself, or ""."""
-    reasons = [metrics["stopped"] for _, _, metrics in run.read("metrics") if "stopped" in metrics]
+def stopped(run: RunDir, *, problems: list[str] | None = None) -> str:
+    """Why a run stopped by itself, or ""; `problems` as in `RunDir.read`."""
+    found = run.read("metrics", problems=problems)
+    reasons = [metrics["stopped"] for _, _, metrics in found if "stopped" in metrics]
     return str(reasons[-1]) if reasons else ""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from woodshed.evals import evaluation, ledger
+from woodshed.evals import arms, evaluation, ledger
 from woodshed.evals.ledger import Ledger
 from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault
 from woodshed.grading.monitors import drift
@@ -172,7 +172,7 @@ def _gather(run: RunDir, number: int, archives: Archives) -> Story:
         name=str(settings.get("name") or run.path.name),
         path=run.path,
         note=str(settings.get("note", "")),
-        status=_status(settings, metrics, run.path),
+        status=arms.stopped(run, problems=[]) or _status(settings, metrics, run.path),
         settings=settings,
         recipe=recipe,
         manifest=manifest,

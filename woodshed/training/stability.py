@@ -33,6 +33,9 @@ class StabilitySettings(Settings):
     for this."""
     kl_rollouts: int = Field(default=16, ge=1)
     """Rollouts of a step on which that divergence is measured."""
+    max_logp_gap: float = Field(default=0.2, gt=0)
+    """Stop where the log-probs of the sampler and of the trainer differ by this many nats a token on average: they do
+    not compute the same policy, and nothing learned from such a step means anything. In bfloat16 0.004 are usual."""
 
 
 @dataclass
@@ -43,7 +46,11 @@ class Watch:
     """Invalid-call rates of the newest steps, newest last; a step's rollouts come from the weights before it."""
 
     def alarm(
-        self, settings: StabilitySettings, invalid_rate: float | None, kl_to_start: float | None
+        self,
+        settings: StabilitySettings,
+        invalid_rate: float | None,
+        kl_to_start: float | None,
+        logp_gap: float = 0.0,
     ) -> str:
         """Why the run must stop after this step, or ""; remembers the step."""
         reason, before = "", self.rates[-settings.window :]
@@ -55,6 +62,12 @@ class Watch:
             reason = (
                 f"the divergence from the start is {kl_to_start:.3f} nats a token, above "
                 f"{settings.max_kl_to_start:g}"
+            )
+        if logp_gap > settings.max_logp_gap:  # last: with such samples the other two say nothing
+            reason = (
+                f"the log-probs of the sampler differ from the trainer's by {logp_gap:.3f} nats a token, above "
+                f"{settings.max_logp_gap:g}: they do not compute the same policy (another precision, or weights or "
+                "keys that are not the current ones)"
             )
         rate = before[-1] if invalid_rate is None and before else invalid_rate
         self.rates = [*before, *([] if rate is None else [rate])][-settings.window - 1 :]

@@ -356,7 +356,9 @@ def watch(
             micro_batch_tokens=session.recipe.objective.micro_batch_tokens,
         )
     rate = metrics["invalid_calls"]["value"]
-    reason = position.watch.alarm(settings, rate, metrics.get("kl_to_start"))
+    reason = position.watch.alarm(
+        settings, rate, metrics.get("kl_to_start"), metrics.get("logp_gap_mean", 0.0)
+    )
     if reason:
         version = position.watch.healthy(position.step - 1)
         policy.load_weights(checkpoint.version_weights(session.run, version))

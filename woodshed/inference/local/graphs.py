@@ -37,7 +37,7 @@ class Graphs:
         self.forward, self.draw, self.batch = forward, draw, batch
         self.device, self.dtype = device, dtype
         self._captured: dict[tuple[int, int], tuple[Any, Tensor]] = {}
-        self._memory: tuple[int, ...] = ()
+        self._memory: tuple[tuple[int, torch.Size], ...] = ()
         self._pool: Any = None
         self._state = torch.zeros(0)
         self._staged = torch.zeros(0)
@@ -64,8 +64,11 @@ class Graphs:
         return drawn[:, :live].cpu()
 
     def _fit(self, rows: int) -> None:
-        """Graphs hold addresses: where memory was allocated anew, they are captured anew."""
-        memory = tuple(tensor.data_ptr() for tensor in self.batch.tensors)
+        """Graphs hold addresses and strides: where memory was allocated anew, they are captured anew.
+
+        The address alone does not tell: an allocator gives out again what was just freed, for another shape.
+        """
+        memory = tuple((tensor.data_ptr(), tensor.shape) for tensor in self.batch.tensors)
         if memory != self._memory or self._state.shape[-1:] < (rows,):
             self._captured.clear()
             self._pool = None  # a pool ends with its last graph

@@ -149,8 +149,10 @@ class RunningBatch(Cache):
     def _memory(self, like: Sequence[Tensor]) -> list[Tensor]:
         """Keys and values, allocated at the first ones seen (..., H, T, D), which know the shapes."""
         rows, columns = self.room
-        if not self.tensors or self.tensors[0].shape[1] < rows or self.tensors[0].shape[3] < columns:
+        had_rows, had_columns = self.tensors[0].shape[1:4:2] if self.tensors else (0, 0)
+        if had_rows < rows or had_columns < columns:
             self.tensors = []  # free before allocating
+            rows = max(rows, min(had_rows, 2 * rows))  # calls of fewer rows come between those of more
             columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
             self.tensors = [
                 part.new_zeros((len(self.layers), rows, part.shape[-3], columns, part.shape[-1]))
