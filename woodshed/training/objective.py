@@ -116,10 +116,10 @@ class FeedbackSettings(Settings):
     """Each token's divergence is weighed by its importance ratio trainer/sampler, cut here; none by default."""
     reduction: Reduction = "turn"
     """turn: mean over each turn's tokens, then over turns, at least `target_floor` of them; token: over all tokens."""
-    teacher: TeacherKind = "frozen"
+    teacher: TeacherKind = "ema"
     """Teacher weights: as at the start of RL; their running average (ema); the policy's own, without gradient (live);
     or the start's and the policy's log-probs mixed (trust-region)."""
-    teacher_rate: float = Field(default=0.01, ge=0, le=1)
+    teacher_rate: float = Field(default=0.05, ge=0, le=1)
     """ema: share of the policy that enters the average at each step; trust-region: share of the policy in the mix."""
     offload_teacher: bool = False
     """Keep the teacher's weights in host memory and exchange them where they are used."""

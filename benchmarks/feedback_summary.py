@@ -1,0 +1,81 @@
+"""What the runs of recipes/targeted-feedback.toml did, step by step, as one small file to commit.
+
+    python benchmarks/feedback_summary.py runs/targeted-feedback-* --machine "1 NVIDIA H200, 16 cores" --out FILE
+
+Runs that FILE already holds from other machines stay. `woodshed arms` prints the comparison with its intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from woodshed import settings
+from woodshed.evals import arms
+from woodshed.records import Hint
+from woodshed.rundir import RunDir
+from woodshed.training.recipe import Recipe
+
+
+def summary(run: RunDir) -> dict[str, Any]:
+    recipe = settings.read(Recipe, run.path / "recipe.toml")
+    found = run.read("metrics")
+    steps = [metrics for phase, _, metrics in found if phase == "train"]
+    faults = Counter(
+        hint.detector
+        for phase, step, hint in run.read("hints", Hint)
+        if phase == "train" and step >= len(steps) - 3
+    )
+    return {
+        "run": run.path.name,
+        "seed": recipe.seed,
+        "stopped": arms.stopped(run),
+        "steps": [_step(metrics) for metrics in steps],
+        "evaluations": [
+            {"step": step} | _evaluation(metrics) for phase, step, metrics in found if phase == "eval"
+        ],
+        "faults_in_last_3_steps": dict(faults.most_common()),
+    }
+
+
+def _step(metrics: dict[str, Any]) -> dict[str, Any]:
+    shares = ("invalid_calls", "reward", "solved", "untested")
+    rest = {
+        "turns": metrics["invalid_calls"]["whole"],
+        "kl_to_start": metrics.get("kl_to_start"),
+        "logp_gap": metrics.get("logp_gap_mean"),
+        "stuck": metrics.get("stuck_tokens"),
+        "targets": metrics.get("targets"),
+        "factor": metrics.get("kl_factor"),
+        "seconds": sum(metrics["seconds"].values()),
+    }
+    figures = {name: metrics[name]["value"] for name in shares} | rest
+    return {name: round(value, 4) for name, value in figures.items() if value is not None}
+
+
+def _evaluation(metrics: dict[str, Any]) -> dict[str, Any]:
+    shares = ("invalid_calls", "faulty_rollouts", "untested", "solved", "reward")
+    kept = ("value", "low", "high", "part", "whole")
+    return {name: {key: round(metrics[name][key], 4) for key in kept} for name in shares}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("runs", nargs="+", type=Path)
+    parser.add_argument("--machine", required=True)
+    parser.add_argument("--out", required=True, type=Path)
+    args = parser.parse_args()
+    file = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
+    others = [run for run in file["runs"] if run.get("machine") != args.machine]
+    new = [summary(RunDir.open(path)) | {"machine": args.machine} for path in args.runs]
+    args.out.write_text(json.dumps(file | {"runs": others + new}, indent=1) + "\n")
+    for run in new:
+        rates = [f"{100 * step['invalid_calls']:.0f}" for step in run["steps"]]
+        print(f"{run['run']}: invalid calls {' '.join(rates)} %")
+
+
+if __name__ == "__main__":
+    main()
