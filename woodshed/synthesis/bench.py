@@ -29,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-6"
+GENERATOR = "woodshed-synthesis-7"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -157,7 +157,7 @@ class Bench:
 
     baseline: Baseline
     map: Map
-    copies: Mapping[tuple[str, str], str]
+    copies: Mapping[tuple[str, str], tuple[str, ...]]
     code: Codebase
     """The .py files of the packages."""
     interfaces: Codebase
@@ -257,8 +257,8 @@ class Measured:
 
     baseline: Baseline
     map: Map
-    copies: Mapping[tuple[str, str], str]
-    """Path and dotted name of functions that also stand in Python's library or in a dependency, to where."""
+    copies: Mapping[tuple[str, str], tuple[str, ...]]
+    """Path and dotted name of functions that also stand elsewhere, to the files of their copies (`leaks.copies`)."""
 
 
 def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:

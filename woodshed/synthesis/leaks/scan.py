@@ -41,6 +41,8 @@ WORKSPACES = "/run/woodshed/workspaces"
 TOGETHER = 50
 """Most tasks that are searched in one sandbox."""
 TIMEOUT_S = 1800.0
+NOTHING = "(?!)"
+"""A pattern for residue where none is looked for."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -123,22 +125,28 @@ def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
-def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], str]:
-    """Functions of a package that also stand in Python's library or in a dependency: no task can take them away.
+def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], tuple[str, ...]]:
+    """Functions of a package that also stand in Python's library, in a dependency or in another file of the repository:
+    no task can take them away, unless it takes those files, too.
 
     Args:
         files: path to text, of the package's files.
-        spec: how a sandbox with the package's dependencies is opened.
+        spec: how a sandbox of the repository is opened.
 
     Returns:
-        Path and dotted name of each, to where its copy is.
+        Path and dotted name of each, to the files where a copy is, as a sandbox names them.
 
     Raises:
         SandboxError: the search did not come to its end.
     """
     listed = [body for path, text in files.items() for body in evidence.functions(path, text)]
-    lines = _searched("", listed, {"": []}, "", spec, LIBRARIES, {})
-    return {listed[line["body"]].place: line["where"] for line in lines if line.get("kind") == "body"}
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in _searched("", listed, {"": []}, NOTHING, spec, LIBRARIES, {"": "/workspace"}):
+        if line.get("kind") == "body":
+            place = listed[line["body"]].place
+            if line["where"] != f"/workspace/{place[0]}":
+                found.setdefault(place, []).append(line["where"])
+    return {place: tuple(where) for place, where in found.items()}
 
 
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
