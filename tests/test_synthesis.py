@@ -1035,6 +1035,32 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
     assert "H2: leaks: body of flush in /opt/python/lib/python3" in " ".join(children.rejected)
 
 
+def test_what_another_file_of_the_repository_has_cannot_be_taken_away(tmp_path: Path):
+    """Known before any of its tests run."""
+    sides = SIDES.replace("flush(page)", "page")
+    files = {
+        "pyproject.toml": '[project]\nname = "pages"\nversion = "1"\n',
+        "pages/__init__.py": "",
+        "pages/text.py": sides,
+        "pages/lines.py": sides.replace("def sides", "def ends"),
+        "tests/test_text.py": """
+            from pages.lines import ends
+            from pages.text import sides
+
+            def test_sides():
+                assert sides("a|b|c") == ends("a|b|c") == ("a", "c")
+            """,
+    }
+    source = lay(tmp_path / "pages", files)
+    settings = synthesis.SynthesisSettings(operators=("stub",), jobs=1)
+    report = synthesis.make([str(source)], tmp_path / "tasks", settings)
+    lines = (tmp_path / "tasks" / "rejections.jsonl").read_text().splitlines()
+    found = {entry["task"]: entry["detail"] for entry in map(json.loads, lines)}
+    assert found["pages-stub-sides"] == "sides of pages/text.py also stands in /workspace/pages/lines.py"
+    assert found["pages-stub-ends"] == "ends of pages/lines.py also stands in /workspace/pages/text.py"
+    assert not report.accepted
+
+
 def test_a_far_test_that_fails_is_found_in_the_folder(tmp_path: Path):
     """No line of `sides` runs in it, and it is in another file than those that run it."""
     far = """
