@@ -29,10 +29,10 @@ from woodshed.training.update import GradientScale, OptimizerSettings, make_opti
 ADDED = 0.05
 CASES: dict[str, dict[str, Any]] = {
     "RL alone": {"weight": 0.0},
-    "frozen, separate (the default)": {},
-    "frozen, packed": {"forward": "packed"},
+    "frozen, separate": {"teacher": "frozen"},
+    "frozen, packed": {"forward": "packed", "teacher": "frozen"},
     "live, packed": {"forward": "packed", "teacher": "live"},
-    "frozen, packed, measured every 8th": {"forward": "packed", "measure_every": 8},
+    "frozen, packed, measured every 8th": {"forward": "packed", "teacher": "frozen", "measure_every": 8},
     "live, packed, measured every 8th": {"forward": "packed", "teacher": "live", "measure_every": 8},
 }
 

@@ -182,13 +182,13 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
     """The recipe as it is, but for a tiny model and short runs, through the command line."""
     text = EXPERIMENT.read_text()
     for old, new in (
-        ("warmup.steps=60", "warmup.steps=2"),
-        ("\nsteps = 24", "\nsteps = 2"),
-        ("tasks_per_step = 16", "tasks_per_step = 1"),
-        ("turn_tokens = 256", "turn_tokens = 16"),
-        ("rollout_tokens = 1024", "rollout_tokens = 32"),
+        ("warmup.steps=80", "warmup.steps=2"),
+        ("\nsteps = 16", "\nsteps = 2"),
+        ("tasks_per_step = 8", "tasks_per_step = 1"),
+        ("turn_tokens = 192", "turn_tokens = 16"),
+        ("rollout_tokens = 768", "rollout_tokens = 32"),
         ("attempts = 8", "attempts = 2"),
-        ("max_turns = 6", "max_turns = 4"),
+        ("max_turns = 5", "max_turns = 4"),
     ):
         assert old in text
         text = text.replace(old, new)
@@ -197,7 +197,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
     command = [sys.executable, "-m", "woodshed.cli", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for expected in (0, 13):
+    for expected in (0, len(arms.names(EXPERIMENT))):
         done = subprocess.run(
             [*command, "policy.dtype=float32", "rollout.tool_threads=2"],
             cwd=tmp_path,
@@ -211,4 +211,4 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         assert done.stdout.count("finished before") == expected
         table = done.stdout[done.stdout.rindex("\narm ") :]
         shown = [line.split()[0] for line in table.splitlines() if "invalid-call rate" in line]
-        assert shown[:10] == [n for n in arms.names(EXPERIMENT) if not n.startswith("start")]
+        assert shown == [n for n in arms.names(EXPERIMENT) if not n.startswith("start")]

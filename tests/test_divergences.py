@@ -214,11 +214,11 @@ def test_presets_set_what_was_published():
         return [getattr(FeedbackSettings.model_validate({"preset": name}), field) for field in fields]
 
     guards = ("teacher", "teacher_rate", "max_ratio", "skip_first", "pointwise_clip", "reduction")
-    assert values("composer", *guards) == ["frozen", 0.01, None, 0, None, "turn"]
+    assert values("composer", *guards) == ["ema", 0.05, None, 0, None, "turn"]
     assert values("sdpo", *guards) == ["ema", 0.05, 2.0, 0, None, "token"]
     assert values("sdpo-rich", *guards) == ["ema", 0.01, 2.0, 0, None, "token"]
     assert values("sdft", *guards) == ["ema", 0.01, None, 3, None, "token"]
-    assert values("opsd", *guards) == ["frozen", 0.01, None, 0, 0.05, "token"]
+    assert values("opsd", *guards) == ["frozen", 0.05, None, 0, 0.05, "token"]
 
 
 def test_the_default_preset_is_the_defaults_and_a_given_field_wins():

@@ -51,6 +51,7 @@ def test_the_divergence_from_the_start_stops_the_run_where_it_is_bounded():
 def test_a_sampler_of_another_policy_is_an_alarm():
     assert Watch().alarm(StabilitySettings(), 0.1, None, 0.004) == ""
     assert "differ from the trainer's by 2.050 nats" in Watch().alarm(StabilitySettings(), 0.1, 9.0, 2.05)
+    assert "by nan nats" in Watch().alarm(StabilitySettings(), 0.1, None, float("nan"))
 
 
 def test_it_goes_back_to_the_best_step_of_the_window():

@@ -50,7 +50,7 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("gradient norms", "train", {"rl_grad_norm": "policy gradient", "kl_grad_norm": "targeted"}),
     ("divergence from the start, nats a token", "train", {"kl_to_start": ""}),
     ("entropy, nats a token", "train", {"entropy": ""}),
-    ("sampler against trainer, largest gap", "train", {"logp_gap_max": ""}),
+    ("sampler against trainer, gap", "train", {"logp_gap_mean": "mean", "logp_gap_max": "largest"}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
     ("warm-up loss", "warmup", {"sft_loss": ""}),
 )

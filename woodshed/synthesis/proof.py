@@ -54,7 +54,7 @@ __all__ = [
 
 MAX_REPAIRS = 5
 HASH_SEEDS = (2, 3)
-"""Of the runs in which every fail-to-pass test must fail, before the third one, by the verifier, whose seed is 0."""
+"""Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
 MAX_MEASURED = 8
 """Most functions of one deletion whose tests' strength is measured."""
 WIDTHS = (1, 1, 1, 2, 10, 4, 10)
@@ -151,13 +151,14 @@ def _written(work: Bench, candidate: Candidate, deletion: Deletion, everywhere: 
 
 
 def _without_copy(work: Bench, deletion: Deletion) -> None:
-    """What also stands elsewhere cannot be taken away: the gate would find it, after all the runs of tests. Which tests
-    will be visible is not known yet."""
+    """What also stands elsewhere cannot be taken away. Copies in the repository the gate would find, too, after all
+    runs of tests; it alone knows which tests are visible, and whether a copy has what is missing from a function.
+    """
     unknown = {f"/workspace/{path}" for path in (*deletion.changed, *work.baseline.test_files)}
     for path, text in deletion.changed.items() if work.copies else ():
-        for name in missing(work.code.texts.get(path, ""), text or ""):
+        for name, is_whole in missing(work.code.texts.get(path, ""), text or "").items():
             for where in work.copies.get((path, name), ()):
-                if where not in unknown:
+                if where not in unknown and (is_whole or not where.startswith("/workspace/")):
                     raise Rejected("leak", f"{name} of {path} also stands in {where}")
 
 
@@ -226,8 +227,8 @@ def _failures(
 ) -> tuple[dict[str, Outcome], dict[str, object]]:
     """The outcome of every stable original test without the code, and what is known about the tests' strength.
 
-    The tests that run the code come first. Of the others it is assumed that they pass, or, with `everywhere`, they run
-    where the first ones failed for the right reason.
+    The tests that run the code come first. Of the others it is assumed that they pass, but for those of files that
+    cannot be collected; or, with `everywhere`, they run where the first ones failed for the right reason.
     """
     stable = work.baseline.stable
     covering = set(work.map.names(candidate.tests)) or set(stable)
@@ -240,6 +241,7 @@ def _failures(
             raise Rejected("no_test_fails", f"{len(first)} tests that run it pass without it")
         _reasons(work, candidate, deletion, run)
         outcomes |= run.outcomes
+        outcomes |= {test: "missing" for test in rest if test.partition("::")[0] in run.collection_errors}
         _width(work, outcomes)
         strength = _strength(work, deletion)
         if everywhere and rest:

@@ -1,7 +1,8 @@
 """When a run stops by itself and goes back to weights that were well.
 
 A low targeted loss is not success: teacher and student can agree on broken messages. Both prototypes' collapses showed
-in the invalid-call rate within a few steps, and in the divergence from the start.
+in the invalid-call rate within a few steps, and in the divergence from the start. Nor does anything mean something
+where the sampler does not compute the policy that the trainer trains.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from woodshed.records import Rollout
 from woodshed.settings import Settings
 from woodshed.training import packing
 from woodshed.training.policy import Policy, token_logps
+
+DISAGREES = "the log-probs of the sampler differ from the trainer's"
+"""Begins the reason after which the sampler is not to be asked again."""
 
 
 class StabilitySettings(Settings):
@@ -35,7 +39,8 @@ class StabilitySettings(Settings):
     """Rollouts of a step on which that divergence is measured."""
     max_logp_gap: float = Field(default=0.2, gt=0)
     """Stop where the log-probs of the sampler and of the trainer differ by this many nats a token on average: they do
-    not compute the same policy, and nothing learned from such a step means anything. In bfloat16 0.004 are usual."""
+    not compute the same policy, and nothing learned from such a step means anything. In bfloat16 0.004 to 0.02 are
+    usual."""
 
 
 @dataclass
@@ -63,11 +68,12 @@ class Watch:
                 f"the divergence from the start is {kl_to_start:.3f} nats a token, above "
                 f"{settings.max_kl_to_start:g}"
             )
-        if logp_gap > settings.max_logp_gap:  # last: with such samples the other two say nothing
+        if (
+            not logp_gap <= settings.max_logp_gap
+        ):  # NaN, too. Last: with such samples the other two say nothing
             reason = (
-                f"the log-probs of the sampler differ from the trainer's by {logp_gap:.3f} nats a token, above "
-                f"{settings.max_logp_gap:g}: they do not compute the same policy (another precision, or weights or "
-                "keys that are not the current ones)"
+                f"{DISAGREES} by {logp_gap:.3f} nats a token, above {settings.max_logp_gap:g}: they do not compute the "
+                "same policy (another precision, or weights or cached keys and values that are not the current ones)"
             )
         rate = before[-1] if invalid_rate is None and before else invalid_rate
         self.rates = [*before, *([] if rate is None else [rate])][-settings.window - 1 :]

@@ -226,7 +226,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         checkpoint.save(run, policy, optimizer, position, teacher.state(), kept=kept)
     if growth is not None:
         growth.close()
-    if position.stopped:
+    if position.stopped and stability.DISAGREES not in position.stopped:
         sampler.load(None, version=position.step)
         evaluate(session, heldout, step=position.step)
     checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)

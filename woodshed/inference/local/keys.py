@@ -152,7 +152,7 @@ class RunningBatch(Cache):
         had_rows, had_columns = self.tensors[0].shape[1:4:2] if self.tensors else (0, 0)
         if had_rows < rows or had_columns < columns:
             self.tensors = []  # free before allocating
-            rows = max(rows, min(had_rows, 2 * rows))  # calls of fewer rows come between those of more
+            rows = max(rows, min(had_rows, 2 * rows))  # a call of half as many shrinks nothing
             columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
             self.tensors = [
                 part.new_zeros((len(self.layers), rows, part.shape[-3], columns, part.shape[-1]))

@@ -61,15 +61,20 @@ def functions(path: str, text: str) -> list[Body]:
     for name, function in prints.functions(tree or ast.Module([], [])):
         tokens = prints.code_words(_source(text, prints.code_body(function)))
         if len(tokens) >= MIN_FRAGMENT:
-            found.append(_whole("", "", (path, name), text, function, tuple(tokens)))
+            body = _whole("", "", (path, name), text, function, tuple(tokens))
+            found.append(replace(body, called=""))  # its signature is nobody's question
     return found
 
 
-def missing(before: str, after: str) -> list[str]:
-    """Dotted names of the functions of one text that are not, or not as they were, in another."""
-    left = {ast.dump(function) for _, function in prints.functions(_parsed(after) or ast.Module([], []))}
-    whole = prints.functions(_parsed(before) or ast.Module([], []))
-    return [name for name, function in whole if ast.dump(function) not in left]
+def missing(before: str, after: str) -> dict[str, bool]:
+    """Dotted names of the functions of one text that are not, or not as they were, in another; whether as a whole."""
+    left = list(prints.functions(_parsed(after) or ast.Module([], [])))
+    intact, visible = {ast.dump(function) for _, function in left}, dict(left)
+    found: dict[str, bool] = {}
+    for name, function in prints.functions(_parsed(before) or ast.Module([], [])):
+        if ast.dump(function) not in intact:
+            found[name] = _is_whole(*_tokens(before, function, after, visible.get(name)))
+    return found
 
 
 def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:
@@ -94,14 +99,9 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             continue  # a name may be defined twice, under `if`
         if any(name.startswith(f"{outer}.") for outer in whole):
             continue  # inside of a function that is missing as a whole
-        tokens = prints.code_words(_source(text, prints.code_body(function)))
         other = visible.get(name)
-        before = prints.code_words(_source(shown, prints.code_body(other))) if other else []
-        if other and tokens == before:  # a decorator, a parameter
-            tokens, before = (
-                prints.code_words(_source(*of)) for of in ((text, [function]), (shown, [other]))
-            )
-        if sum(map(len, _missing_runs(before, tokens))) >= 0.8 * len(tokens):
+        before, tokens = _tokens(text, function, shown, other)
+        if _is_whole(before, tokens):
             whole.append(name)
             body = _whole(task.name, task.instruction, (path, name), text, function, tuple(tokens))
             shows = (
@@ -115,6 +115,19 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             for run in _missing_parts(before, tokens):
                 yield Body(task.name, short, "gold", tuple(run), words=anchors)
     yield from _missing_statements(task, text, tree, shown, left, alone=not whole and not changed)
+
+
+def _tokens(text: str, function: Function, shown: str, other: Function | None) -> tuple[list[str], list[str]]:
+    """Of what is left of a function, and of the function: the bodies, or everything where these are the same."""
+    tokens = prints.code_words(_source(text, prints.code_body(function)))
+    before = prints.code_words(_source(shown, prints.code_body(other))) if other else []
+    if other and tokens == before:  # a decorator, a parameter
+        return prints.code_words(_source(shown, [other])), prints.code_words(_source(text, [function]))
+    return before, tokens
+
+
+def _is_whole(before: list[str], tokens: list[str]) -> bool:
+    return sum(map(len, _missing_runs(before, tokens))) >= 0.8 * len(tokens)
 
 
 def _whole(
