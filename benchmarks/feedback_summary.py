@@ -1,8 +1,8 @@
 """What the runs of recipes/targeted-feedback.toml did, step by step, as one small file to commit.
 
-    python benchmarks/feedback_summary.py runs/targeted-feedback-* --machine "1 NVIDIA H200, 16 cores" --out FILE
+    python benchmarks/feedback_summary.py runs/targeted-feedback-{rl,kl-ema}-? --machine "1 NVIDIA H200" --out FILE
 
-Runs that FILE already holds from other machines stay. `woodshed arms` prints the comparison with its intervals.
+What FILE already holds stays, but for the same runs of the same machine.
 """
 
 from __future__ import annotations
@@ -53,13 +53,17 @@ def _step(metrics: dict[str, Any]) -> dict[str, Any]:
         "seconds": sum(metrics["seconds"].values()),
     }
     figures = {name: metrics[name]["value"] for name in shares} | rest
-    return {name: round(value, 4) for name, value in figures.items() if value is not None}
+    return {name: _rounded(value) for name, value in figures.items()}
 
 
 def _evaluation(metrics: dict[str, Any]) -> dict[str, Any]:
     shares = ("invalid_calls", "faulty_rollouts", "untested", "solved", "reward")
     kept = ("value", "low", "high", "part", "whole")
-    return {name: {key: round(metrics[name][key], 4) for key in kept} for name in shares}
+    return {name: {key: _rounded(metrics[name][key]) for key in kept} for name in shares}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 def main() -> None:
@@ -69,11 +73,12 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     args = parser.parse_args()
     file = json.loads(args.out.read_text()) if args.out.exists() else {"runs": []}
-    others = [run for run in file["runs"] if run.get("machine") != args.machine]
     new = [summary(RunDir.open(path)) | {"machine": args.machine} for path in args.runs]
+    made = {(run["run"], run["machine"]) for run in new}
+    others = [run for run in file["runs"] if (run["run"], run["machine"]) not in made]
     args.out.write_text(json.dumps(file | {"runs": others + new}, indent=1) + "\n")
     for run in new:
-        rates = [f"{100 * step['invalid_calls']:.0f}" for step in run["steps"]]
+        rates = [f"{100 * (step['invalid_calls'] or 0):.0f}" for step in run["steps"]]
         print(f"{run['run']}: invalid calls {' '.join(rates)} %")
 
 

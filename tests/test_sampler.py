@@ -161,7 +161,7 @@ def test_steps_of_fixed_shape_draw_what_plain_steps_draw(tiny, max_rows):
 
 
 def test_memory_of_another_shape_at_the_same_address_is_other_memory(tiny):
-    """What was captured for it wrote and read with its strides: a fifth of a step's messages were noise on a GPU."""
+    """What was captured for it wrote and read with its strides: a tenth of a step's messages were noise on a GPU."""
     fixed = make_sampler(tiny)
     fixed._graphs = fixed._make_graphs()
     fixed.sample(some_requests(4, most=20))
