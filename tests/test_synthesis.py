@@ -1036,7 +1036,7 @@ def test_what_python_brings_cannot_be_taken_away(tmp_path: Path):
 
 
 def test_what_another_file_of_the_repository_has_cannot_be_taken_away(tmp_path: Path):
-    """Known before any of its tests run."""
+    """Known before any of its tests run, whether all of it goes or a detail."""
     sides = SIDES.replace("flush(page)", "page")
     files = {
         "pyproject.toml": '[project]\nname = "pages"\nversion = "1"\n',
@@ -1052,10 +1052,13 @@ def test_what_another_file_of_the_repository_has_cannot_be_taken_away(tmp_path: 
             """,
     }
     source = lay(tmp_path / "pages", files)
-    settings = synthesis.SynthesisSettings(operators=("stub",), jobs=1)
+    settings = synthesis.SynthesisSettings(operators=("stub", "bug"), jobs=1)
     report = synthesis.make([str(source)], tmp_path / "tasks", settings)
     lines = (tmp_path / "tasks" / "rejections.jsonl").read_text().splitlines()
     found = {entry["task"]: entry["detail"] for entry in map(json.loads, lines)}
+    assert any("-bug-" in name for name in found) and all(
+        "also stands" in why for why in found.values()
+    )
     assert found["pages-stub-sides"] == "sides of pages/text.py also stands in /workspace/pages/lines.py"
     assert found["pages-stub-ends"] == "ends of pages/lines.py also stands in /workspace/pages/text.py"
     assert not report.accepted

@@ -29,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-7"
+GENERATOR = "woodshed-synthesis-8"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -157,7 +157,7 @@ class Bench:
 
     baseline: Baseline
     map: Map
-    copies: Mapping[tuple[str, str], tuple[str, ...]]
+    copies: Mapping[tuple[str, str], Mapping[str, bool]]
     code: Codebase
     """The .py files of the packages."""
     interfaces: Codebase
@@ -257,8 +257,8 @@ class Measured:
 
     baseline: Baseline
     map: Map
-    copies: Mapping[tuple[str, str], tuple[str, ...]]
-    """Path and dotted name of functions that also stand elsewhere, to the files of their copies (`leaks.copies`)."""
+    copies: Mapping[tuple[str, str], Mapping[str, bool]]
+    """Functions that also stand elsewhere, as `leaks.copies` found them."""
 
 
 def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:

@@ -113,7 +113,7 @@ def measured_once(
         found, copied = known.pop("map"), known.pop("copies")
         calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
         baseline = from_json(Baseline, {**known, "repository": to_json(repository)})
-        copies = {(path, name): tuple(where) for path, name, where in copied}
+        copies = {(path, name): where for path, name, where in copied}
         return Measured(baseline, Map(baseline.stable, found["lines"], calls), copies)
     extra = settings.extra_requirements
     measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)

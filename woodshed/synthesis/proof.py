@@ -152,13 +152,13 @@ def _written(work: Bench, candidate: Candidate, deletion: Deletion, everywhere: 
 
 def _without_copy(work: Bench, deletion: Deletion) -> None:
     """What also stands elsewhere cannot be taken away. Copies in the repository the gate would find, too, after all
-    runs of tests; it alone knows which tests are visible, and whether a copy has what is missing from a function.
+    runs of tests; it alone knows which tests are visible, and whether a copy that differs has what is missing.
     """
     unknown = {f"/workspace/{path}" for path in (*deletion.changed, *work.baseline.test_files)}
     for path, text in deletion.changed.items() if work.copies else ():
         for name, is_whole in missing(work.code.texts.get(path, ""), text or "").items():
-            for where in work.copies.get((path, name), ()):
-                if where not in unknown and (is_whole or not where.startswith("/workspace/")):
+            for where, is_same in work.copies.get((path, name), {}).items():
+                if where not in unknown and (is_whole or is_same):
                     raise Rejected("leak", f"{name} of {path} also stands in {where}")
 
 

@@ -125,7 +125,7 @@ def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
-def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], tuple[str, ...]]:
+def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], dict[str, bool]]:
     """Functions of a package that also stand in Python's library, in a dependency or in another file of the repository:
     no task can take them away, unless it takes those files, too.
 
@@ -134,19 +134,32 @@ def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str],
         spec: how a sandbox of the repository is opened.
 
     Returns:
-        Path and dotted name of each, to the files where a copy is, as a sandbox names them.
+        Path and dotted name of each, to the files where a copy is, as a sandbox names them; and whether the copy gives
+        away every part of it, which those in libraries are taken to do.
 
     Raises:
         SandboxError: the search did not come to its end.
     """
     listed = [body for path, text in files.items() for body in evidence.functions(path, text)]
-    found: dict[tuple[str, str], list[str]] = {}
+    found: dict[tuple[str, str], dict[str, bool]] = {}
     for line in _searched("", listed, {"": []}, NOTHING, spec, LIBRARIES, {"": "/workspace"}):
         if line.get("kind") == "body":
-            place = listed[line["body"]].place
-            if line["where"] != f"/workspace/{place[0]}":
-                found.setdefault(place, []).append(line["where"])
-    return {place: tuple(where) for place, where in found.items()}
+            body, where = listed[line["body"]], line["where"]
+            if where != f"/workspace/{body.place[0]}":
+                found.setdefault(body.place, {})[where] = _is_same(body, where, spec)
+    return found
+
+
+def _is_same(body: Body, where: str, spec: SandboxSpec) -> bool:
+    """Whether a file outside of the workspace, or one of it that has a function with this very body."""
+    path = where.removeprefix("/workspace/")
+    file = spec.lowers[0] / path
+    if path == where:
+        return True
+    if not file.is_file():  # in an archive, say
+        return False
+    text = file.read_text(encoding="utf-8", errors="replace")
+    return any(other.tokens == body.tokens for other in evidence.functions(path, text))
 
 
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
