@@ -1056,9 +1056,7 @@ def test_what_another_file_of_the_repository_has_cannot_be_taken_away(tmp_path: 
     report = synthesis.make([str(source)], tmp_path / "tasks", settings)
     lines = (tmp_path / "tasks" / "rejections.jsonl").read_text().splitlines()
     found = {entry["task"]: entry["detail"] for entry in map(json.loads, lines)}
-    assert any("-bug-" in name for name in found) and all(
-        "also stands" in why for why in found.values()
-    )
+    assert any("-bug-" in name for name in found) and all("also stands" in why for why in found.values())
     assert found["pages-stub-sides"] == "sides of pages/text.py also stands in /workspace/pages/lines.py"
     assert found["pages-stub-ends"] == "ends of pages/lines.py also stands in /workspace/pages/text.py"
     assert not report.accepted
