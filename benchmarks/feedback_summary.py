@@ -67,7 +67,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--machine", required=True)
     parser.add_argument("--out", required=True, type=Path)
