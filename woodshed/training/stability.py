@@ -68,9 +68,8 @@ class Watch:
                 f"the divergence from the start is {kl_to_start:.3f} nats a token, above "
                 f"{settings.max_kl_to_start:g}"
             )
-        if (
-            not logp_gap <= settings.max_logp_gap
-        ):  # NaN, too. Last: with such samples the other two say nothing
+        # Last, as with such samples the other two say nothing; and NaN is no agreement.
+        if not logp_gap <= settings.max_logp_gap:
             reason = (
                 f"{DISAGREES} by {logp_gap:.3f} nats a token, above {settings.max_logp_gap:g}: they do not compute the "
                 "same policy (another precision, or weights or cached keys and values that are not the current ones)"
