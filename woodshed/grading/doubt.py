@@ -109,7 +109,8 @@ def compared(spelled: str, left: object, right: object, file: str) -> object:
     """The comparison itself, with its doubts: for places where statements cannot stand."""
     doubts = before(spelled, left, right, file)
     result = OPERATORS[spelled](left, right)
-    after(doubts, says_yes(lambda: result))
+    if doubts:
+        after(doubts, says_yes(lambda: result))
     return result
 
 

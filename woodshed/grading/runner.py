@@ -46,6 +46,8 @@ IMPORT_MODE = re.compile(r"--import-mode[=\s\"',]+(prepend|append|importlib)")
 SEVERITY = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
 SHUFFLERS = {"randomly"}
 """Plugins that change the order of tests as soon as they are loaded."""
+ONCE = {"benchmark": "--benchmark-disable"}
+"""Plugins that repeat a test to measure its speed, and the option that lets them run it once."""
 WATCHED = ("_pytest", "pytest", "pluggy", "unittest")
 
 
@@ -224,7 +226,7 @@ def arguments(request: dict) -> list[str]:
                 options += ["--import-mode", mode[1]]
                 break
     for name in plugin_names():
-        options += ["-p", name]
+        options += ["-p", name, *filter(None, [ONCE.get(name)])]
     return options + files_of(request["ids"] or [], workspace)
 
 

@@ -29,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-8"
+GENERATOR = "woodshed-synthesis-9"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from woodshed.grading.verifier import TestRun, verify
 from woodshed.records import Outcome, Patch, Task
@@ -92,32 +92,37 @@ def prove_revert(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
 def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
     """A deletion that imports, as a proven task in the staging folder.
 
-    Tests that do not run what goes away run once, in the task's own folder; only where one of them fails are all of
-    them looked at before it is written.
+    Tests that do not run what goes away run once, in the task's own folder; those that fail there are looked at as
+    closely as the others before it is written again.
 
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
     _without_copy(work, deletion)
-    for everywhere in (False, True):
+    affected: set[str] = set()
+    for last in (False, True):
         try:
-            task = _written(work, candidate, deletion, everywhere)
+            task = _written(work, candidate, deletion, affected)
         except Rejected as rejection:
-            if everywhere or rejection.reason not in OF_ALL_TESTS:
+            if last or rejection.reason not in OF_ALL_TESTS:
                 raise
+            affected = set(work.baseline.stable)
             continue
         everything = [test for test in work.baseline.stable if test not in set(task.fail_to_pass)]
-        before = verify(dataclasses.replace(task, pass_to_pass=tuple(everything)), Patch(files={}))
+        before = verify(
+            dataclasses.replace(task, pass_to_pass=tuple(everything)), Patch(files={}), apart="never"
+        )
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
         if not (other := sorted(failing ^ set(task.fail_to_pass))):
             break
+        affected = failing
         shutil.rmtree(task.folder)
         complain_of_the_machine(before)
     else:
         raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
     covering = set(work.map.names(candidate.tests))
     passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
-    verdict = verify(dataclasses.replace(task, pass_to_pass=passing), folder.gold_patch(task))
+    verdict = verify(dataclasses.replace(task, pass_to_pass=passing), folder.gold_patch(task), apart="never")
     if not verdict.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(verdict)
@@ -132,9 +137,9 @@ def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str
     return tuple(test for test in tests if test.partition("::")[0] in files)
 
 
-def _written(work: Bench, candidate: Candidate, deletion: Deletion, everywhere: bool) -> Task:
-    """The task in its folder, as far as the tests that run the code prove it, or all of them."""
-    outcomes, strength = _failures(work, candidate, deletion, everywhere)
+def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Set[str]) -> Task:
+    """The task in its folder, as far as the tests that run the code, and others that it affects, prove it."""
+    outcomes, strength = _failures(work, candidate, deletion, affected)
     fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
     pass_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] == "passed")
     visible, command = visibility.show(work, deletion, outcomes, candidate.name)
@@ -223,17 +228,21 @@ def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
 
 
 def _failures(
-    work: Bench, candidate: Candidate, deletion: Deletion, everywhere: bool
+    work: Bench, candidate: Candidate, deletion: Deletion, affected: Set[str]
 ) -> tuple[dict[str, Outcome], dict[str, object]]:
     """The outcome of every stable original test without the code, and what is known about the tests' strength.
 
-    The tests that run the code come first. Of the others it is assumed that they pass, but for those of files that
-    cannot be collected; or, with `everywhere`, they run where the first ones failed for the right reason.
+    The tests that run the code come first, with one test of each file that names what is gone: such files may not be
+    collected any more. Others that are known to be `affected` run where the first ones failed for the right reason. Of
+    the rest it is assumed that they pass, but for those of files that cannot be collected.
     """
     stable = work.baseline.stable
     covering = set(work.map.names(candidate.tests)) or set(stable)
+    gone = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(deletion.words)) or "$^")
+    opening = {test.partition("::")[0]: test for test in reversed(stable)}
+    covering |= {test for file, test in opening.items() if gone.search(work.tests.get(file, ""))}
     first = [test for test in stable if test in covering]
-    rest = [test for test in stable if test not in covering]
+    rest = [test for test in stable if test in affected - covering]
     outcomes: dict[str, Outcome] = dict.fromkeys(stable, "passed")
     with work.opened(deletion.changed) as sandbox:
         run = work.run(sandbox, first, HASH_SEEDS[0])
@@ -241,10 +250,10 @@ def _failures(
             raise Rejected("no_test_fails", f"{len(first)} tests that run it pass without it")
         _reasons(work, candidate, deletion, run)
         outcomes |= run.outcomes
-        outcomes |= {test: "missing" for test in rest if test.partition("::")[0] in run.collection_errors}
+        outcomes |= {test: "missing" for test in stable if test.partition("::")[0] in run.collection_errors}
         _width(work, outcomes)
         strength = _strength(work, deletion)
-        if everywhere and rest:
+        if rest:
             run = work.run(sandbox, rest, HASH_SEEDS[0])
             _reasons(work, candidate, deletion, run)
             outcomes |= run.outcomes
