@@ -5,10 +5,10 @@
     python benchmarks/thief.py tasks/factory --count 50
 
 Bars, on 2 cores: 500 accepted tasks in 60 minutes, at least 60% of the tried candidates accepted, 8 operators and the
-levels 0 to 5 among them, no repository above 30%. The build goes in rounds over all packages, so that a slice is a
-fair sample, and no package gives more than its share of the target; a package that cannot be used is told and left out.
-It stops at the target or when the time of this run is up, and a second run goes on from the folder, its time added (of
-a run that was killed, all but the candidates it was at). CPU seconds stand beside the wall clock: on a machine that
+levels 0 to 5 among them, no repository above 30%. All packages give a round of tasks; then whichever gave the most a
+minute in its last round gives another, up to its share of the target. A package that cannot be used is told and left
+out. It stops at the target or when the time of this run is up, and a second run goes on from the folder, its time added
+(of a run that was killed, all but the candidates it was at). CPU seconds stand beside the wall clock: on a machine that
 others use, they are what can be compared.
 """
 
@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import functools
 import json
+import math
 import os
 import resource
 import tempfile
@@ -48,8 +49,8 @@ SOURCES = (
 )
 EXTRA = {"pypi:markdown-it-py==4.3.0": ("pytest-regressions",)}
 """Requirements of tests that a package does not declare in a way that can be read."""
-ROUND = 63
-"""Tasks that every package adds in a round; the first one is a fair share of the target."""
+ROUND = 50
+"""Tasks that a package adds in a round."""
 MOST_SHARE = 0.3
 """Of the target, from one package."""
 BEFORE_TESTS = {"cascade", "syntax", "undefined_name", "import_broken", "command_broken", "copy"}
@@ -85,26 +86,28 @@ def build(options: argparse.Namespace) -> dict[str, float]:
         list(pool.map(functools.partial(prepare, options), options.sources))
     print(f"{len(options.sources)} packages measured, {spent.wall_s / 60:.1f} min", flush=True)
     most = max(1, int(MOST_SHARE * options.target))
-    left = list(options.sources)
-    for limit in [*range(ROUND, most, ROUND), most]:
-        for source in tuple(left):
-            try:
-                report = make(
-                    [source], options.build, settings_of(source, limit, options), lambda *_: spent.keep()
-                )
-            except TaskError as error:
-                print(f"{source} is left out: {error}", flush=True)
-                left.remove(source)
-                continue
-            spent.tried += report.tried
-            spent.keep()
-            count = len(folder.task_folders(options.build)) if report.accepted else 0
-            minutes = spent.wall_s / 60
-            print(f"{source}: {count} tasks, {minutes:.1f} min, {spent.cpu_s:.0f} CPU s", flush=True)
-            if count >= options.target or spent.wall_s - spent.earlier_s > 60 * options.minutes:
-                return spent.figures()
-            if len(report.accepted) < limit:
-                left.remove(source)  # all of its candidates are decided
+    pace = dict.fromkeys(options.sources, math.inf)
+    given = dict.fromkeys(options.sources, 0)
+    count = 0
+    while pace and count < options.target and spent.wall_s - spent.earlier_s < 60 * options.minutes:
+        source, began = max(pace, key=lambda s: pace[s]), time.monotonic()
+        limit = min(given[source] + ROUND, most, given[source] + options.target - count)
+        try:
+            report = make(
+                [source], options.build, settings_of(source, limit, options), lambda *_: spent.keep()
+            )
+        except TaskError as error:
+            print(f"{source} is left out: {error}", flush=True)
+            del pace[source]
+            continue
+        spent.tried += report.tried
+        spent.keep()
+        pace[source] = (len(report.accepted) - given[source]) / (time.monotonic() - began)
+        given[source] = len(report.accepted)
+        if given[source] < limit or limit == most:
+            del pace[source]  # all of its candidates are decided, or it has its share
+        count = sum(given.values())
+        print(f"{source}: {count} tasks, {spent.wall_s / 60:.1f} min, {spent.cpu_s:.0f} CPU s", flush=True)
     return spent.figures()
 
 

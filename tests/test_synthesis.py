@@ -1057,8 +1057,8 @@ def test_what_another_file_of_the_repository_has_cannot_be_taken_away(tmp_path: 
     lines = (tmp_path / "tasks" / "rejections.jsonl").read_text().splitlines()
     found = {entry["task"]: entry["detail"] for entry in map(json.loads, lines)}
     assert any("-bug-" in name for name in found) and all("also stands" in why for why in found.values())
-    assert found["pages-stub-sides"] == "sides of pages/text.py also stands in /workspace/pages/lines.py"
-    assert found["pages-stub-ends"] == "ends of pages/lines.py also stands in /workspace/pages/text.py"
+    assert found["pages-stub-sides"] == "sides also stands in /workspace/pages/lines.py"
+    assert found["pages-stub-ends"] == "ends also stands in /workspace/pages/text.py"
     assert not report.accepted
 
 

@@ -157,7 +157,7 @@ class Bench:
 
     baseline: Baseline
     map: Map
-    copies: Mapping[tuple[str, str], Mapping[str, bool]]
+    copies: Mapping[tuple[str, str], str]
     code: Codebase
     """The .py files of the packages."""
     interfaces: Codebase
@@ -257,8 +257,8 @@ class Measured:
 
     baseline: Baseline
     map: Map
-    copies: Mapping[tuple[str, str], Mapping[str, bool]]
-    """Functions that also stand elsewhere, as `leaks.copies` found them."""
+    copies: Mapping[tuple[str, str], str]
+    """Functions that also stand in libraries, as `leaks.copies` found them."""
 
 
 def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:

@@ -34,6 +34,7 @@ from woodshed.synthesis.bench import (
     lay,
 )
 from woodshed.synthesis.edits import parse
+from woodshed.synthesis.leaks import first_copy
 from woodshed.synthesis.leaks.evidence import missing
 from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.names import unresolved
@@ -53,6 +54,8 @@ __all__ = [
 ]
 
 MAX_REPAIRS = 5
+COPY = "not written yet"
+"""What stands in a draft for its instruction and test command."""
 HASH_SEEDS = (2, 3)
 """Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
 MAX_MEASURED = 8
@@ -98,7 +101,7 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
-    _without_copy(work, deletion)
+    _without_copy(work, candidate, deletion)
     affected: set[str] = set()
     for last in (False, True):
         try:
@@ -155,16 +158,24 @@ def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Se
     return _write(work, task, deletion, visible)
 
 
-def _without_copy(work: Bench, deletion: Deletion) -> None:
-    """What also stands elsewhere cannot be taken away. Copies in the repository the gate would find, too, after all
-    runs of tests; it alone knows which tests are visible, and whether a copy that differs has what is missing.
+def _without_copy(work: Bench, candidate: Candidate, deletion: Deletion) -> None:
+    """What also stands elsewhere cannot be taken away, which a look at a draft tells before any test runs.
+
+    The gate looks again at the task itself: here nothing is known of the instruction and of which tests are visible.
     """
-    unknown = {f"/workspace/{path}" for path in (*deletion.changed, *work.baseline.test_files)}
     for path, text in deletion.changed.items() if work.copies else ():
-        for name, is_whole in missing(work.code.texts.get(path, ""), text or "").items():
-            for where, is_same in work.copies.get((path, name), {}).items():
-                if where not in unknown and (is_whole or is_same):
-                    raise Rejected("leak", f"{name} of {path} also stands in {where}")
+        for name in missing(work.code.texts.get(path, ""), text or ""):
+            if where := work.copies.get((path, name)):
+                raise Rejected("leak", f"{name} of {path} also stands in {where}")
+    tests = tuple(work.map.names(candidate.tests)) or work.baseline.stable
+    task = _task(work, candidate, deletion, COPY, COPY, tests, (), {})
+    draft = _write(work, task, deletion, {})
+    try:
+        copied = first_copy(draft, {f"/workspace/{path}" for path in work.baseline.test_files})
+    finally:
+        shutil.rmtree(draft.folder)
+    if copied:
+        raise Rejected("leak", copied)
 
 
 # ---- the deleted state ------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ system of an attempt for it (`scanner`, `readers` and `prints` run inside), and 
 """
 
 from woodshed.synthesis.leaks.residue import Rule, add_rules, read_rules, rules_path, scrub
-from woodshed.synthesis.leaks.scan import LIBRARIES, Finding, Report, copies, first_leak, scan
+from woodshed.synthesis.leaks.scan import LIBRARIES, Finding, Report, copies, first_copy, first_leak, scan
 from woodshed.synthesis.leaks.theft import Theft, steal
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Theft",
     "add_rules",
     "copies",
+    "first_copy",
     "first_leak",
     "read_rules",
     "rules_path",

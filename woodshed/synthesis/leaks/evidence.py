@@ -66,15 +66,16 @@ def functions(path: str, text: str) -> list[Body]:
     return found
 
 
-def missing(before: str, after: str) -> dict[str, bool]:
-    """Dotted names of the functions of one text that are not, or not as they were, in another; whether as a whole."""
+def missing(before: str, after: str) -> list[str]:
+    """Dotted names of the functions of one text that are missing as a whole from another."""
     left = list(prints.functions(_parsed(after) or ast.Module([], [])))
     intact, visible = {ast.dump(function) for _, function in left}, dict(left)
-    found: dict[str, bool] = {}
-    for name, function in prints.functions(_parsed(before) or ast.Module([], [])):
-        if ast.dump(function) not in intact:
-            found[name] = _is_whole(*_tokens(before, function, after, visible.get(name)))
-    return found
+    return [
+        name
+        for name, function in prints.functions(_parsed(before) or ast.Module([], []))
+        if ast.dump(function) not in intact
+        and _is_whole(*_tokens(before, function, after, visible.get(name)))
+    ]
 
 
 def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -125,41 +125,32 @@ def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
-def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], dict[str, bool]]:
-    """Functions of a package that also stand in Python's library, in a dependency or in another file of the repository:
-    no task can take them away, unless it takes those files, too.
+def first_copy(draft: Task, tests: Set[str]) -> str:
+    """Where code that a draft takes away stands all the same, but for test files, which may not be visible in the end;
+    "" where it does not."""
+    (report,) = scan([draft], shared=())
+    copied = [
+        leak for leak in report.leaks if leak.kind == "body" and leak.where.partition(" > ")[0] not in tests
+    ]
+    return "".join(f"{leak.what} also stands in {leak.where}" for leak in copied[:1])
+
+
+def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], str]:
+    """Functions of a package that also stand in Python's library or in a dependency: no task can take them away.
 
     Args:
         files: path to text, of the package's files.
         spec: how a sandbox of the repository is opened.
 
     Returns:
-        Path and dotted name of each, to the files where a copy is, as a sandbox names them; and whether the copy gives
-        away every part of it, which those in libraries are taken to do.
+        Path and dotted name of each, to a file that has a copy, as a sandbox names it.
 
     Raises:
         SandboxError: the search did not come to its end.
     """
     listed = [body for path, text in files.items() for body in evidence.functions(path, text)]
-    found: dict[tuple[str, str], dict[str, bool]] = {}
-    for line in _searched("", listed, {"": []}, NOTHING, spec, LIBRARIES, {"": "/workspace"}):
-        if line.get("kind") == "body":
-            body, where = listed[line["body"]], line["where"]
-            if where != f"/workspace/{body.place[0]}":
-                found.setdefault(body.place, {})[where] = _is_same(body, where, spec)
-    return found
-
-
-def _is_same(body: Body, where: str, spec: SandboxSpec) -> bool:
-    """Whether a file outside of the workspace, or one of it that has a function with this very body."""
-    path = where.removeprefix("/workspace/")
-    file = spec.lowers[0] / path
-    if path == where:
-        return True
-    if not file.is_file():  # in an archive, say
-        return False
-    text = file.read_text(encoding="utf-8", errors="replace")
-    return any(other.tokens == body.tokens for other in evidence.functions(path, text))
+    lines = _searched("", listed, {"": []}, NOTHING, spec, LIBRARIES, {})
+    return {listed[line["body"]].place: line["where"] for line in lines if line.get("kind") == "body"}
 
 
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
