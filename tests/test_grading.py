@@ -6,15 +6,17 @@ import dataclasses
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
-from woodshed.grading import GradingSettings, again, doubt, results, runner, verifier
+from woodshed.grading import GradingSettings, again, compiled, doubt, results, runner, verifier
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError
 from woodshed.rundir import RunDir
 from woodshed.sandbox import Sandbox, control, open_sandbox
+from woodshed.tasks import environment, folder
 
 KINDS = """\
 import subprocess, sys
@@ -390,6 +392,41 @@ class Disguise(type):
 
 class Disguised(Same, metaclass=Disguise):
     pass
+
+
+def test_files_that_were_compiled_before_are_tested_alike(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
+    """Read by the session or made ready before: the same outcomes, reasons and doubts."""
+    equal = "class Any:\n    __eq__ = lambda a, b: True\n    __hash__ = None\n"
+    gold = folder.gold_patch(tiny_task)
+    path = next(iter(gold.files))
+    liar = Patch(files={path: f"{equal}\ndef count(*given):\n    return Any()\n"})
+    for patch in (Patch(files={}), gold, liar):
+        runs = []
+        for made in (compiled.compiled_tests, lambda task, tests: {}):
+            monkeypatch.setattr(verifier, "compiled_tests", made)
+            taken, _ = verifier.crossing(tiny_task, patch)
+            tests = (*tiny_task.fail_to_pass, *tiny_task.pass_to_pass)
+            runs.append(verifier._test_once(tiny_task, taken, tests, 60, apart=False))
+        ready, read = runs
+        for part in ("outcomes", "messages", "collection_errors", "integrity", "package_files"):
+            assert getattr(ready, part) == getattr(read, part), part
+        assert (patch is gold) == all(outcome == "passed" for outcome in read.outcomes.values())
+
+
+def test_what_was_compiled_is_run_whatever_lies_on_the_disk(repository: Sandbox, tiny_task: Task):
+    tests = ["tests/test_table.py::test_top"]
+    ready = compiled.compiled_tests(tiny_task, [*tests, "tests/test_absent.py::test_x"])
+    assert {"tests/test_table.py"} <= set(ready) <= {"tests/test_table.py", "tests/conftest.py"}
+    repository.write("tests/test_table.py", b"def test_top(): assert False\n")
+    given: dict[str, Any] = {"ids": tests, "packages": ("tally",), "timeout_s": 60}
+    assert grading.run_tests(repository, **given).outcomes == {tests[0]: "failed"}
+    assert grading.run_tests(repository, **given, compiled=ready).outcomes == {tests[0]: "passed"}
+
+
+def test_a_file_that_does_not_compile_is_left_to_the_session(tiny_task: Task):
+    site = environment.prepare(tiny_task.environment)
+    found = compiled._compile(site, {"tests/test_a.py": b"def (", "tests/test_b.py": b"assert 1 == 1\n"})
+    assert list(found) == ["tests/test_b.py"]
 
 
 def test_the_fast_way_out_of_doubts_is_for_plain_values_alone():

@@ -7,20 +7,26 @@ object that counts its comparisons guesses. Values of built-in types, whose comp
 doubted: for nearly every comparison nothing is done.
 
 Standard library only; one file. The runner imports it before any code of the repository and hooks it into pytest's
-own rewriting of asserts. `apart` uses the same doubts where the objects live in another process.
+own rewriting of asserts. `apart` uses the same doubts where the objects live in another process. Run as a program it
+compiles test files as that session would (`compiled`).
 """
 
 from __future__ import annotations
 
 import ast
+import base64
 import builtins
 import importlib.util
+import json
 import linecache
+import marshal
 import operator
+import os
 import random
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 NAME = "__woodshed_doubt__"
@@ -333,23 +339,30 @@ def _load(name: str) -> ast.Name:
     return ast.Name(name, ast.Load())
 
 
-def install(place: str, lines: dict[str, list[int]], sources: dict[str, str]) -> None:
+def install(
+    place: str,
+    lines: dict[str, list[int]],
+    sources: dict[str, str],
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
     """From here on pytest rewrites comparisons in test files and conftests of the workspace.
 
     Args:
         place: the workspace.
         lines: for each file of a patch, relative to it, the numbers of the lines that the patch brought.
         sources: bytes, as Latin-1, of test files that are empty on disk, so that no code can read its answers there.
+        compiled: what `main` made of test files: they are not read again.
     """
     import _pytest.assertion.rewrite as rewriting
 
     held = {f"{place}/{path}": text.encode("latin-1") for path, text in sources.items()}
+    ready = {f"{place}/{path}": made for path, made in compiled.items()}
 
     global workspace
     workspace = place
     patched.update({f"{place}/{path}": frozenset(numbers) for path, numbers in lines.items()})
     setattr(builtins, NAME, sys.modules[__name__])
-    rewrite = rewriting.rewrite_asserts
+    rewrite, rewrite_file = rewriting.rewrite_asserts, rewriting._rewrite_test
 
     def rewrite_asserts(
         tree: ast.Module, source: bytes, module_path: str | None = None, config: Any = None
@@ -357,8 +370,7 @@ def install(place: str, lines: dict[str, list[int]], sources: dict[str, str]) ->
         if module_path in held:
             source = held[module_path]
             tree.body[:] = ast.parse(source, module_path).body
-            text = importlib.util.decode_source(source)
-            linecache.cache[module_path] = (len(text), None, text.splitlines(keepends=True), module_path)
+            show(module_path)
         if module_path and module_path.startswith(workspace + "/"):
             names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
@@ -372,4 +384,43 @@ def install(place: str, lines: dict[str, list[int]], sources: dict[str, str]) ->
             ast.fix_missing_locations(Rewriter(module_path).visit(tree))
         rewrite(tree, source, module_path, config)
 
-    rewriting.rewrite_asserts = rewrite_asserts
+    def rewrite_test(file: Path, config: Any) -> tuple[Any, types.CodeType]:
+        path = str(file)
+        encoded, names = ready.get(path, ("", []))
+        code = marshal.loads(base64.b64decode(encoded)) if encoded else None
+        if code is None or code.co_filename != path:  # made for a workspace of another name
+            return rewrite_file(file, config)
+        mentioned[path] = frozenset(names)
+        if path in held:
+            show(path)
+        return file.stat(), code
+
+    def show(path: str) -> None:
+        text = importlib.util.decode_source(held[path])
+        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+
+    rewriting.rewrite_asserts, rewriting._rewrite_test = rewrite_asserts, rewrite_test
+
+
+def main() -> None:
+    """Compile the files of a request, path to bytes in base64, as a session in the workspace argv[1] would; answer on
+    descriptor 3 with code and mentioned names of each that compiles."""
+    import _pytest.assertion.rewrite as rewriting
+
+    place, found = sys.argv[1], {}
+    install(place, {}, {}, {})
+    for path, content in json.load(sys.stdin).items():
+        file, source = f"{place}/{path}", base64.b64decode(content)
+        try:
+            tree = ast.parse(source, file)
+            rewriting.rewrite_asserts(tree, source, file, None)
+            code = marshal.dumps(compile(tree, file, "exec", dont_inherit=True))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        found[path] = [base64.b64encode(code).decode(), sorted(mentioned[file])]
+    with os.fdopen(3, "w", encoding="utf-8") as out:
+        json.dump(found, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -253,7 +253,8 @@ def main() -> None:
         os.environ.pop(name, None)
     os.chdir(request["workspace"])
     sources = request.pop("sources", {})
-    beside("woodshed_doubt").install(request["workspace"], request.get("patched", {}), sources)
+    compiled = request.pop("compiled", {})
+    beside("woodshed_doubt").install(request["workspace"], request.get("patched", {}), sources, compiled)
     if request.get("apart"):
         beside("woodshed_apart").install(request["packages"], os.environ.get("WOODSHED_PYTHONPATH", ""))
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])

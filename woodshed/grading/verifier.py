@@ -27,6 +27,7 @@ from typing import Literal, cast
 from pydantic import Field
 
 from woodshed.grading import interface, results
+from woodshed.grading.compiled import compiled_tests
 from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
 from woodshed.rundir import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
@@ -127,6 +128,7 @@ def run_tests(
     hash_seed: int = 0,
     patched: Mapping[str, Sequence[int]] | None = None,
     sources: Mapping[str, bytes] | None = None,
+    compiled: Mapping[str, Sequence[object]] | None = None,
     apart: bool = False,
 ) -> TestRun:
     """Run the project's tests, or the ones asked for, and tell what can be believed about them.
@@ -138,6 +140,7 @@ def run_tests(
         cpu_s: CPU seconds that the session may use; None: as many as it likes.
         patched: numbers of the lines that a patch brought, by path; comparisons that they define are doubted.
         sources: test files, by path, that are not what they are on disk.
+        compiled: test files, by path, as `compiled.compiled_tests` made them.
         apart: keep the packages in another process than the tests (`apart`). Some honest tests fail there.
 
     Raises:
@@ -151,7 +154,7 @@ def run_tests(
     }
     request |= {"apart": apart, "patched": {path: list(lines) for path, lines in (patched or {}).items()}}
     request["sources"] = {path: data.decode("latin-1") for path, data in (sources or {}).items()}
-    request["workspace"] = sandbox.workspace
+    request |= {"compiled": dict(compiled or {}), "workspace": sandbox.workspace}
     result = sandbox.exec(
         f"ulimit -S -t {cpu_s or 'unlimited'}; {START}",
         env={"PYTHONHASHSEED": str(hash_seed)},
@@ -395,7 +398,7 @@ def _test_once(
     task: Task, taken: dict[str, bytes | None], expected: Sequence[str], timeout_s: float, apart: bool
 ) -> TestRun:
     """With one more fault for each original that did not stay as it was."""
-    sources = _sources(task)
+    sources, ready = _sources(task), compiled_tests(task, expected)
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         layer, blanks = Path(scratch, "patch"), Path(scratch, "blanks")
         deleted = _lay(layer, taken)
@@ -412,6 +415,7 @@ def _test_once(
                 timeout_s=timeout_s,
                 patched={path: brought(task, path, data or b"") for path, data in taken.items()},
                 sources=sources,
+                compiled=ready,
                 apart=apart,
             )
             originals = "\0".join([str(since), *map(str, _protected_paths(task))])

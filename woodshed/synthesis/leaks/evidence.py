@@ -224,13 +224,11 @@ def _hidden_tests(task: Task) -> Iterator[tuple[str, Function, str]]:
     """Dotted name, node and file text of every test function that the workspace does not show."""
     workspace = task.folder / "environment" / "workspace"
     for path, data in folder.protected_files(task).items():
-        text = data.decode("utf-8", errors="replace")
-        tree = _parsed(text) if path.endswith(".py") else None
+        text, shown = data.decode("utf-8", errors="replace"), _text(workspace / path)
+        tree = _parsed(text) if path.endswith(".py") and text != shown else None
         if tree is None:
             continue
-        visible = {
-            name for name, _ in prints.functions(_parsed(_text(workspace / path)) or ast.Module([], []))
-        }
+        visible = {name for name, _ in prints.functions(_parsed(shown) or ast.Module([], []))}
         for name, function in prints.functions(tree):
             if name not in visible and function.name.startswith("test"):
                 yield name, function, text
