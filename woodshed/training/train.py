@@ -11,9 +11,11 @@ import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
@@ -30,7 +32,7 @@ from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
-from woodshed.records import Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
+from woodshed.records import Flag, Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
 from woodshed.synthesis import derived
 from woodshed.synthesis.bench import Rejected
@@ -39,6 +41,8 @@ from woodshed.training import checkpoint, gate, packing, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
 from woodshed.training.learn import learn, subject_of
+from woodshed.training.objective import FeedbackSettings
+from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
 from woodshed.training.session import Clock, Progress, Session, begin, forward_for
@@ -108,11 +112,41 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
 
 
+@dataclass
+class Practice:
+    """What the steps of practice share beside the session."""
+
+    tasks: Sequence[Task]
+    optimizer: torch.optim.Optimizer
+    teacher: Teacher
+    feedback: FeedbackSettings
+    """The recipe's, as far as the model can take them."""
+    curriculum: Curriculum
+    growth: Growth | None
+
+
+@dataclass(frozen=True)
+class Experience:
+    """A step's attempts, and what is said and paid about them."""
+
+    groups: Sequence[Group]
+    verdicts: Mapping[str, Verdict]
+    flags: Sequence[Flag]
+    hints: Sequence[Hint]
+    """Those that are trained on."""
+    pay: Sequence[Pay]
+    off: dict[str, str]
+    """Classes of hints that are not trained on, with the reason."""
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        return [made for group in self.groups for made in group.rollouts]
+
+
 def practise(session: Session, position: Position, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Reinforcement learning with targeted feedback."""
-    recipe, run, policy, sampler = session.recipe, session.run, session.policy, session.sampler
+    recipe, run, sampler = session.recipe, session.run, session.sampler
     optimizer, teacher = begin(session, position, recipe.optimizer, recipe.feedback, "start")
-    how = forward_for(session, recipe.feedback)
     curriculum = Curriculum(
         tasks,
         recipe.curriculum,
@@ -125,111 +159,125 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         if growth is not None:
             growth.restore(position.growth, curriculum)
         curriculum.restore(position.curriculum)
+    how = forward_for(session, recipe.feedback)
+    practice = Practice(tasks, optimizer, teacher, how, curriculum, growth)
     sampler.load(None, version=position.step)
 
     steps, every = recipe.training.steps, recipe.evaluation.every
-    for step in range(position.step, steps + 1):
-        if position.stopped:
+    while position.step <= steps and not position.stopped:
+        if position.step in (0, steps) or (every and position.step % every == 0):
+            evaluate(session, heldout, step=position.step)
+        if position.step == steps:
             break
-        if step in (0, steps) or (every and step % every == 0):
-            evaluate(session, heldout, step=step)
-        if step == steps:
-            break
-        clock = Clock()
-        drawn, asked = with_levels(curriculum.draw(recipe.training.tasks_per_step), recipe.effort, step)
-        groups, verdicts, flags = suite.attempt(
-            run,
-            sampler,
-            drawn,
-            recipe.rollout,
-            recipe.agent,
-            recipe.grading,
-            recipe.monitors,
-            phase="train",
-            step=step,
-            attempts=recipe.rollout.attempts,
-            seed=recipe.seed,
-            progress=session.progress,
-        )
-        clock.lap("attempts")
-        hints = run.once(
-            "hints",
-            Hint,
-            "train",
-            step,
-            lambda g=groups, d=drawn, v=verdicts: hints_on(session, g, d, v),
-        )
-        chosen = feedback.choose(hints, recipe.feedback.detectors)
-        if recipe.feedback.scope == "rollout":
-            made = [rollout for group in groups for rollout in group.rollouts]
-            chosen = demonstrations.solutions(made, {task.id: task for task in drawn})
-        else:
-            position = replace(position, off=through_gate(session, position, chosen, groups, drawn))
-        pay = paid(session, groups, drawn, asked, step)
-        sampler.flush()  # keys and values make room for the update
-        clock.lap("feedback")
-        batch = packing.pack(
-            groups,
-            verdicts,
-            [hint for hint in chosen if hint.detector not in position.off],
-            session.renderer,
-            scope=recipe.feedback.scope,
-            placement=recipe.feedback.placement,
-            max_targets=recipe.feedback.max_targets,
-            keep_even=recipe.objective.kl_coef > 0,
-            set_aside=response.without_advantage(flags, recipe.monitors),
-            skip=how.skip,
-            skip_first=how.skip_first,
-            context_length=sampler.context_length,
-            pay={found.rollout_id: found.total for found in pay},
-        )
-        metrics = update(
-            policy,
-            optimizer,
-            batch,
-            scale=position.scale,
-            teacher=teacher,
-            learning_rate=learning_rate(recipe.optimizer, step, steps),
-            message_tokens=recipe.agent.turn_tokens,
-            temperature=recipe.sampler.temperature,
-            objective=recipe.objective,
-            feedback=how,
-            max_grad_norm=recipe.optimizer.max_grad_norm,
-        )
-        clock.lap("update")
-        run.append("lessons", metrics.pop("lessons"), "train", step)
-        sampler.load(None, version=step + 1)
-        rollouts = [made for group in groups for made in group.rollouts]
-        curriculum.observe(verdicts.values(), rollouts)
-        if recipe.monitors.quarantine:
-            for proof in response.quarantined(flags, rollouts, tasks):
-                curriculum.quarantine(proof.tasks(tasks), proof.reason)
-        metrics |= summarize(rollouts, verdicts.values(), flags=flags) | {"switched_off": position.off}
-        if pay:
-            names = dict.fromkeys(name for found in pay for name in found.terms)
-            metrics["pay"] = {n: sum(found.terms.get(n, 0.0) for found in pay) / len(pay) for n in names}
-        metrics["seconds"] = clock.laps
-        if growth is not None:
-            growth.tend(curriculum, list(verdicts.values()))
-        metrics["curriculum"] = curriculum.counts()
-        position = replace(
-            position,
-            phase="rl",
-            step=step + 1,
-            curriculum=curriculum.state(),
-            growth=growth.state() if growth is not None else {},
-        )
-        if reason := watch(session, position, metrics, rollouts, teacher):
-            position = replace(position, stopped=reason)
-        run.append("metrics", [metrics], "train", step)
-        kept = recipe.stability.window + 1
-        checkpoint.save(run, policy, optimizer, position, teacher.state(), kept=kept)
+        position = one_step(session, practice, position)
     if growth is not None:
         growth.close()
     if position.stopped and stability.DISAGREES not in position.stopped:
         sampler.load(None, version=position.step)
         evaluate(session, heldout, step=position.step)
-    checkpoint.export(run, policy, dtype=recipe.policy.export_dtype)
+    checkpoint.export(run, session.policy, dtype=recipe.policy.export_dtype)
+
+
+def one_step(session: Session, practice: Practice, position: Position) -> Position:
+    """Attempts, an update, and the checkpoint that the next step goes on from."""
+    recipe, run, policy, step = session.recipe, session.run, session.policy, position.step
+    clock = Clock()
+    seen = gather(session, practice, position, clock)
+    metrics = update(
+        policy,
+        practice.optimizer,
+        batch_of(session, practice, seen),
+        scale=position.scale,
+        teacher=practice.teacher,
+        learning_rate=learning_rate(recipe.optimizer, step, recipe.training.steps),
+        message_tokens=recipe.agent.turn_tokens,
+        temperature=recipe.sampler.temperature,
+        objective=recipe.objective,
+        feedback=practice.feedback,
+        max_grad_norm=recipe.optimizer.max_grad_norm,
+    )
+    clock.lap("update")
+    run.append("lessons", metrics.pop("lessons"), "train", step)
+    session.sampler.load(None, version=step + 1)
+    curriculum, growth, verdicts = practice.curriculum, practice.growth, list(seen.verdicts.values())
+    curriculum.observe(verdicts, seen.rollouts)
+    if recipe.monitors.quarantine:
+        for proof in response.quarantined(seen.flags, seen.rollouts, practice.tasks):
+            curriculum.quarantine(proof.tasks(practice.tasks), proof.reason)
+    metrics |= summarize(seen.rollouts, verdicts, flags=seen.flags) | {"switched_off": seen.off}
+    if seen.pay:
+        names = dict.fromkeys(name for found in seen.pay for name in found.terms)
+        metrics["pay"] = {n: sum(p.terms.get(n, 0.0) for p in seen.pay) / len(seen.pay) for n in names}
+    metrics["seconds"] = clock.laps
+    if growth is not None:
+        growth.tend(curriculum, verdicts)
+    metrics["curriculum"] = curriculum.counts()
+    position = replace(
+        position,
+        phase="rl",
+        step=step + 1,
+        off=seen.off,
+        curriculum=curriculum.state(),
+        growth=growth.state() if growth is not None else {},
+    )
+    if reason := watch(session, position, metrics, seen.rollouts, practice.teacher):
+        position = replace(position, stopped=reason)
+    run.append("metrics", [metrics], "train", step)
+    kept = recipe.stability.window + 1
+    checkpoint.save(run, policy, practice.optimizer, position, practice.teacher.state(), kept=kept)
+    return position
+
+
+def gather(session: Session, practice: Practice, position: Position, clock: Clock) -> Experience:
+    """The step's tasks are drawn, attempted and judged, and the attempts commented on."""
+    recipe, run, step = session.recipe, session.run, position.step
+    drawn, asked = with_levels(practice.curriculum.draw(recipe.training.tasks_per_step), recipe.effort, step)
+    groups, verdicts, flags = suite.attempt(
+        run,
+        session.sampler,
+        drawn,
+        recipe.rollout,
+        recipe.agent,
+        recipe.grading,
+        recipe.monitors,
+        phase="train",
+        step=step,
+        attempts=recipe.rollout.attempts,
+        seed=recipe.seed,
+        progress=session.progress,
+    )
+    clock.lap("attempts")
+    hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, drawn, verdicts))
+    chosen, off = feedback.choose(hints, recipe.feedback.detectors), position.off
+    if recipe.feedback.scope == "rollout":
+        made = [rollout for group in groups for rollout in group.rollouts]
+        chosen = demonstrations.solutions(made, {task.id: task for task in drawn})
+    else:
+        off = through_gate(session, position, chosen, groups, drawn)
+    pay = paid(session, groups, drawn, asked, step)
+    session.sampler.flush()  # keys and values make room for the update
+    clock.lap("feedback")
+    return Experience(groups, verdicts, flags, [h for h in chosen if h.detector not in off], pay, off)
+
+
+def batch_of(session: Session, practice: Practice, seen: Experience) -> Batch:
+    """What a step learns from."""
+    recipe = session.recipe
+    return packing.pack(
+        seen.groups,
+        seen.verdicts,
+        seen.hints,
+        session.renderer,
+        scope=recipe.feedback.scope,
+        placement=recipe.feedback.placement,
+        max_targets=recipe.feedback.max_targets,
+        keep_even=recipe.objective.kl_coef > 0,
+        set_aside=response.without_advantage(seen.flags, recipe.monitors),
+        skip=practice.feedback.skip,
+        skip_first=practice.feedback.skip_first,
+        context_length=session.sampler.context_length,
+        pay={found.rollout_id: found.total for found in seen.pay},
+    )
 
 
 def hints_on(
