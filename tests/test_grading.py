@@ -402,11 +402,11 @@ def test_files_that_were_compiled_before_are_tested_alike(tiny_task: Task, monke
     liar = Patch(files={path: f"{equal}\ndef count(*given):\n    return Any()\n"})
     for patch in (Patch(files={}), gold, liar):
         runs = []
+        taken, _ = verifier.crossing(tiny_task, patch)
+        tests = (*tiny_task.fail_to_pass, *tiny_task.pass_to_pass)
         for made in (compiled.compiled_tests, lambda task, tests: {}):
             monkeypatch.setattr(verifier, "compiled_tests", made)
-            taken, _ = verifier.crossing(tiny_task, patch)
-            tests = (*tiny_task.fail_to_pass, *tiny_task.pass_to_pass)
-            runs.append(verifier._test_once(tiny_task, taken, tests, 60, apart=False))
+            runs.append(verifier._test_patch(tiny_task, taken, tests, 60))
         ready, read = runs
         for part in ("outcomes", "messages", "collection_errors", "integrity", "package_files"):
             assert getattr(ready, part) == getattr(read, part), part

@@ -1,8 +1,8 @@
 """Test files as a session of pytest imports them, made once per machine.
 
-To parse a file, put the doubts and pytest's own rewriting into it and compile it is half of what a run of many suites
-costs, and the same for every attempt at every task of a repository. So it is done apart, in a sandbox that holds no
-code of the repository but the text of these files, and kept as bytes that only a session reads.
+To parse a file, put the doubts and pytest's own rewriting into it and compile it is a fifth to a half of what a run of
+a suite costs, and the same for every attempt at every task of a repository. So it is done apart, in a sandbox that
+holds no code of the repository but the text of these files, and kept as bytes that only a session reads.
 """
 
 from __future__ import annotations
@@ -25,36 +25,42 @@ PROGRAM = "/run/woodshed/woodshed_doubt.py"
 DOUBT = Path(__file__).with_name("doubt.py")
 TIMEOUT_S = 120.0
 
+Made = list[object]
+"""Code and names of one file, as JSON has them."""
 
-def compiled_tests(task: Task, tests: Iterable[str]) -> dict[str, list[object]]:
+
+def compiled_tests(task: Task, tests: Iterable[str]) -> dict[str, Made]:
     """For each file of some tests, and each conftest: its code (marshal, base64) and the names that it mentions.
 
-    Files that do not compile are left out: the session says what is wrong with them.
+    Files that do not compile are left out, and all of them where the sandbox fails: the session reads those.
 
     Raises:
         SandboxError: the sandbox could not be opened.
     """
     files = {test.partition("::")[0] for test in tests}
-    texts = {
-        path: data
-        for path, data in folder.protected_files(task).items()
-        if path.endswith(".py") and (path in files or Path(path).name == "conftest.py")
-    }
     site = environment.prepare(task.environment)
-    made_of = {path: hashlib.sha256(data).hexdigest() for path, data in sorted(texts.items())}
-    asked = [str(site), hashlib.sha256(DOUBT.read_bytes()).hexdigest(), made_of]
-    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
-    kept = environment.cache_dir() / "compiled" / f"{key}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(kept.read_text("utf-8"))
-    found = _compile(site, texts)
-    if found:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(found))
+    made_by = f"{site} {hashlib.sha256(DOUBT.read_bytes()).hexdigest()}"
+    found: dict[str, Made] = {}
+    missing: dict[str, tuple[bytes, Path]] = {}
+    for path, data in folder.protected_files(task).items():
+        if path.endswith(".py") and (path in files or Path(path).name == "conftest.py"):
+            key = hashlib.sha256(f"{made_by} {path} ".encode() + data).hexdigest()[:32]
+            kept = environment.cache_dir() / "compiled" / f"{key}.json"
+            try:
+                found[path] = json.loads(kept.read_text("utf-8"))
+            except (OSError, ValueError):
+                missing[path] = data, kept
+    for path, made in _compile(site, {path: data for path, (data, _) in missing.items()}).items():
+        found[path] = made
+        with contextlib.suppress(OSError):  # a full disk costs time, not the verdict
+            missing[path][1].parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(missing[path][1], json.dumps(made))
     return found
 
 
-def _compile(site: Path, texts: Mapping[str, bytes]) -> dict[str, list[object]]:
+def _compile(site: Path, texts: Mapping[str, bytes]) -> dict[str, Made]:
+    if not texts:
+        return {}
     with tempfile.TemporaryDirectory(prefix="woodshed-") as empty:
         spec = SandboxSpec(lowers=(Path(empty),), environment=site, binds={PROGRAM: DOUBT})
         with open_sandbox(dataclasses.replace(spec, user="grader")) as sandbox:
@@ -65,4 +71,7 @@ def _compile(site: Path, texts: Mapping[str, bytes]) -> dict[str, list[object]]:
                 timeout_s=TIMEOUT_S,
                 channel=True,
             )
-    return json.loads(result.channel) if result.outcome == "ok" else {}
+    try:
+        return json.loads(result.channel) if result.outcome == "ok" else {}
+    except ValueError:
+        return {}

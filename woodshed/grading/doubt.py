@@ -356,13 +356,18 @@ def install(
     import _pytest.assertion.rewrite as rewriting
 
     held = {f"{place}/{path}": text.encode("latin-1") for path, text in sources.items()}
-    ready = {f"{place}/{path}": made for path, made in compiled.items()}
+    ready: dict[str, tuple[types.CodeType, frozenset[str]]] = {}
+    for path, (encoded, names) in compiled.items():  # now: the code under test may change what decodes
+        code = marshal.loads(base64.b64decode(encoded))
+        if code.co_filename == f"{place}/{path}":  # else it was made for a workspace of another name
+            ready[f"{place}/{path}"] = code, frozenset(names)
 
     global workspace
     workspace = place
     patched.update({f"{place}/{path}": frozenset(numbers) for path, numbers in lines.items()})
     setattr(builtins, NAME, sys.modules[__name__])
     rewrite, rewrite_file = rewriting.rewrite_asserts, rewriting._rewrite_test
+    read_bytecode, write_bytecode = rewriting._read_pyc, rewriting._write_pyc
 
     def rewrite_asserts(
         tree: ast.Module, source: bytes, module_path: str | None = None, config: Any = None
@@ -386,25 +391,32 @@ def install(
 
     def rewrite_test(file: Path, config: Any) -> tuple[Any, types.CodeType]:
         path = str(file)
-        encoded, names = ready.get(path, ("", []))
-        code = marshal.loads(base64.b64decode(encoded)) if encoded else None
-        if code is None or code.co_filename != path:  # made for a workspace of another name
+        if path not in ready:
             return rewrite_file(file, config)
-        mentioned[path] = frozenset(names)
+        code, mentioned[path] = ready[path]
         if path in held:
             show(path)
-        return file.stat(), code
+        return None, code  # the first is for bytecode, which nobody writes of it
+
+    def read_pyc(file: Path, *rest: Any) -> types.CodeType | None:
+        """None for files that the disk has no say in: bytecode beside them can only be planted."""
+        return None if str(file) in ready or str(file) in held else read_bytecode(file, *rest)
+
+    def write_pyc(state: Any, code: types.CodeType, *rest: Any) -> bool:
+        return code.co_filename not in ready and write_bytecode(state, code, *rest)
 
     def show(path: str) -> None:
         text = importlib.util.decode_source(held[path])
         linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
 
     rewriting.rewrite_asserts, rewriting._rewrite_test = rewrite_asserts, rewrite_test
+    rewriting._read_pyc, rewriting._write_pyc = read_pyc, write_pyc
 
 
 def main() -> None:
     """Compile the files of a request, path to bytes in base64, as a session in the workspace argv[1] would; answer on
-    descriptor 3 with code and mentioned names of each that compiles."""
+    descriptor 3 with code and mentioned names of each that compiles. A project's `enable_assertion_pass_hook` is not
+    known here, and what compiling warns of is heard by nobody."""
     import _pytest.assertion.rewrite as rewriting
 
     place, found = sys.argv[1], {}

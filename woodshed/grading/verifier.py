@@ -385,20 +385,26 @@ def _test_patch(
 
     A sandbox that is lost twice with a patch and holds without it was lost by the patch: no test passed.
     """
+    ready = compiled_tests(task, expected)
     for _ in range(2):
         with contextlib.suppress(SandboxError):
-            return _test_once(task, taken, expected, timeout_s, apart)
-    held = _test_once(task, {}, expected, timeout_s, apart)
+            return _test_once(task, taken, expected, timeout_s, apart, ready)
+    held = _test_once(task, {}, expected, timeout_s, apart, ready)
     return dataclasses.replace(
         held, outcomes=dict.fromkeys(expected, "missing"), integrity=(LOST,), log=f"{LOST}\n"
     )
 
 
 def _test_once(
-    task: Task, taken: dict[str, bytes | None], expected: Sequence[str], timeout_s: float, apart: bool
+    task: Task,
+    taken: dict[str, bytes | None],
+    expected: Sequence[str],
+    timeout_s: float,
+    apart: bool,
+    ready: Mapping[str, Sequence[object]],
 ) -> TestRun:
     """With one more fault for each original that did not stay as it was."""
-    sources, ready = _sources(task), compiled_tests(task, expected)
+    sources = _sources(task)
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         layer, blanks = Path(scratch, "patch"), Path(scratch, "blanks")
         deleted = _lay(layer, taken)

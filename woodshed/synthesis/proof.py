@@ -2,8 +2,8 @@
 
 Proven means: the package still imports and its commands still start; every hidden fail-to-pass test fails three times,
 because of the deletion; what the agent is shown passes; the hidden tests notice most mutants of the original and accept
-no trivial answer; in the task's own folder the verifier that will judge attempts sees these tests fail, and all others
-pass; and with the original code back these, and all others that run it, pass. `check` runs all tests both times.
+no trivial answer; in the task's own folder the verifier sees these tests fail, and all others pass; and with the
+original code back these, and all others that run it, pass. `check` runs all tests both times.
 
 Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
 no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 MAX_REPAIRS = 5
-COPY = "not written yet"
+UNWRITTEN = "not written yet"
 """What stands in a draft for its instruction and test command."""
 HASH_SEEDS = (2, 3)
 """Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
@@ -168,7 +168,7 @@ def _without_copy(work: Bench, candidate: Candidate, deletion: Deletion) -> None
             if where := work.copies.get((path, name)):
                 raise Rejected("leak", f"{name} of {path} also stands in {where}")
     tests = tuple(work.map.names(candidate.tests)) or work.baseline.stable
-    task = _task(work, candidate, deletion, COPY, COPY, tests, (), {})
+    task = _task(work, candidate, deletion, UNWRITTEN, UNWRITTEN, tests, (), {})
     draft = _write(work, task, deletion, {})
     try:
         copied = first_copy(draft, {f"/workspace/{path}" for path in work.baseline.test_files})
@@ -249,7 +249,7 @@ def _failures(
     """
     stable = work.baseline.stable
     covering = set(work.map.names(candidate.tests)) or set(stable)
-    gone = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(deletion.words)) or "$^")
+    gone = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(deletion.words)) or "(?!)")
     opening = {test.partition("::")[0]: test for test in reversed(stable)}
     covering |= {test for file, test in opening.items() if gone.search(work.tests.get(file, ""))}
     first = [test for test in stable if test in covering]

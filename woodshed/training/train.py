@@ -112,7 +112,7 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Practice:
     """What the steps of practice share beside the session."""
 
