@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import dataclasses
 import hashlib
 import json
 import tempfile
@@ -62,8 +61,8 @@ def _compile(site: Path, texts: Mapping[str, bytes]) -> dict[str, Made]:
     if not texts:
         return {}
     with tempfile.TemporaryDirectory(prefix="woodshed-") as empty:
-        spec = SandboxSpec(lowers=(Path(empty),), environment=site, binds={PROGRAM: DOUBT})
-        with open_sandbox(dataclasses.replace(spec, user="grader")) as sandbox:
+        spec = SandboxSpec(lowers=(Path(empty),), environment=site, binds={PROGRAM: DOUBT}, user="grader")
+        with open_sandbox(spec) as sandbox:
             request = {path: base64.b64encode(data).decode() for path, data in texts.items()}
             result = sandbox.exec(
                 ["/env/bin/python", "-P", "-s", "-B", PROGRAM, sandbox.workspace],
