@@ -89,6 +89,19 @@ def test_only_the_tests_asked_for(repository: Sandbox):
     assert found.integrity == ()
 
 
+def test_what_pytest_benchmark_repeats_is_run_once(tiny_task: Task, tiny_repository: Path):
+    pins = ("py-cpuinfo2==10.1.1", "pytest-benchmark==5.3.1", *tiny_task.environment.requirements)
+    environment = dataclasses.replace(tiny_task.environment, requirements=pins)
+    task = dataclasses.replace(tiny_task, environment=environment)
+    test = b"def test_speed(benchmark):\n    calls = []\n    benchmark(calls.append, 1)\n    assert calls == [1]\n"
+    with open_sandbox(
+        grading.with_runner(tasks.sandbox_spec(task, extra_lowers=(tiny_repository,)))
+    ) as sandbox:
+        sandbox.write("tests/test_speed.py", test)
+        ids = ["tests/test_speed.py::test_speed"]
+        assert run(sandbox, ids).outcomes == {ids[0]: "passed"}
+
+
 def test_every_kind_of_outcome(repository: Sandbox):
     repository.write("tests/test_kinds.py", KINDS.encode())
     repository.write("tests/test_broken.py", b"import nothing_of_that_name\n")
