@@ -130,6 +130,7 @@ def measured(attempt, policy, text: str, count: int = 10) -> Measured:
         seed=0,
         temperature=1.0,
         micro_batch_tokens=4096,
+        threads=2,
     )
     assert [m.detector for m in found] == ["unknown_tool"] and found[0].num_turns == count
     return found[0]

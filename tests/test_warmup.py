@@ -110,16 +110,14 @@ def test_without_seeded_faults_nothing_is_planted(tiny_task):
     assert {move.fault for move in played} == {"", warmup.SLIP} and any(move.reminder for move in played)
 
 
-def test_only_the_chosen_classes_are_planted_and_spoken_of(tiny_task):
+def test_only_the_chosen_classes_are_planted_and_all_are_spoken_of(tiny_task):
     chosen = {"untested": 3.0, "bad_arguments": 1.0}
     played = moves(tiny_task, 300, seeded_fault_share=0.4, reminder_share=0.4, plants=chosen)
     assert {move.fault for move in played} == {"", warmup.SLIP, *chosen}
-    assert {move.reminder_class for move in played} == {"", "placebo", *chosen}
+    assert {move.reminder_class for move in played} == {"", "placebo", *feedback.CLASSES}
 
 
-@pytest.mark.parametrize(
-    "plants", [{"untested": 1.0}, {"untested": 1.0, "slow": 1.0}, {"untested": 1.0, "no_call": 0.0}]
-)
+@pytest.mark.parametrize("plants", [{}, {"untested": 1.0, "slow": 1.0}, {"untested": 1.0, "no_call": 0.0}])
 def test_plants_that_cannot_be_are_refused(plants):
     with pytest.raises(ValidationError, match="plants"):
         WarmupSettings(plants=plants)

@@ -9,12 +9,13 @@ from woodshed.agent.tools import TOOLS
 from woodshed.feedback import reader
 from woodshed.feedback.behaviours import BEHAVIOURS
 from woodshed.feedback.detectors import DETECTORS, Detector, Fault
-from woodshed.feedback.hints import LEADS, PLACEBOS, hint_text
+from woodshed.feedback.hints import CLASSES, LEADS, PLACEBOS, hint_text
 from woodshed.inference.codec import Codec, ToolSpec
 from woodshed.records import Group, Hint, RecipeError, Rollout, Task
 
 __all__ = [
     "BEHAVIOURS",
+    "CLASSES",
     "DETECTORS",
     "PLACEBOS",
     "Detector",

@@ -83,3 +83,6 @@ _TEXTS: dict[str, Callable[[_Subject], str]] = {
     "long_message": lambda s: "be brief: a sentence or two, and the call.",
     "out_of_bounds": lambda s: "change only the files that the task is about.",
 }
+
+CLASSES = tuple(_TEXTS)
+"""Every class of fault that something can be said about."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -51,8 +52,12 @@ def measure(
     temperature: float,
     micro_batch_tokens: int,
     placement: Placement = "system",
+    threads: int = 1,
 ) -> list[Measured]:
     """Every class of hints among `hints`, on up to `settings.turns` of its turns.
+
+    Args:
+        threads: sandboxes in which turns are drawn again at once.
 
     Raises:
         SandboxError: a sandbox could not be opened. A turn whose sandbox is lost is left out.
@@ -71,7 +76,9 @@ def measure(
             )
             for h in chosen
         ]
-        redrawn = _redraw(cases, detectors.get(detector, _nothing), sampler, agent, step=step, seed=seed)
+        redrawn = _redraw(
+            cases, detectors.get(detector, _nothing), sampler, agent, step=step, seed=seed, threads=threads
+        )
         kept = [case for case, drawn in zip(cases, redrawn, strict=True) if drawn is not None]
         if not kept:
             continue
@@ -131,6 +138,7 @@ def _redraw(
     *,
     step: int,
     seed: int,
+    threads: int,
 ) -> list[dict[Side, bool] | None]:
     """Whether each turn is faulty again on each side; None where its sandbox was lost."""
     requests = [
@@ -143,23 +151,24 @@ def _redraw(
         for side in SIDES
     ]
     sampler.flush()
-    samples = iter(sampler.sample(requests))
+    samples = sampler.sample(requests)
     sampler.flush()
-    drawn: list[dict[Side, bool] | None] = []
-    for case in cases:
-        own = {side: next(samples) for side in SIDES}
+
+    def drawn(index: int) -> dict[Side, bool] | None:
+        own = dict(zip(SIDES, samples[index * len(SIDES) :], strict=False))
         try:
-            stood = _stand_before(case, sampler, agent)
+            stood = _stand_before(cases[index], sampler, agent)
         except SandboxError:
-            drawn.append(None)
-            continue
+            return None
         try:
-            drawn.append({side: _is_faulty(case, stood, own[side], detector) for side in SIDES})
+            return {side: _is_faulty(cases[index], stood, own[side], detector) for side in SIDES}
         except SandboxError:
-            drawn.append(None)
+            return None
         finally:
             stood.sandbox.close()
-    return drawn
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(drawn, range(len(cases))))
 
 
 def _stand_before(case: Case, sampler: Sampler, agent: AgentSettings) -> Attempt:

@@ -380,6 +380,7 @@ def through_gate(
             temperature=recipe.sampler.temperature,
             micro_batch_tokens=recipe.objective.micro_batch_tokens,
             placement=recipe.feedback.placement,
+            threads=recipe.rollout.tool_threads,
         ),
     )
     return switched_off(position.off, found, settings)

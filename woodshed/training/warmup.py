@@ -79,8 +79,8 @@ class WarmupSettings(Settings):
     """Share of turns with a reminder before them."""
     seeded_fault_share: float = Field(default=0.0, ge=0, le=1)
     """Share of turns replaced by a planted fault. Above 0 the policy learns to err: say so beside every result."""
-    plants: dict[str, Annotated[float, Field(gt=0)]] = Field(default=PLANTS, min_length=2)
-    """Classes of fault that are planted, and that reminders of another class are about, with their weights."""
+    plants: dict[str, Annotated[float, Field(gt=0)]] = Field(default=PLANTS, min_length=1)
+    """Classes of fault that are planted, with their weights."""
 
     @field_validator("plants")
     @classmethod
@@ -491,6 +491,9 @@ def _draw_reminder(
 ) -> tuple[str, str]:
     """(class, text): half the time about the planned fault, else about another class or nothing at all.
 
+    The other class may be one that is never planted: a policy that had met none of those took each for its own
+    (docs/results.md, the gate). The planted ones are in the draw twice, since they are the ones to be told apart.
+
     A reminder of a call's form names the tool that the fault would have called, or any: never the right one because it
     is right, or the policy learns that a reminder says what to call. One that was taught so dragged its students into
     reading files where they had to finish (docs/results.md).
@@ -499,7 +502,7 @@ def _draw_reminder(
     if fault and draw < 0.5:
         kind, named = fault, _called_carelessly(tool) if fault == "bad_arguments" else tool
     elif draw < 0.8:
-        kind = dice.choice([k for k in settings.plants if k != fault])
+        kind = dice.choice([k for k in (*settings.plants, *feedback.CLASSES) if k != fault])
         named = dice.choice([spec.name for spec in TOOLS])
     else:
         return "placebo", dice.choice(feedback.PLACEBOS)
