@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -150,6 +151,21 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     assert [row.ids[i] for i in row.wanted] == ids
     again = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
     assert again == other and warmup.renamed(made, tiny_task, using, max_calls=1, seed="2") != other
+
+
+@pytest.mark.parametrize("codec", ["plain", "json"])
+@pytest.mark.parametrize("under_other_names", [False, True])
+def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, codec, under_other_names):
+    using = renderer(codec)
+    made = attempt(tiny_task, codec, number=3)
+    if under_other_names:
+        made = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
+    row, wanted = warmup.sft_row(made, using, code=False), set(warmup.sft_row(made, using).wanted)
+    edit = next(turn for turn in made.rollout.turns if turn.calls[0].tool == "edit_file")
+    code = edit.calls[0].arguments["new"].strip()
+    left_out = using.decode([row.ids[i] for i in sorted(wanted - set(row.wanted))])
+    assert left_out.strip() == (code if codec == "plain" else json.dumps(code)[1:-1]) and len(code) > 20
+    assert edit.calls[0].raw in edit.text and set(row.wanted) < wanted
 
 
 def test_every_attempt_is_imitated_once_before_any_twice():

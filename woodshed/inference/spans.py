@@ -6,6 +6,7 @@ Counted from the sampled ids themselves, so that effort is measured, and losses 
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -35,20 +36,38 @@ def token_kinds(turn: Turn, renderer: Renderer) -> tuple[Kind, ...]:
         inner = (start + (opening.end() if opening else 0), start + closing.start() if closing else end)
         for at in range(start, end):
             kinds[at] = "call" if inner[0] <= at < inner[1] else "template"
-    ids = [i for i in turn.sampled_ids if i not in renderer.stop_ids]
-    starts = iter(_starts(ids, renderer))
     fallback: Kind = kinds[-1] if kinds else "message"
-    found: list[Kind] = []
-    for token in turn.sampled_ids:
-        if token in renderer.stop_ids:
-            found.append("template")
-        else:
-            at = next(starts)
-            found.append(kinds[at] if at < len(kinds) else fallback)
-    return tuple(found)
+    return tuple(
+        "template" if at is None else kinds[at] if at < len(kinds) else fallback
+        for at in _starts(turn, renderer)
+    )
 
 
-def _starts(ids: Sequence[int], renderer: Renderer) -> list[int]:
+def code_positions(turn: Turn, renderer: Renderer) -> frozenset[int]:
+    """Positions among the sampled ids that write an edit's new text, its first indent aside."""
+    spans: list[range] = []
+    for call in turn.calls:
+        text = str(call.arguments.get("new") or call.arguments.get("content") or "").strip()
+        for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
+            inside = call.raw.rfind(form)
+            if form and inside >= 0:
+                start = turn.text.find(call.raw) + inside
+                spans.append(range(start, start + len(form)))
+                break
+    starts = [len(turn.text) if at is None else at for at in _starts(turn, renderer)]
+    tokens = enumerate(itertools.pairwise([*starts, len(turn.text)]))
+    return frozenset(
+        n for n, (at, end) in tokens if any(at < span.stop and end > span.start for span in spans)
+    )
+
+
+def _starts(turn: Turn, renderer: Renderer) -> list[int | None]:
+    """Where the text of each sampled id begins, in characters; None for a stop token."""
+    starts = iter(_beginnings([i for i in turn.sampled_ids if i not in renderer.stop_ids], renderer))
+    return [None if token in renderer.stop_ids else next(starts) for token in turn.sampled_ids]
+
+
+def _beginnings(ids: Sequence[int], renderer: Renderer) -> list[int]:
     """Where each token's text begins, in characters."""
     pieces = [renderer.decode([token]) for token in ids]
     if "".join(pieces) == renderer.decode(ids):

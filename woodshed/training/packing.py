@@ -226,12 +226,14 @@ def rollout_row(
     advantage: float = 0.0,
     reminders: Mapping[int, Sequence[int]] | None = None,
     without: Collection[int] = (),
+    masked: Mapping[int, Collection[int]] | None = None,
 ) -> Row:
     """A whole rollout.
 
     Args:
         reminders: by turn, the tokens of a message inserted before it (warm-up literacy).
         without: turns whose tokens are context only.
+        masked: by turn, positions in its message that are context only.
     """
     ids: list[int] = []
     wanted: list[int] = []
@@ -239,8 +241,10 @@ def rollout_row(
     for index, turn in enumerate(rollout.turns):
         ids += _context(turn, (reminders or {}).get(index, ()))
         if index not in without:
-            wanted += range(len(ids), len(ids) + len(turn.sampled_ids))
-            logps += turn.logps
+            hidden = (masked or {}).get(index, ())
+            kept = [position for position in range(len(turn.sampled_ids)) if position not in hidden]
+            wanted += [len(ids) + position for position in kept]
+            logps += [turn.logps[position] for position in kept]
         ids += turn.sampled_ids
     return Row(tuple(ids), tuple(wanted), tuple(logps), advantage, rollout_id=rollout.id)
 

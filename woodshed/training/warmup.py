@@ -23,7 +23,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field, field_validator
@@ -35,6 +35,7 @@ from woodshed.agent.tools import TOOLS
 from woodshed.inference.codec import Codec
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample
+from woodshed.inference.spans import code_positions
 from woodshed.records import Hint, Rollout, Task, TaskError, Turn
 from woodshed.rundir import RunDir
 from woodshed.sandbox import open_sandbox
@@ -73,6 +74,9 @@ class WarmupSettings(Settings):
     rename: bool = True
     """Imitate each attempt under made-up names of files and functions and other line numbers, others every time
     around, so that a small model learns to copy them from the task instead of recalling those it was warmed up on."""
+    code_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of attempts whose code is imitated too; of the others only where they edit, in what form, and the rest. The
+    code of a few tasks, seen many times around, is learned by heart, and what the model could write before is lost."""
     repair_share: float = Field(default=0.25, ge=0, le=1)
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
     reminder_share: float = Field(default=0.4, ge=0, le=1)
@@ -386,16 +390,19 @@ def rows(
         if settings.rename:
             task, spelling = known[attempt.rollout.task_id], f"{seed}/{around}"
             attempt = renamed(attempt, task, renderer, max_calls=agent.max_calls, seed=spelling)
-        made.append(sft_row(attempt, renderer))
+        code = random.Random(f"{seed}/{around}/{attempt.rollout.id}/code").random() < settings.code_share
+        made.append(sft_row(attempt, renderer, code=code))
     return made
 
 
-def sft_row(oracle: OracleAttempt, renderer: Renderer) -> Row:
+def sft_row(oracle: OracleAttempt, renderer: Renderer, *, code: bool = True) -> Row:
     """The attempt as a training row, reminders inserted; every message counts but slips, and none of the harness's
-    tokens do."""
+    tokens do. Without `code`, what edits write does not count either."""
+    turns = oracle.rollout.turns
     reminders = {hint.turn: renderer.hint(hint.text) for hint in oracle.reminders}
-    unwanted = {index for index, turn in enumerate(oracle.rollout.turns) if turn.oracle == SLIP}
-    return rollout_row(oracle.rollout, reminders=reminders, without=unwanted)
+    unwanted = {index for index, turn in enumerate(turns) if turn.oracle == SLIP}
+    masked = {} if code else {index: code_positions(turn, renderer) for index, turn in enumerate(turns)}
+    return rollout_row(oracle.rollout, reminders=reminders, without=unwanted, masked=masked)
 
 
 def renamed(
@@ -413,11 +420,24 @@ def renamed(
         text = say(turn.text)
         ids = renderer.encode_message(text)
         seen = tuple(replace(observation, text=say(observation.text)) for observation in turn.observations)
-        changed = {"text": text, "sampled_ids": ids, "logps": (0.0,) * len(ids), "observations": seen}
+        calls = tuple(
+            replace(call, raw=say(call.raw), arguments=_each(say, call.arguments)) for call in turn.calls
+        )
+        changed = {
+            "text": text,
+            "calls": calls,
+            "sampled_ids": ids,
+            "logps": (0.0,) * len(ids),
+            "observations": seen,
+        }
         turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))
-        context = renderer.extend(ids, "stop", seen, turn.calls)
+        context = renderer.extend(ids, "stop", seen, calls)
     reminders = tuple(replace(hint, text=say(hint.text)) for hint in oracle.reminders)
     return OracleAttempt(replace(rollout, turns=tuple(turns)), reminders)
+
+
+def _each(say: Callable[[str], str], arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: say(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
 def _renaming(task: Task, dice: random.Random) -> Callable[[str], str]:
