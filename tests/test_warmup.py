@@ -140,7 +140,7 @@ def whole(made: OracleAttempt, using: Renderer) -> str:
 def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     using = renderer()
     made = attempt(tiny_task, number=3, seeded_fault_share=0.3, reminder_share=0.5)
-    other = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
+    other = warmup.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
     assert [(t.oracle, t.error_kind, len(t.observations)) for t in other.rollout.turns] == [
         (t.oracle, t.error_kind, len(t.observations)) for t in made.rollout.turns
     ]
@@ -149,8 +149,11 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     row = warmup.sft_row(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.wanted] == ids
-    again = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
-    assert again == other and warmup.renamed(made, tiny_task, using, max_calls=1, seed="2") != other
+    again = warmup.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
+    assert (
+        again == other
+        and warmup.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="2") != other
+    )
 
 
 @pytest.mark.parametrize("codec", ["plain", "json"])
@@ -159,7 +162,7 @@ def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, c
     using = renderer(codec)
     made = attempt(tiny_task, codec, number=3)
     if under_other_names:
-        made = warmup.renamed(made, tiny_task, using, max_calls=1, seed="1")
+        made = warmup.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
     row, wanted = warmup.sft_row(made, using, code=False), set(warmup.sft_row(made, using).wanted)
     edit = next(turn for turn in made.rollout.turns if turn.calls[0].tool == "edit_file")
     code = edit.calls[0].arguments["new"].strip()

@@ -79,6 +79,10 @@ class WarmupSettings(Settings):
     code of a few tasks, seen many times around, is learned by heart, and what the model could write before is lost."""
     repair_share: float = Field(default=0.25, ge=0, le=1)
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
+    read_before: int = Field(default=0, ge=0)
+    """Lines above the gap from which oracle attempts read on: what a method needs of its class stands there."""
+    read_lines: int = Field(default=4, ge=1)
+    """Lines that they read."""
     reminder_share: float = Field(default=0.4, ge=0, le=1)
     """Share of turns with a reminder before them."""
     seeded_fault_share: float = Field(default=0.0, ge=0, le=1)
@@ -141,8 +145,6 @@ pi po quo ra rel ri ro sa sem si sor ta tel ti to tri tul u va vel vi vo wa wen 
 """.split()
 ENDINGS = ("", "", "", "s", "utils", "tools", "kit", "lib", "lang", "ify", "er", "io", "2")
 """Invented words are spelled from these: names of real packages are seldom one token, and must be copied too."""
-
-READ_LINES = 4  # what an oracle attempt reads from the gap on; the instruction says the rest
 
 WRONG_TOOLS = (
     "run_tests",
@@ -283,7 +285,8 @@ def script(
     task: Task, codec: Codec, settings: WarmupSettings, agent: AgentSettings, dice: random.Random
 ) -> list[Move]:
     """The messages of one attempt: the right moves, with plants and reminders strewn in."""
-    right = right_moves(task, codec, agent, repair=dice.random() < settings.repair_share, dice=dice)
+    repair = dice.random() < settings.repair_share
+    right = right_moves(task, codec, settings, agent, repair=repair, dice=dice)
     moves: list[Move] = []
     for tool, text, slip in right:
         if len(moves) >= agent.max_turns - 1 and tool != "finish":
@@ -307,11 +310,17 @@ def script(
 
 
 def right_moves(
-    task: Task, codec: Codec, agent: AgentSettings, *, repair: bool, dice: random.Random
+    task: Task,
+    codec: Codec,
+    settings: WarmupSettings,
+    agent: AgentSettings,
+    *,
+    repair: bool,
+    dice: random.Random,
 ) -> list[tuple[str, str, str]]:
     """(tool, message, "" or SLIP) of an attempt without plants: read, edit, test, finish; or a wrong edit first."""
     path, before, after = gold_change(task)
-    lines = {"start": task.target_lines[0], "count": READ_LINES}
+    lines = {"start": read_from(task, settings), "count": settings.read_lines}
     read = codec.format("read_file", {"path": path, **lines}, TOOLS)
     test = codec.format("shell", {"command": task.test_command}, TOOLS)
     steps = [before, broken(before, after, dice), after] if repair else [before, after]
@@ -321,6 +330,11 @@ def right_moves(
         message = codec.format("edit_file", {"path": path, "old": edit.old, "new": edit.new}, TOOLS)
         moves += [("edit_file", message, "" if new == after else SLIP), ("shell", test, "")]
     return [*moves, ("finish", codec.format("finish", {}, TOOLS), "")]
+
+
+def read_from(task: Task, settings: WarmupSettings) -> int:
+    """The first line that an oracle attempt reads."""
+    return max(1, task.target_lines[0] - settings.read_before)
 
 
 @dataclass(frozen=True)
@@ -389,7 +403,7 @@ def rows(
         attempt = played[index]
         if settings.rename:
             task, spelling = known[attempt.rollout.task_id], f"{seed}/{around}"
-            attempt = renamed(attempt, task, renderer, max_calls=agent.max_calls, seed=spelling)
+            attempt = renamed(attempt, task, renderer, settings, max_calls=agent.max_calls, seed=spelling)
         code = random.Random(f"{seed}/{around}/{attempt.rollout.id}/code").random() < settings.code_share
         made.append(sft_row(attempt, renderer, code=code))
     return made
@@ -406,14 +420,20 @@ def sft_row(oracle: OracleAttempt, renderer: Renderer, *, code: bool = True) -> 
 
 
 def renamed(
-    oracle: OracleAttempt, task: Task, renderer: Renderer, *, max_calls: int, seed: str
+    oracle: OracleAttempt,
+    task: Task,
+    renderer: Renderer,
+    settings: WarmupSettings,
+    *,
+    max_calls: int,
+    seed: str,
 ) -> OracleAttempt:
     """The same attempt about another place: made-up file, test file, function and line numbers, consistently.
 
     The transcript is rendered anew, so its tokens are what they would be had the names been these.
     """
     rollout = oracle.rollout
-    say = _renaming(task, random.Random(f"{seed}/{rollout.id}/names"))
+    say = _renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
     context = renderer.start(system_prompt(max_calls=max_calls), say(user_prompt(task)), TOOLS)
     turns: list[Turn] = []
     for turn in rollout.turns:
@@ -440,7 +460,7 @@ def _each(say: Callable[[str], str], arguments: dict[str, Any]) -> dict[str, Any
     return {name: say(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
-def _renaming(task: Task, dice: random.Random) -> Callable[[str], str]:
+def _renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Callable[[str], str]:
     """A function that puts the same made-up names and numbers into every text of an attempt."""
     target, tests = _made_up_paths(dice)
     places = {task.target_path: target}
@@ -455,11 +475,11 @@ def _renaming(task: Task, dice: random.Random) -> Callable[[str], str]:
     for form in ("`{}`", '("{}")'):
         places[form.format(symbol)] = form.format(owner + name)
     places[f"def {short}("] = f"def {name}("
-    first = task.target_lines[0]
+    first, gap = read_from(task, settings), task.target_lines[0]
     lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
-    shift = dice.randint(min(0, 61 - first), 1500)
-    for number in (first, first + READ_LINES - 1, lines):
-        if number > 60:  # smaller ones are counts of other things too
+    if first > 60:  # smaller numbers are counts of other things too
+        shift = dice.randint(61 - first, 1500)
+        for number in (first, gap, min(first + settings.read_lines - 1, lines), lines):
             places[str(number)] = str(number + shift)
     wanted = "|".join(
         rf"(?<![\w.]){re.escape(old)}(?!\w)" if old.isdigit() else re.escape(old)
