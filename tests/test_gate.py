@@ -51,6 +51,17 @@ def test_every_bar_can_fail_a_class(changes, reason):
     assert reason in str(why_not(replace(GOOD, **changes), GateSettings()))
 
 
+@pytest.mark.parametrize(("count", "hinted"), [(20, 2), (40, 1), (60, 7), (100, 13)])
+def test_what_just_reaches_every_bar_passes(count, hinted):
+    """Also where the fractions are not exact: 3/20 less 2/20 is less than 0.05 in floating point."""
+    settings = GateSettings(max_ratio=0.7)
+    edge = hinted + count // 20
+    faulty = {"plain": max(edge, round(hinted / 0.7 + 0.5)), "hint": hinted, "placebo": edge, "wrong": edge}
+    assert why_not(replace(GOOD, num_turns=count, lowered=0.95, faulty=faulty), settings) == ""
+    worse = faulty | {"wrong": edge - 1}
+    assert "another class" in str(why_not(replace(GOOD, num_turns=count, faulty=worse), settings))
+
+
 def test_few_turns_say_nothing_and_a_class_can_come_back():
     settings = GateSettings()
     few, bad = replace(GOOD, num_turns=7), replace(GOOD, lowered=0.0)

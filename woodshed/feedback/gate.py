@@ -21,6 +21,9 @@ Side = Literal["plain", "hint", "placebo", "wrong"]
 SIDES: tuple[Side, ...] = ("plain", "hint", "placebo", "wrong")
 
 
+ROUNDING = 1e-9  # 3/20 less 2/20 is a twentieth, and in floating point a little less
+
+
 class GateSettings(Settings):
     """What a class of hints must show before it is trained on."""
 
@@ -66,14 +69,14 @@ def why_not(measured: Measured, settings: GateSettings) -> str | None:
         return f"gain {measured.gain['hint']:+.2f} nats, not at most {settings.max_gain:+.2f}"
     if measured.gain["hint"] >= measured.gain["placebo"]:
         return f"gain {measured.gain['hint']:+.2f} nats, a placebo's {measured.gain['placebo']:+.2f}"
-    if measured.lowered < settings.min_lowered:
+    if measured.lowered < settings.min_lowered - ROUNDING:
         return f"lowers {measured.lowered:.0%} of turns, not {settings.min_lowered:.0%}"
     hinted = measured.rate("hint")
-    if hinted > settings.max_ratio * measured.rate("plain"):
+    if hinted > settings.max_ratio * measured.rate("plain") + ROUNDING:
         return f"drawn again {hinted:.0%} faulty, {measured.rate('plain'):.0%} without the hint"
     controls: tuple[tuple[Side, str], ...] = (("placebo", "a placebo"), ("wrong", "another class's hint"))
     for side, name in controls:
-        if hinted > measured.rate(side) - settings.margin:
+        if measured.rate(side) - hinted < settings.margin - ROUNDING:
             return f"drawn again {hinted:.0%} faulty, {measured.rate(side):.0%} under {name}"
     return ""
 
