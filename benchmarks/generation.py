@@ -25,7 +25,7 @@ from woodshed.inference import local
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.local.loading import share_heads
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings
-from woodshed.training.policy import token_logps
+from woodshed.training.reading import token_logps
 
 BAR_TOKENS_PER_S = 20_000
 BAR_NATS, BAR_SHARE = 0.02, 0.999

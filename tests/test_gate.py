@@ -20,7 +20,7 @@ from woodshed.inference.sampler import Sample
 from woodshed.records import Hint
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.training import gate, packing
-from woodshed.training.policy import token_logps
+from woodshed.training.reading import token_logps
 
 GOOD = Measured(
     "unknown_tool",

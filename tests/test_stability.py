@@ -17,7 +17,7 @@ from woodshed.records import Task
 from woodshed.rundir import RunDir
 from woodshed.settings import validate
 from woodshed.training import checkpoint, packing, stability
-from woodshed.training.policy import token_logps
+from woodshed.training.reading import token_logps
 from woodshed.training.recipe import Recipe
 from woodshed.training.stability import StabilitySettings, Watch
 from woodshed.training.train import train

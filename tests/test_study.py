@@ -19,7 +19,8 @@ from woodshed.records import Lesson, Patch, RecipeError, Rollout
 from woodshed.rundir import RunDir
 from woodshed.training import packing, study
 from woodshed.training.packing import Row
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
+from woodshed.training.reading import token_logps
 from woodshed.training.recipe import Recipe
 from woodshed.training.study import Demonstration, StudySettings
 from woodshed.training.train import train

@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import tiny_environment
 from scripted import calc_task, renderer
-from tiny_training import HINT, four_attempts, hint_for, pack, step, tiny_policy, verdicts
+from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, tiny_policy, verdicts
+from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from woodshed import rollout
 from woodshed.agent import AgentSettings
@@ -22,7 +23,8 @@ from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import packing
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
+from woodshed.training.reading import Reading, token_logps
 from woodshed.training.recipe import Recipe, TaskSettings
 from woodshed.training.train import task_sets
 from woodshed.training.update import OptimizerSettings, learning_rate
@@ -249,7 +251,7 @@ def test_the_frozen_teacher_is_swapped_in_and_out_without_a_trace(rollouts):
 def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
     temperature, dtype, at_once, monkeypatch
 ):
-    monkeypatch.setattr("woodshed.training.policy.ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr("woodshed.training.reading.ELEMENTS_AT_ONCE", at_once)
     dice = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 37, generator=dice).to(dtype).requires_grad_()
     tokens, weights = torch.randint(37, (3, 5), generator=dice), torch.randn(3, 5, generator=dice)
@@ -260,6 +262,60 @@ def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
     (wanted,) = torch.autograd.grad((right * weights).sum(), logits)
     assert torch.allclose(found, right, atol=1e-6) and found.dtype == torch.float32
     assert torch.allclose(gradient, wanted, atol=1e-6, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("at_once", [1 << 25, 50])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_reading_scores_as_the_cross_entropy_does(temperature, dtype, at_once, trained, monkeypatch):
+    monkeypatch.setattr("woodshed.training.reading.ELEMENTS_AT_ONCE", at_once)
+    dice = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(8, 37).to(dtype).requires_grad_(trained)
+    hidden = torch.randn(3, 5, 8, generator=dice).to(dtype).requires_grad_()
+    tokens, weights = torch.randint(37, (3, 5), generator=dice), torch.randn(3, 5, generator=dice)
+    found, entropy = Reading(hidden, head).score(tokens, temperature)
+    taught = [hidden, *head.parameters()] if trained else [hidden]
+    gradients = torch.autograd.grad((found * weights).sum(), taught)
+    flat = (head(hidden).float() / temperature).flatten(0, 1)
+    right = -torch.nn.functional.cross_entropy(flat, tokens.flatten(), reduction="none").view(3, 5)
+    wanted = torch.autograd.grad((right * weights).sum(), taught)
+    exact = dtype == torch.float32
+    assert torch.allclose(found, right, atol=1e-6) and found.dtype == torch.float32
+    oracle = torch.distributions.Categorical(logits=flat).entropy().view(3, 5)
+    assert torch.allclose(entropy, oracle, atol=1e-5) and not entropy.requires_grad
+    for gradient, of_loss in zip(gradients, wanted, strict=True):
+        assert torch.allclose(gradient, of_loss, atol=1e-5 if exact else 2e-2) and gradient.dtype == dtype
+
+
+def test_no_logits_are_kept_for_the_backward_pass_under_a_frozen_head(rollouts):
+    policy = tiny_policy(rank=4)
+    padded = packing.pad([packing.rollout_row(r) for r in rollouts])
+    kept: list[torch.Size] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.shape), t)[1], lambda t: t):
+        reading = policy.read(padded)
+        reading.score(padded.tokens_BN, 1.0)
+    wide = reading.logits().numel()
+    assert kept and max(shape.numel() for shape in kept if len(shape) != 2) < wide
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.shape), t)[1], lambda t: t):
+        token_logps(reading.logits(), padded.tokens_BN, 1.0)
+    assert max(shape.numel() for shape in kept) >= wide
+
+
+def test_a_model_that_caps_its_logits_is_read_as_it_answers():
+    torch.manual_seed(0)
+    config = Gemma2Config(vocab_size=60, hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = 2, 1, 8
+    config.final_logit_softcapping = 0.5
+    model = Gemma2ForCausalLM(config)
+    policy = Policy(model, is_adapter=False)
+    ids = torch.randint(60, (2, 9))
+    padded = packing.pad([packing.Row(tuple(row), (4, 7, 8), (0.0,) * 3) for row in ids.tolist()])
+    whole = model(input_ids=ids).logits[:, [3, 6, 7]]
+    assert whole.abs().max() <= 0.5
+    assert torch.allclose(policy.logits(padded), whole, atol=1e-6)
+    right = whole.log_softmax(-1).gather(-1, padded.tokens_BN.unsqueeze(-1)).squeeze(-1)
+    assert torch.allclose(policy.logps(padded, 1.0), right, atol=1e-6)
 
 
 def test_an_adapter_is_kept_in_float32_and_multiplied_in_the_models_precision():
@@ -324,20 +380,18 @@ def test_the_targeted_loss_reads_the_targeted_turn_and_its_past_only(rollouts):
 
     policy = tiny_policy()
     seen = []
-    hook = policy.model.get_output_embeddings().register_forward_hook(
-        lambda _module, _inputs, output: (
-            output.retain_grad() if output.requires_grad else None,
-            seen.append(output),
+    hook = last_norm(policy).register_forward_hook(
+        lambda _module, _inputs, hidden: (
+            hidden.retain_grad() if hidden.requires_grad else None,
+            seen.append(hidden),
         )[1]
     )
     step(policy, packing.Batch((), (target,), 4))
     hook.remove()
     teacher, student = seen
     assert not teacher.requires_grad and teacher.grad_fn is None
-    assert student.shape[1] == len(
-        rollouts[3].turns[1].sampled_ids
-    )  # no logits elsewhere, so no gradient elsewhere
-    assert (student.grad.abs().sum(-1) > 0).all()
+    taught = student.grad[0].abs().sum(-1).nonzero().flatten().tolist()
+    assert taught == [i - 1 for i in target.student.wanted]
 
 
 def test_feedback_of_weight_zero_equals_rl_alone_bit_for_bit(rollouts):

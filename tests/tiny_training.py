@@ -12,7 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from woodshed.records import Group, Hint, Rollout, Verdict
 from woodshed.training import packing
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.policy import Policy, add_adapter, token_logps
+from woodshed.training.policy import Policy, add_adapter
+from woodshed.training.reading import token_logps
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
 
@@ -34,6 +35,11 @@ def tiny_policy(seed: int = 0, rank: int = 4) -> Policy:
     )
     model = LlamaForCausalLM(config)
     return Policy(add_adapter(model, rank) if rank else model, is_adapter=bool(rank))
+
+
+def last_norm(policy: Policy) -> torch.nn.Module:
+    """What hands the output layer its hidden states."""
+    return policy.model.base_model.model.model.norm
 
 
 def four_attempts(folder: Path) -> list[Rollout]:

@@ -25,7 +25,7 @@ from woodshed.sandbox import open_sandbox
 from woodshed.tasks.environment import sandbox_spec
 from woodshed.training import packing
 from woodshed.training.packing import Placement, Target
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _gains(
         found = dict.fromkeys(range(len(rows)), 0.0)
         for chunk in packing.chunks(order, [len(rows[i].ids) for i in order], micro_batch_tokens):
             padded = packing.pad([rows[i] for i in chunk], policy.device)
-            logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature) * padded.mask_BN
+            logp_BN = policy.logps(padded, temperature) * padded.mask_BN
             found |= zip(chunk, logp_BN.sum(-1).tolist(), strict=True)
         sums[side] = list(found.values())
     return {side: [a - b for a, b in zip(sums[side], sums["plain"], strict=True)] for side in SIDES[1:]}

@@ -21,7 +21,8 @@ from woodshed.training import branches, divergences, losses, packing
 from woodshed.training.branches import Tree
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.packing import Batch, Padded, Row, Target
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
+from woodshed.training.reading import Reading, token_logps
 from woodshed.training.teacher import Teacher
 
 Gradient = dict[str, Tensor]
@@ -93,9 +94,8 @@ def separate(work: Work) -> tuple[Gradient, Gradient]:
     policy, budget = work.policy, work.objective.micro_batch_tokens
     for rows in packing.row_batches(work.rows, budget):
         padded = packing.pad(rows, policy.device)
-        logits_BNV = policy.logits(padded)
         start_BN = _start_logps(work, padded) if work.objective.kl_coef else None
-        _policy_gradient(work, logits_BNV, padded, start_BN).backward()
+        _policy_gradient(work, policy.read(padded), padded, start_BN).backward()
         work.metrics.add(trained_positions=float(padded.positions))
     rl_gradient = _take(policy)
     for chunk in packing.target_batches(work.targets, budget):
@@ -141,16 +141,17 @@ def _over_trees(work: Work, backward: Callable[[Tensor | None, Tensor | None], N
         hinted = any(tree.targets for tree in chunk)
         start_BN, teacher_GNV = _other_weights(work, chunk) if not is_live else (None, None)
         both = branches.pad(chunk, work.policy.device, with_branches=is_live and hinted)
-        logits_BNV = work.policy.logits(both.padded)
+        reading = work.policy.read(both.padded)
         if is_live and work.objective.kl_coef:
             start_BN = _start_logps(work, both.padded)
         if is_live and hinted:
-            teacher_GNV = logits_BNV.detach().flatten(0, 1)[both.teacher_GN]
+            with torch.no_grad():
+                teacher_GNV = reading.logits(both.teacher_GN)
         rl_loss = kl_loss = None
         if any(tree.has_advantage for tree in chunk):
-            rl_loss = _policy_gradient(work, logits_BNV, both.padded, start_BN)
+            rl_loss = _policy_gradient(work, reading, both.padded, start_BN)
         if both.targets is not None and teacher_GNV is not None:
-            student_GNV = logits_BNV.flatten(0, 1)[both.student_GN]
+            student_GNV = reading.logits(both.student_GN)
             hinted_turns = [target for tree in chunk for target in tree.targets]
             kl_loss = _targeted(work, hinted_turns, student_GNV, teacher_GNV, both.targets)
         backward(rl_loss, kl_loss)
@@ -167,30 +168,31 @@ def _other_weights(work: Work, chunk: Sequence[Tree]) -> tuple[Tensor | None, Te
     wants_start = bool(work.objective.kl_coef) and any(tree.has_advantage for tree in chunk)
     if wants_start and hinted and teacher.kind == "frozen":
         both = branches.pad(chunk, policy.device)
-        logits_BNV = teacher.logits(policy, both.padded)
         width = max(len(tree.row.wanted) for tree in chunk)
-        logps_BN = token_logps(logits_BNV, both.padded.tokens_BN, work.temperature)
         work.metrics.add(trained_positions=float(both.padded.positions))
-        return logps_BN[:, :width], logits_BNV.flatten(0, 1)[both.teacher_GN]
+        with torch.no_grad(), policy.using(teacher.start):
+            reading = policy.read(both.padded)
+            logps_BN, _ = reading.score(both.padded.tokens_BN, work.temperature)
+            return logps_BN[:, :width], reading.logits(both.teacher_GN)
     start_BN = teacher_GNV = None
     if wants_start:
         start_BN = _start_logps(work, branches.pad(chunk, policy.device, with_branches=False).padded)
     if hinted:
         cut = branches.pad(branches.prefixes(hinted), policy.device)
-        teacher_GNV = teacher.logits(policy, cut.padded).flatten(0, 1)[cut.teacher_GN]
+        teacher_GNV = teacher.logits(policy, cut.padded, cut.teacher_GN)
         work.metrics.add(trained_positions=float(cut.padded.positions))
     return start_BN, teacher_GNV
 
 
 def _start_logps(work: Work, padded: Padded) -> Tensor:
     with torch.no_grad(), work.policy.using(work.teacher.start):
-        return token_logps(work.policy.logits(padded), padded.tokens_BN, work.temperature)
+        return work.policy.logps(padded, work.temperature)
 
 
-def _policy_gradient(work: Work, logits_BNV: Tensor, padded: Padded, start_BN: Tensor | None) -> Tensor:
+def _policy_gradient(work: Work, reading: Reading, padded: Padded, start_BN: Tensor | None) -> Tensor:
     """The policy-gradient loss of one micro-batch, and what is seen on its tokens."""
     settings, mask_BN, advantage_BN = work.objective, padded.counted_BN, padded.advantage_BN
-    logp_BN = token_logps(logits_BNV, padded.tokens_BN, work.temperature)
+    logp_BN, entropy_BN = reading.score(padded.tokens_BN, work.temperature)
     if start_BN is not None:
         k1_BN = losses.k1_penalty(logp_BN, start_BN)
         advantage_BN = advantage_BN - settings.kl_coef * k1_BN
@@ -219,7 +221,7 @@ def _policy_gradient(work: Work, logits_BNV: Tensor, padded: Padded, start_BN: T
     loss = settings.weight * loss
     work.metrics.add(rl_loss=float(loss.detach()), rl_tokens=float(mask_BN.sum()))
     _observe_logps(work, logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
-    _observe_entropy(work, logits_BNV.detach(), mask_BN)
+    work.metrics.add(entropy_sum=float((entropy_BN * mask_BN).sum()))
     return loss
 
 
@@ -298,11 +300,3 @@ def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN
     gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
     work.metrics.add(gap_sum=float(gap_BN.sum()), gap_tokens=float(mask_BN.sum()))
     work.metrics.peak(logp_gap_max=float(gap_BN.max()))
-
-
-def _observe_entropy(work: Work, logits_BNV: Tensor, mask_BN: Tensor) -> None:
-    """Row by row: the vocabulary's copies of a whole micro-batch would be most of a step's memory."""
-    for logits_NV, mask_N in zip(logits_BNV, mask_BN, strict=True):
-        logp_NV = (logits_NV.float() / work.temperature).log_softmax(-1)
-        entropy_N = -(logp_NV.exp() * logp_NV).sum(-1)
-        work.metrics.add(entropy_sum=float((entropy_N * mask_N).sum()))

@@ -18,9 +18,7 @@ from woodshed.inference import local
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 from woodshed.training.packing import Padded
-
-ELEMENTS_AT_ONCE = 1 << 25
-"""Of logits that are turned into float32 log-probs at the same time."""
+from woodshed.training.reading import Reading
 
 
 class PolicySettings(Settings):
@@ -55,6 +53,8 @@ class Policy:
         self.is_adapter = is_adapter
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.model.train(False)  # no dropout: sampler and trainer must agree
+        self._head_is_last: bool | None = None
+        """Whether the model leaves the logits of its output layer as they are; None until it has said something."""
 
     @classmethod
     def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
@@ -100,28 +100,45 @@ class Policy:
     def device(self) -> torch.device:
         return next(iter(self.trainable.values())).device
 
-    def logits(self, padded: Padded) -> Tensor:
-        """Logits that predict the wanted tokens: (B, N, V), in the model's own precision.
+    def read(self, padded: Padded) -> Reading:
+        """What the model says where the wanted tokens are predicted.
 
-        The output layer sees only those positions: a pre-hook picks their hidden states, so that whatever a model
-        does to its logits afterwards (scaling, soft-capping) still happens.
+        A pre-hook of the output layer picks those positions. Once it is known that a model leaves the logits of that
+        layer as they are, the layer is shown one position for form's sake, and works when the reading is asked.
         """
         index_BN1 = padded.predict_BN.unsqueeze(-1)
+        taken, made = [], []
 
         def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_BTD = inputs[0]
-            return (hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])), *inputs[1:])
+            taken.append(hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])))
+            return (taken[0][:, :1] if self._head_is_last else taken[0], *inputs[1:])
+
+        def see(_module: Any, _inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+            made.append(logits.detach())
 
         seen: dict[str, Any] = {}  # padding lies behind everything real, where causal attention never looks
         if padded.visible is not None:
             seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
-        hook = self.model.get_output_embeddings().register_forward_pre_hook(pick)
+        head = self.model.get_output_embeddings()
+        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(see)]
         try:
             with self._attention_for(padded):
                 output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
         finally:
-            hook.remove()
-        return output.logits
+            for hook in hooks:
+                hook.remove()
+        if self._head_is_last is None and made[0].numel():
+            self._head_is_last = torch.equal(made[0], output.logits)
+        return Reading(taken[0], head) if self._head_is_last else Reading(output.logits, None)
+
+    def logits(self, padded: Padded, at: Tensor | None = None) -> Tensor:
+        """Logits that predict the wanted tokens: (B, N, V), or those at these rows of (B x N)."""
+        return self.read(padded).logits(at)
+
+    def logps(self, padded: Padded, temperature: float) -> Tensor:
+        """Log-probs of the wanted tokens: (B, N) float32."""
+        return self.read(padded).score(padded.tokens_BN, temperature)[0]
 
     @contextmanager
     def _attention_for(self, padded: Padded) -> Iterator[None]:
@@ -240,46 +257,3 @@ def add_adapter(model: Any, rank: int) -> Any:
             "ignore", category=FutureWarning
         )  # peft calls names that transformers has renamed
         return local.compute_in_model_precision(get_peft_model(model, config))
-
-
-def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:
-    """Log-prob of each wanted token at the sampling temperature: (B, N) float32, from logits of any precision."""
-    flat: Any = _TokenLogps.apply(logits_BNV.flatten(0, 1), tokens_BN.flatten(), temperature)
-    return flat.view_as(tokens_BN)
-
-
-class _TokenLogps(torch.autograd.Function):
-    """A few rows of the vocabulary at a time, and again in the backward pass: whole copies in float32 would be most of
-    a step's memory."""
-
-    @staticmethod
-    def forward(ctx: Any, logits_RV: Tensor, tokens_R: Tensor, temperature: float) -> Tensor:
-        ctx.save_for_backward(logits_RV, tokens_R)
-        ctx.temperature = temperature
-        found = [
-            _log_softmax(part_RV, temperature).gather(-1, of_R.unsqueeze(-1)).squeeze(-1)
-            for part_RV, of_R in _in_parts(logits_RV, tokens_R)
-        ]
-        return torch.cat(found)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        logits_RV, tokens_R = ctx.saved_tensors
-        into_RV = torch.empty_like(logits_RV)
-        for part_RV, into, of_R, grad_R in _in_parts(logits_RV, into_RV, tokens_R, grads[0]):
-            at_R1, grad_R1 = of_R.unsqueeze(-1), grad_R.unsqueeze(-1)
-            grad_RV = (
-                _log_softmax(part_RV, ctx.temperature).exp_().mul_(-grad_R1).scatter_add_(-1, at_R1, grad_R1)
-            )
-            into.copy_(grad_RV if ctx.temperature == 1.0 else grad_RV.div_(ctx.temperature))
-        return into_RV, None, None
-
-
-def _in_parts(logits_RV: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    rows = max(1, ELEMENTS_AT_ONCE // logits_RV.shape[-1])
-    return zip(*(each.split(rows) for each in (logits_RV, *others)), strict=True)
-
-
-def _log_softmax(logits_RV: Tensor, temperature: float) -> Tensor:
-    scaled_RV = logits_RV.float()
-    return (scaled_RV if temperature == 1.0 else scaled_RV / temperature).log_softmax(-1)

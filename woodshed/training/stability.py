@@ -17,7 +17,7 @@ from torch import Tensor
 from woodshed.records import Rollout
 from woodshed.settings import Settings
 from woodshed.training import packing
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
 
 DISAGREES = "the log-probs of the sampler differ from the trainer's"
 """Begins the reason after which the sampler is not to be asked again."""
@@ -100,7 +100,7 @@ def kl_to_start(
     for chunk in packing.row_batches(rows, micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
         with torch.no_grad(), policy.using(start):
-            start_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature)
+            start_BN = policy.logps(padded, temperature)
         total += float(((padded.logp_sampler_BN - start_BN) * padded.mask_BN).sum())
         tokens += float(padded.mask_BN.sum())
     return total / max(tokens, 1.0)

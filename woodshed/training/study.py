@@ -29,7 +29,7 @@ from woodshed.settings import Settings
 from woodshed.training import packing
 from woodshed.training.objective import FeedbackSettings
 from woodshed.training.packing import Batch, Row
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
 from woodshed.training.update import OptimizerSettings
 
 T = TypeVar("T")
@@ -259,7 +259,7 @@ def _mean_logp(policy: Policy, rows: Sequence[Row], temperature: float, micro_ba
     total = tokens = 0.0
     for chunk in packing.row_batches(rows, micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
-        logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature)
+        logp_BN = policy.logps(padded, temperature)
         total += float(((logp_BN - padded.logp_sampler_BN) * padded.mask_BN).sum())
         tokens += float(padded.mask_BN.sum())
     return total / max(tokens, 1.0)

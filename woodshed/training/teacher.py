@@ -55,14 +55,14 @@ class Teacher:
             return None
         return self.average if self.kind == "ema" else self.start
 
-    def logits(self, policy: Policy, padded: Padded) -> Tensor:
-        """What the teacher answers, without gradient: (B, N, V) float32."""
-        with torch.no_grad():
-            with policy.using(self.weights):
-                logits_BNV = policy.logits(padded)
-            if self.kind != "trust-region":
-                return logits_BNV
-            return torch.lerp(logits_BNV.float(), policy.logits(padded).float(), self.rate)
+    @torch.no_grad()
+    def logits(self, policy: Policy, padded: Padded, at: Tensor | None = None) -> Tensor:
+        """What the teacher answers, without gradient: (B, N, V), or at these rows of (B x N)."""
+        with policy.using(self.weights):
+            logits = policy.logits(padded, at)
+        if self.kind != "trust-region":
+            return logits
+        return torch.lerp(logits.float(), policy.logits(padded, at).float(), self.rate)
 
     @torch.no_grad()
     def follow(self, policy: Policy) -> None:

@@ -43,7 +43,7 @@ from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 from woodshed.training import packing
 from woodshed.training.packing import Row, rollout_row
-from woodshed.training.policy import Policy, token_logps
+from woodshed.training.policy import Policy
 from woodshed.training.update import OptimizerSettings, learning_rate
 
 PLANTS: dict[str, float] = {
@@ -210,7 +210,7 @@ def imitate(
     total = 0.0
     for chunk in packing.row_batches(rows, settings.micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
-        logp_BN = token_logps(policy.logits(padded), padded.tokens_BN, temperature=1.0)
+        logp_BN = policy.logps(padded, 1.0)
         loss = -(logp_BN * padded.mask_BN).sum() / tokens
         loss.backward()
         total += float(loss.detach())
