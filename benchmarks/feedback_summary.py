@@ -32,6 +32,7 @@ def summary(run: RunDir) -> dict[str, Any]:
     return {
         "run": run.path.name,
         "seed": recipe.seed,
+        "adapter": recipe.policy.adapter,
         "stopped": arms.stopped(run),
         "steps": [_step(metrics) for metrics in steps],
         "evaluations": [

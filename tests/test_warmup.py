@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from woodshed.training.warmup import PLANTS, OracleAttempt, WarmupSettings
 AGENT = AgentSettings(max_turns=12, turn_tokens=200, rollout_tokens=4000)
 
 
-def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: float) -> OracleAttempt:
+def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: Any) -> OracleAttempt:
     chosen = WarmupSettings(
         **{"repair_share": 0.0, "reminder_share": 0.0, "seeded_fault_share": 0.0, **settings}  # type: ignore[arg-type]
     )
@@ -159,16 +160,65 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
 @pytest.mark.parametrize("codec", ["plain", "json"])
 @pytest.mark.parametrize("under_other_names", [False, True])
 def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, codec, under_other_names):
+    """Also where a planted fault has spoiled the edit, so that it cannot be read."""
+    using, seen = renderer(codec), Counter[str]()
+    plants = {"unknown_tool": 1.0, "unparseable": 1.0, "old_missing": 1.0}
+    for number in range(12):
+        made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.5, plants=plants)
+        if under_other_names:
+            made = warmup.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
+        right = [call for turn in made.rollout.turns for call in turn.calls if call.arguments.get("new")]
+        code = right[-1].arguments["new"].strip()
+        code = code if codec == "plain" else json.dumps(code)[1:-1]
+        rows = [warmup.sft_row(replace(made, rollout=replace(made.rollout, turns=made.rollout.turns[: n + 1])), using)
+                for n in range(len(made.rollout.turns))]  # fmt: skip
+        wanted = set(warmup.sft_row(made, using, code=False).wanted)
+        begin = 0
+        for turn, row in zip(made.rollout.turns, rows, strict=True):
+            own = [i for i in row.wanted if i >= begin]
+            begin = len(row.ids)
+            left_out = using.decode([row.ids[i] for i in own if i not in wanted])
+            assert left_out.strip() == (code if code in turn.text else "")
+            seen.update([turn.oracle] * (code in turn.text))
+    assert {"", "unknown_tool", "unparseable", "old_missing"} <= set(seen)
+
+
+@pytest.mark.parametrize("codec", ["plain", "json"])
+def test_calls_of_a_renamed_attempt_are_what_its_text_says(tiny_task, codec):
     using = renderer(codec)
-    made = attempt(tiny_task, codec, number=3)
-    if under_other_names:
-        made = warmup.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
-    row, wanted = warmup.sft_row(made, using, code=False), set(warmup.sft_row(made, using).wanted)
-    edit = next(turn for turn in made.rollout.turns if turn.calls[0].tool == "edit_file")
-    code = edit.calls[0].arguments["new"].strip()
-    left_out = using.decode([row.ids[i] for i in sorted(wanted - set(row.wanted))])
-    assert left_out.strip() == (code if codec == "plain" else json.dumps(code)[1:-1]) and len(code) > 20
-    assert edit.calls[0].raw in edit.text and set(row.wanted) < wanted
+    method = replace(tiny_task, target_symbol="Words.count")
+    for number in range(6):
+        made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.3)
+        other = warmup.renamed(made, method, using, WarmupSettings(), max_calls=1, seed="1")
+        for turn in other.rollout.turns:
+            _, calls, _ = using.codec.parse(turn.text, TOOLS)
+            assert [(c.arguments, c.raw) for c in calls] == [(c.arguments, c.raw) for c in turn.calls]
+
+
+def test_a_class_is_renamed_wherever_it_stands_as_a_word(tiny_task):
+    method = replace(tiny_task, target_symbol="Cache.get")
+    say = warmup.renaming(method, WarmupSettings(), random.Random(0))
+    assert say("class Cache:") != "class Cache:" and say("`Cache.get`")[1:].startswith(say("Cache") + ".")
+    assert say('raise E(\\"Cache.get\\")') == 'raise E(\\"' + say("`Cache.get`")[1:-1] + '\\")'
+    assert say("class LFUCache(Caches):") == "class LFUCache(Caches):"
+
+
+@pytest.mark.parametrize(("before", "lines"), [(30, 4), (4, 4), (0, 61)])
+def test_reading_that_never_shows_the_gap_is_refused(before, lines):
+    with pytest.raises(ValidationError, match="read_lines"):
+        WarmupSettings(read_before=before, read_lines=lines)
+
+
+@pytest.mark.parametrize(("before", "shown"), [(0, (10, 12)), (4, (6, 12)), (30, (1, 12))])
+def test_an_attempt_reads_what_it_is_told_to(tiny_task, before, shown):
+    settings = WarmupSettings(read_before=before, read_lines={0: 4, 4: 8, 30: 40}[before])
+    made = warmup.oracle_attempt(
+        tiny_task, renderer(), settings, AGENT, attempt=0, seed=0, context_length=1 << 20
+    )
+    read = next(
+        o.text for turn in made.rollout.turns for o in turn.observations if o.text.startswith("lines ")
+    )
+    assert read.startswith(f"lines {shown[0]}-{shown[1]}")
 
 
 def test_every_attempt_is_imitated_once_before_any_twice():

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,6 +152,9 @@ class TemplateRenderer:
         self.vocab_size = len(tokenizer)
         self._tokenizer = tokenizer
         self._rendered: dict[Any, str] = {}
+        self._encoding = (
+            threading.Lock()
+        )  # "literal" is a switch of the tokenizer's, which threads would throw for each other
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._system_role = self._renders([("system", "s"), ("user", "u")])
         self._base = [("system", "s"), ("user", "u")] if self._system_role else [("user", "u")]
@@ -283,7 +287,8 @@ class TemplateRenderer:
         return tuple(token for part in parts for token in part)
 
     def _encode(self, text: str, *, literal: bool = False) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=literal))
+        with self._encoding:
+            return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=literal))
 
     def _stops(self, model_dir: Path | None) -> frozenset[int]:
         """End-of-message ids: from the generation config, the tokenizer, and the template's own closing token."""

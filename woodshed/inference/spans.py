@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from woodshed.inference.renderer import Renderer
@@ -43,21 +43,22 @@ def token_kinds(turn: Turn, renderer: Renderer) -> tuple[Kind, ...]:
     )
 
 
-def code_positions(turn: Turn, renderer: Renderer) -> frozenset[int]:
-    """Positions among the sampled ids that write an edit's new text, its first indent aside."""
+def text_positions(turn: Turn, texts: Iterable[str], renderer: Renderer) -> frozenset[int]:
+    """Positions of the sampled ids that write any of these texts, as lines of their own or as JSON; the indent that a
+    text begins with, and blank lines around it, are not of them."""
     spans: list[range] = []
-    for call in turn.calls:
-        text = str(call.arguments.get("new") or call.arguments.get("content") or "").strip()
-        for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
-            inside = call.raw.rfind(form)
-            if form and inside >= 0:
-                start = turn.text.find(call.raw) + inside
-                spans.append(range(start, start + len(form)))
+    for text in texts:
+        for form in (f"\n{text}\n", json.dumps(text), json.dumps(text, ensure_ascii=False)):
+            start = turn.text.rfind(form)
+            if text.strip() and start >= 0:
+                inner = form[1:-1]
+                first = start + 1 + len(inner) - len(inner.lstrip())
+                spans.append(range(first, first + len(inner.strip())))
                 break
     starts = [len(turn.text) if at is None else at for at in _starts(turn, renderer)]
     tokens = enumerate(itertools.pairwise([*starts, len(turn.text)]))
     return frozenset(
-        n for n, (at, end) in tokens if any(at < span.stop and end > span.start for span in spans)
+        n for n, (at, end) in tokens if any(at in span or at < span.start < end for span in spans)
     )
 
 

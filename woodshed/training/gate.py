@@ -155,7 +155,8 @@ def _redraw(
     sampler.flush()
 
     def drawn(index: int) -> dict[Side, bool] | None:
-        own = dict(zip(SIDES, samples[index * len(SIDES) :], strict=False))
+        begin = index * len(SIDES)
+        own = dict(zip(SIDES, samples[begin : begin + len(SIDES)], strict=True))
         try:
             stood = _stand_before(cases[index], sampler, agent)
         except SandboxError:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from woodshed import feedback
 from woodshed.agent.attempt import AgentSettings, Attempt
@@ -35,7 +35,7 @@ from woodshed.agent.tools import TOOLS
 from woodshed.inference.codec import Codec
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample
-from woodshed.inference.spans import code_positions
+from woodshed.inference.spans import text_positions
 from woodshed.records import Hint, Rollout, Task, TaskError, Turn
 from woodshed.rundir import RunDir
 from woodshed.sandbox import open_sandbox
@@ -72,23 +72,32 @@ class WarmupSettings(Settings):
     micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
     rename: bool = True
-    """Imitate each attempt under made-up names of files and functions and other line numbers, others every time
-    around, so that a small model learns to copy them from the task instead of recalling those it was warmed up on."""
+    """Imitate each attempt under made-up names of the file, the function and its class, and other line numbers (where
+    they are all above 60), others every time around, so that a small model learns to copy them from the task instead
+    of recalling those it was warmed up on."""
     code_share: float = Field(default=1.0, ge=0, le=1)
-    """Share of attempts whose code is imitated too; of the others only where they edit, in what form, and the rest. The
-    code of a few tasks, seen many times around, is learned by heart, and what the model could write before is lost."""
+    """Share of attempts whose code is imitated too; of the others where they edit and in what form, and the rest."""
     repair_share: float = Field(default=0.25, ge=0, le=1)
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
     read_before: int = Field(default=0, ge=0)
     """Lines above the gap from which oracle attempts read on: what a method needs of its class stands there."""
-    read_lines: int = Field(default=4, ge=1)
-    """Lines that they read."""
+    read_lines: int = Field(default=4, ge=1, le=60)
+    """Lines that they read in all, more than `read_before`."""
     reminder_share: float = Field(default=0.4, ge=0, le=1)
     """Share of turns with a reminder before them."""
     seeded_fault_share: float = Field(default=0.0, ge=0, le=1)
     """Share of turns replaced by a planted fault. Above 0 the policy learns to err: say so beside every result."""
     plants: dict[str, Annotated[float, Field(gt=0)]] = Field(default=PLANTS, min_length=1)
     """Classes of fault that are planted, with their weights."""
+
+    @model_validator(mode="after")
+    def _reads_the_gap(self) -> WarmupSettings:
+        if self.read_lines <= self.read_before:
+            raise ValueError(
+                f"read_lines = {self.read_lines} from {self.read_before} lines above the gap on never shows it; "
+                f"give read_lines = {self.read_before + 1} or more"
+            )
+        return self
 
     @field_validator("plants")
     @classmethod
@@ -411,11 +420,15 @@ def rows(
 
 def sft_row(oracle: OracleAttempt, renderer: Renderer, *, code: bool = True) -> Row:
     """The attempt as a training row, reminders inserted; every message counts but slips, and none of the harness's
-    tokens do. Without `code`, what edits write does not count either."""
+    tokens do. Without `code`, what edits write does not count either, also where a planted fault spoils the edit."""
     turns = oracle.rollout.turns
     reminders = {hint.turn: renderer.hint(hint.text) for hint in oracle.reminders}
     unwanted = {index for index, turn in enumerate(turns) if turn.oracle == SLIP}
-    masked = {} if code else {index: code_positions(turn, renderer) for index, turn in enumerate(turns)}
+    written = {
+        call.arguments.get("new") or call.arguments.get("content") for turn in turns for call in turn.calls
+    }
+    texts = sorted(str(text) for text in written if text)
+    masked = {} if code else {n: text_positions(turn, texts, renderer) for n, turn in enumerate(turns)}
     return rollout_row(oracle.rollout, reminders=reminders, without=unwanted, masked=masked)
 
 
@@ -433,7 +446,7 @@ def renamed(
     The transcript is rendered anew, so its tokens are what they would be had the names been these.
     """
     rollout = oracle.rollout
-    say = _renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
+    say = renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
     context = renderer.start(system_prompt(max_calls=max_calls), say(user_prompt(task)), TOOLS)
     turns: list[Turn] = []
     for turn in rollout.turns:
@@ -460,21 +473,21 @@ def _each(say: Callable[[str], str], arguments: dict[str, Any]) -> dict[str, Any
     return {name: say(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
-def _renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Callable[[str], str]:
+def renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Callable[[str], str]:
     """A function that puts the same made-up names and numbers into every text of an attempt."""
     target, tests = _made_up_paths(dice)
     places = {task.target_path: target}
     for test_file in re.findall(r"\S+\.py\b", task.test_command):
         places[test_file] = tests
-    symbol = task.target_symbol
-    short = symbol.rpartition(".")[2]
+    owner, _, short = task.target_symbol.rpartition(".")
     name = "_".join(_made_up_word(dice) for _ in range(dice.randint(1, 3)))
-    owner = (
-        "".join(_made_up_word(dice).title() for _ in range(dice.randint(1, 2))) + "." if "." in symbol else ""
-    )
-    for form in ("`{}`", '("{}")'):
-        places[form.format(symbol)] = form.format(owner + name)
+    made_up = "".join(_made_up_word(dice).title() for _ in range(dice.randint(1, 2))) if owner else ""
+    symbol = f"{made_up}.{name}" if owner else name
+    for form in ("`{}`", '("{}")', '(\\"{}\\")'):
+        places[form.format(task.target_symbol)] = form.format(symbol)
     places[f"def {short}("] = f"def {name}("
+    if owner:
+        places[owner] = made_up
     first, gap = read_from(task, settings), task.target_lines[0]
     lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
     if first > 60:  # smaller numbers are counts of other things too
@@ -482,7 +495,9 @@ def _renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Call
         for number in (first, gap, min(first + settings.read_lines - 1, lines), lines):
             places[str(number)] = str(number + shift)
     wanted = "|".join(
-        rf"(?<![\w.]){re.escape(old)}(?!\w)" if old.isdigit() else re.escape(old)
+        rf"(?<!\w){'(?<![.])' * old.isdigit()}{re.escape(old)}(?!\w)"
+        if old.isdigit() or old == owner
+        else re.escape(old)
         for old in sorted(places, key=len, reverse=True)
     )
     return lambda text: re.sub(wanted, lambda found: places[found[0]], text)
