@@ -127,7 +127,7 @@ def test_tasks_are_proven_again(tiny_task: Task, tmp_path: Path):
     )
     result = woodshed("tasks", "check", str(good.folder))
     assert result.exit_code == 0 and result.stdout == "1 of 1 tasks are proven\n"
-    assert f"next: woodshed eval {good.folder} --model" in result.stderr
+    assert f"next: woodshed eval {good.folder} --adapter" in result.stderr
     result = woodshed("tasks", "check", str(good.folder), str(tiny_task.folder))
     assert result.exit_code == 1
     assert result.stdout.startswith(f"bad  {tiny_task.name}: the visible tests do not pass")
@@ -172,6 +172,12 @@ def test_a_set_is_shown_and_exported(tiny_task: Task, tmp_path: Path):
     result = woodshed("tasks", "export", str(tmp_path / "set"), "--format", "swesmith", "--out", str(out))
     assert result.exit_code == 0 and result.stdout == f"1 tasks in {out}\n"
     assert len(out.read_text().splitlines()) == 1
+
+
+def test_view_without_a_terminal_ends_at_once_and_says_what_does_without(run: RunDir):
+    result = woodshed("view", str(run.path))
+    assert result.exit_code == 2 and "view needs a terminal" in result.output
+    assert "woodshed report" in result.output
 
 
 def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -403,7 +409,7 @@ def test_no_task_is_a_no_and_nothing_is_recommended(tiny_repository: Path, tmp_p
     arguments = ["tasks", "make", str(tiny_repository), "--out", str(tmp_path / "made")]
     result = woodshed(*arguments, "--operators", "remove_command")  # it has no commands
     assert result.exit_code == 1, result.output
-    assert result.stdout.startswith("0 tasks in") and "next:" not in result.stderr
+    assert result.stdout.startswith("0 tasks of ") and "next:" not in result.stderr
     assert "nothing became a task" in result.stderr and "building tally" in result.stderr
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +37,10 @@ def examine(
             usable = usable and not is_needed
     if not usable:
         raise typer.Exit(1)
-    say_next("woodshed tasks make pypi:toolz==1.2.0 --out tasks/toolz --limit 20")
+    say_next(
+        "woodshed tasks make pypi:toolz==1.2.0 --out tasks/quickstart --limit 16 --operators stub "
+        "--set max_body_lines=4"
+    )
 
 
 @app.command()
@@ -174,7 +178,10 @@ def view_run(
     from woodshed.report.view import view
     from woodshed.rundir import RunDir
 
-    view(RunDir.open(run))
+    kept = RunDir.open(run)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise typer.BadParameter(f"view needs a terminal; `woodshed report {run}` writes a page of the same")
+    view(kept)
 
 
 @app.command("export")

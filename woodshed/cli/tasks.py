@@ -60,7 +60,7 @@ def make_tasks(
     chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
     with keeping(f"tasks that were finished are in {out}"), progress_bars() as progress:
         made = synthesis.make(sources, out, chosen, progress)
-    say(f"{len(made.accepted)} tasks in {out}")
+    say(f"{len(made.accepted)} tasks of {', '.join(sources)} in {out}")
     for reason, count in made.rejected.most_common():
         say(f"{count:6} candidates rejected: {reason}")
     if made.rejected:
@@ -104,7 +104,9 @@ def check_tasks(
     say(f"{len(found) - len(bad)} of {len(found)} tasks are proven")
     if bad:
         raise typer.Exit(1)
-    say_next(f"woodshed eval {' '.join(map(str, folders))} --model smollm2-135m --attempts 4")
+    say_next(
+        f"woodshed eval {' '.join(map(str, folders))} --adapter recipes/adapters/smollm2-135m-warmup --limit 8"
+    )
 
 
 @tasks_app.command("leaks")
