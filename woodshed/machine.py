@@ -90,3 +90,17 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
+
+
+REPOSITORY_VARIABLES = frozenset(
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_CONFIG GIT_CONFIG_COUNT GIT_CONFIG_PARAMETERS GIT_DIR "
+    "GIT_GRAFT_FILE GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE GIT_NO_REPLACE_OBJECTS GIT_OBJECT_DIRECTORY GIT_PREFIX "
+    "GIT_REPLACE_REF_BASE GIT_SHALLOW_FILE GIT_WORK_TREE".split()
+)
+"""What `git rev-parse --local-env-vars` lists: set by git for its hooks, they turn any git to another repository."""
+
+
+def git_environment() -> dict[str, str]:
+    """The variables for a git that is to do what it is told, where it is told, without asking."""
+    own = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
+    return {**own, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}

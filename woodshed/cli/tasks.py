@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -290,12 +291,12 @@ def _levels(text: str) -> list[int]:
     """
     found: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not first.strip().isdigit() or not (last or first).strip().isdigit():
+        ends = re.fullmatch(r"\s*([0-9]{1,4})(?:\s*-\s*([0-9]{1,4}))?\s*", part)
+        if ends is None:
             raise TaskError(
-                f"levels {text!r} cannot be read; write a range such as 0-6, or a list such as 1,3"
+                f"levels {text[:80]!r} cannot be read; write a range such as 0-6, or a list such as 1,3"
             )
-        found += range(int(first), int(last or first) + 1)
+        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
     if not found or max(found) > 6:
         raise TaskError(f"levels {text!r} are outside 0 to 6")
     return sorted(set(found))

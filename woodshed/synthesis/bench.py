@@ -112,6 +112,8 @@ DELETE = """for path; do
     rm -f -- "$path" "$kept/$(basename -- "$path" .py)".*.pyc
     rmdir -p --ignore-fail-on-non-empty -- "$kept" "$folder" 2>/dev/null
 done"""
+LONGEST_NAME = 200
+"""Characters of a task's folder: tools add their own to it."""
 CPU_SHARE = 0.5
 """Of `timeout_s`: so much CPU is too much however busy the machine is."""
 
@@ -149,6 +151,17 @@ class Candidate:
     symbol: Symbol
     tests: int = 0
     """Set of the stable tests that run its code; 0 where that is not known."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", folder_name(self.name))
+
+
+def folder_name(text: str) -> str:
+    """The text as a folder may be called; where that is another or a cut one, its hash tells it from its like."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]+|[.]{2,}", "-", text)
+    if plain == text and len(text) <= LONGEST_NAME:
+        return text
+    return f"{plain[: LONGEST_NAME - 7]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from woodshed.machine import git_environment
 from woodshed.records import TaskError
 from woodshed.synthesis.edits import parse
 from woodshed.synthesis.names import Codebase
@@ -116,6 +117,7 @@ def _git(repository: Path, *arguments: str) -> str:
         done = subprocess.run(
             ["git", "-C", str(repository), "-c", "core.quotePath=false", *arguments],
             capture_output=True,
+            env=git_environment(),
             timeout=120,
             check=False,
         )

@@ -44,6 +44,7 @@ from woodshed.synthesis.maps import Map
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.project import PYTHON
 from woodshed.synthesis.proof import prove, prove_revert
+from woodshed.synthesis.stats import rejected
 from woodshed.tasks import folder
 
 COMBINED_SHARE = 8
@@ -105,8 +106,8 @@ def measured_once(
     asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     kept = out / ".baselines" / f"{repository.name}-{key}.json"
-    if kept.exists():
-        known = json.loads(kept.read_text(encoding="utf-8"))
+    known = _kept(kept)
+    if known:
         for path, content in known.pop("contents").items():
             (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
             (repository.tree / path).write_bytes(base64.b64decode(content))
@@ -130,6 +131,16 @@ def measured_once(
     del known["repository"]
     write_atomically(kept, json.dumps(known, indent=1))
     return Measured(measured, found, copied)
+
+
+def _kept(file: Path) -> dict[str, Any]:
+    """What was measured before; nothing where it is not whole, or is not ours: then it is measured again."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        whole = {"contents", "map", "copies"} <= known.keys() and all(map(folder.is_clean, known["contents"]))
+    except (FileNotFoundError, ValueError, AttributeError):
+        return {}
+    return known if whole else {}
 
 
 # ---- candidates -------------------------------------------------------------------------------------------
@@ -452,16 +463,14 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     log = out / "rejections.jsonl"
     if not log.exists():
         return {}
-    text = log.read_text(encoding="utf-8")
-    whole, _, torn = text.rpartition("\n")
+    whole, _, torn = log.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     if torn:
         write_atomically(log, f"{whole}\n" if whole else "")
     found: dict[str, Rejected] = {}
     tries: Counter[str] = Counter()
-    for line in whole.splitlines():
-        entry = json.loads(line)
+    for entry in rejected(log):
         ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
-        if (entry["sha256"], entry["seed"], entry.get("generator"), entry.get("settings")) == ours:
+        if tuple(map(entry.get, ("sha256", "seed", "generator", "settings"))) == ours:
             tries[entry["task"]] += 1
             found[entry["task"]] = Rejected(entry["reason"], entry["detail"])
     return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}

@@ -7,12 +7,14 @@ host reads the wheel as data.
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import io
 import json
 import re
 import sys
 import tomllib
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,14 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import SpecifierSet
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import TypeAdapter, ValidationError
 
 from woodshed.records import Environment, TaskError
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.synthesis.sources import Repository
 from woodshed.tasks.environment import prepare, resolve
-from woodshed.tasks.folder import is_protected
+from woodshed.tasks.folder import is_clean, is_protected
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 TEST_GROUPS = ("test", "tests", "testing", "unittest")
@@ -49,6 +53,8 @@ NOT_FOR_TESTS = re.compile(
 """Tools beside the tests: they cost time to install and must not steer the test runner."""
 
 BUILD_TIMEOUT_S = 300.0
+WHEEL_FILES, WHEEL_BYTES = 20_000, 256 << 20
+"""The most that a wheel may unpack to."""
 
 HOOK = """
 import importlib, json, os, sys
@@ -65,6 +71,28 @@ else:
     answer = module.build_wheel(out)
 os.write(3, json.dumps(answer).encode())
 """
+
+
+@dataclass(frozen=True)
+class _BuildSystem:
+    """The table [build-system] of a pyproject.toml (PEP 518)."""
+
+    requires: tuple[str, ...] = ("setuptools>=40.8",)
+    build_backend: str = "setuptools.build_meta:__legacy__"
+    backend_path: tuple[str, ...] = ()
+
+    @classmethod
+    def reading(cls, name: str, table: Any) -> _BuildSystem:
+        """The table, its types checked; other keys are somebody else's."""
+        try:
+            known = {key.replace("-", "_"): value for key, value in table.items()}
+            fields = {
+                field.name: known[field.name] for field in dataclasses.fields(cls) if field.name in known
+            }
+            return TypeAdapter(cls).validate_json(json.dumps(fields, default=str), strict=True)
+        except (AttributeError, ValidationError) as error:
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else "it is no table"
+            raise TaskError(f"{name}: [build-system] of its pyproject.toml cannot be read: {why}") from None
 
 
 @dataclass(frozen=True)
@@ -98,12 +126,22 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     tree = repository.tree
     described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
     wheel = _build(repository, timeout_s) if described else _as_it_is(repository)
-    with zipfile.ZipFile(io.BytesIO(wheel)) as bundle:
-        contents = {name: bundle.read(name) for name in bundle.namelist() if not name.endswith("/")}
-    info = next(name for name in contents if name.endswith(".dist-info/METADATA")).rpartition("/")[0]
+    contents = _contents(repository.name, wheel)
+    info = min((name for name in contents if name.endswith(".dist-info/METADATA")), default="").rpartition(
+        "/"
+    )[0]
+    if not info:
+        raise TaskError(f"{repository.name}: its build made a wheel without METADATA")
     metadata = message_from_bytes(contents[f"{info}/METADATA"])
     needed = metadata.get("Requires-Python", "")
-    if not SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True):
+    try:
+        version = str(Version(metadata["Version"] or ""))
+        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
+    except (InvalidVersion, InvalidSpecifier) as error:
+        raise TaskError(f"{repository.name}: the METADATA of its wheel cannot be read: {error}") from None
+    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
+        raise TaskError(f"{repository.name}: its wheel's METADATA has Name = {metadata['Name']!r}")
+    if not fits:
         raise TaskError(f"{repository.name} requires Python {needed}; this is Python {PYTHON}")
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
     compiled = sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib")))
@@ -116,7 +154,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
     generated = _complete(tree, code, homes)
     return Project(
-        distribution=f"{canonicalize_name(metadata['Name'])}=={metadata['Version']}",
+        distribution=f"{canonicalize_name(metadata['Name'])}=={version}",
         packages=tuple(sorted(homes)),
         source_roots=tuple(sorted(set(homes.values()), key=lambda root: (root != ".", root))),
         paths=tuple(sorted(_place(tree, root, package) for package, root in homes.items())),
@@ -127,19 +165,48 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     )
 
 
+def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
+    """The files of a wheel. It was made by somebody else's code: as large, and named, as it likes.
+
+    Raises:
+        TaskError: no wheel, one too large, or a name that is not below its root.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(wheel)) as bundle:
+            members = [member for member in bundle.infolist() if not member.is_dir()]
+            size = sum(member.file_size for member in members)
+            if size > WHEEL_BYTES or len(members) > WHEEL_FILES:
+                raise TaskError(
+                    f"{name}: its wheel holds {len(members)} files of {size >> 20} MB; at most {WHEEL_FILES} files of "
+                    f"{WHEEL_BYTES >> 20} MB are unpacked"
+                )
+            for member in members:
+                if not is_clean(member.filename):
+                    raise TaskError(
+                        f"{name}: its wheel holds {member.filename!r}, which is no path below its root"
+                    )
+            return {member.filename: bundle.read(member) for member in members}
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        raise TaskError(f"{name}: its build answered with something that is no wheel: {error}") from None
+
+
 # ---- build ------------------------------------------------------------------------------------------------
 
 
 def _build(repository: Repository, timeout_s: float) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
     system = _toml(repository.tree / "pyproject.toml").get("build-system", {})
-    requires = [*system.get("requires", ["setuptools>=40.8"])]
-    backend = system.get("build-backend", "setuptools.build_meta:__legacy__")
+    known = _BuildSystem.reading(repository.name, system)
+    requires, backend = [*known.requires], known.build_backend
     if backend.startswith("setuptools."):
         requires += ["setuptools", "wheel"]
-    paths = [f"/workspace/{path}" for path in system.get("backend-path", [])]
+    paths = [f"/workspace/{path}" for path in known.backend_path]
     with _builder(repository, requires) as sandbox:
         more = _hook(sandbox, repository, backend, paths, "requires", timeout_s)
+        if not isinstance(more, list) or not all(isinstance(each, str) for each in more):
+            raise TaskError(
+                f"{repository.name}: its build with {backend} requires {str(more)[:100]!r}: no list of names"
+            )
         if not set(more) - set(requires):
             return _wheel(sandbox, repository, backend, paths, timeout_s)
     with _builder(repository, [*requires, *more]) as sandbox:
@@ -165,7 +232,15 @@ def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
 def _wheel(
     sandbox: Sandbox, repository: Repository, backend: str, paths: list[str], timeout_s: float
 ) -> bytes:
-    return sandbox.read(f"/tmp/wheel/{_hook(sandbox, repository, backend, paths, 'wheel', timeout_s)}")
+    name = _hook(sandbox, repository, backend, paths, "wheel", timeout_s)
+    if not isinstance(name, str) or not is_clean(name) or "/" in name:
+        raise TaskError(f"{repository.name}: its build with {backend} named its wheel {str(name)[:100]!r}")
+    try:
+        return sandbox.read(f"/tmp/wheel/{name}")
+    except OSError as error:
+        raise TaskError(
+            f"{repository.name}: its build with {backend} left no wheel {name}: {error.strerror}"
+        ) from None
 
 
 def _hook(
@@ -174,7 +249,10 @@ def _hook(
     request = json.dumps([backend, paths, hook, "/tmp/wheel"])
     result = sandbox.exec(["/env/bin/python", "-I", "-c", HOOK, request], timeout_s=timeout_s, channel=True)
     if result.outcome == "ok":
-        return json.loads(result.channel)
+        try:
+            return json.loads(result.channel)
+        except ValueError:
+            raise TaskError(f"{repository.name}: its build with {backend} answered no JSON") from None
     printed = (result.stdout + result.stderr).decode(errors="replace").strip().splitlines()
     lines = "".join(f"\n    {line}" for line in printed[-8:])
     build = f"{repository.name}: its build with {backend}"
@@ -285,14 +363,16 @@ def _test_requirements(tree: Path, metadata: Message) -> list[str]:
 def _group(tree: Path, metadata: Message, group: str) -> Iterator[str]:
     """The requirements of an extra, and of a dependency group (PEP 735), of this name."""
     yield from _active(metadata.get_all("Requires-Dist") or [], group)
-    tables = _toml(tree / "pyproject.toml").get("dependency-groups", {})
+    tables = _toml(tree / "pyproject.toml").get("dependency-groups")
+    tables = tables if isinstance(tables, dict) else {}
     waiting, seen = [group], set()
     while waiting:
         name = waiting.pop()
-        for entry in tables.get(name, ()) if name not in seen else ():
+        entries = tables.get(name) if name not in seen else None
+        for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, str):
                 yield entry
-            elif isinstance(entry, dict) and "include-group" in entry:
+            elif isinstance(entry, dict) and isinstance(entry.get("include-group"), str):
                 waiting.append(entry["include-group"])
         seen.add(name)
 

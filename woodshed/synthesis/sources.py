@@ -31,9 +31,12 @@ from pypi_simple import (
     PyPISimple,
 )
 
+from woodshed.machine import git_environment
 from woodshed.records import TaskError
+from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks.residue import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.tasks.environment import cache_dir
+from woodshed.tasks.folder import is_clean
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ def fetch(source: str, into: Path) -> Repository:
         name, version, resolved = _fetch_folder(source, into)
     scrub(into, read_rules(rules_path()))
     digest = digest or tree_sha256(into)
-    return Repository(canonicalize_name(name), version, into, digest, _licence(into), resolved)
+    plain = re.sub(r"[^a-z0-9-]+", "-", canonicalize_name(name)).strip("-") or "repository"
+    return Repository(plain, version, into, digest, _licence(into), resolved)
 
 
 def tree_sha256(tree: Path) -> str:
@@ -201,7 +205,7 @@ def _fetch_git(source: str, into: Path) -> tuple[str, str, str]:
     version = _described(into)
     shutil.rmtree(into / ".git")
     name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
-    return name, version, f"git+{address}@{commit}"
+    return name, version, without_secrets(f"git+{address}@{commit}")
 
 
 def clone(source: str, into: Path) -> tuple[str, str]:
@@ -212,7 +216,8 @@ def clone(source: str, into: Path) -> tuple[str, str]:
     """
     parts = re.fullmatch(r"git\+((?:https|file)://[^/]*/.+?)(?:@([^@]+))?", source)
     if parts is None:
-        raise TaskError(f"{source!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
+        said = without_secrets(source)
+        raise TaskError(f"{said!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
     address, revision = parts[1], parts[2] or "HEAD"
     _git(["clone", "--quiet", "--no-checkout", address, str(into)], f"{address} cannot be cloned")
     return address, revision
@@ -225,18 +230,58 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
             f"no folder {source!r}; a source is a path, pypi:name==version or git+https://...@rev"
         )
     folder, version = folder.resolve(), "0.0.0"
-    if (folder / ".git").exists():
-        listing = _git(
-            ["ls-files", "-z", "--recurse-submodules"], f"{folder} is not a git repository", folder
-        )
-        for name in filter(None, listing.split("\0")):
-            if (folder / name).is_file():  # listed, but deleted in the working tree: leave it out
-                (into / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(folder / name, into / name, follow_symlinks=False)
-        version = _described(folder)
-    else:
-        shutil.copytree(folder, into, symlinks=True, ignore=_ignore(folder, into.resolve()))
+    try:
+        if (folder / ".git").exists():
+            names, version = _asked_inside(folder)
+            into.mkdir()
+            for name in names:
+                _copy_listed(folder, name, into)
+        else:
+            shutil.copytree(folder, into, symlinks=True, ignore=_ignore(folder, into.resolve()))
+    except shutil.Error as error:  # a list of (from, to, why)
+        place, _, why = error.args[0][0]
+        raise TaskError(f"{folder} cannot be copied: {place}: {why}") from None
     return folder.name, version, folder.name  # not the full path: tasks must not depend on where a copy lay
+
+
+def _asked_inside(folder: Path) -> tuple[list[str], str]:
+    """The files that git tracks in a folder, and its version.
+
+    Git does what a repository's own configuration says, down to running commands, so it is asked in a sandbox.
+
+    Raises:
+        TaskError: git cannot say, or a name that is not one below the folder.
+    """
+    ask = "git -c safe.directory='*'"
+    answers: list[bytes] = []
+    with open_sandbox(SandboxSpec(lowers=(folder,))) as sandbox:
+        for command in (
+            f"{ask} ls-files -z --recurse-submodules >&3",
+            f"{ask} describe --tags --abbrev=0 >&3",
+        ):
+            asked = sandbox.exec(command, timeout_s=600, channel=True)
+            if asked.outcome != "ok" and not answers:
+                raise TaskError(
+                    f"{folder} has a .git that git cannot read: {_cause(asked.stderr.decode(errors='replace'))}. Mend "
+                    f"it, give git+file://{folder}@HEAD, or a copy of the folder without .git"
+                )
+            answers.append(asked.channel)
+    names = [os.fsdecode(name) for name in answers[0].split(b"\0") if name]
+    for name in names:
+        if not is_clean(name):
+            raise TaskError(
+                f"{folder}: git tracks {name!r}, which is no name that a task can hold; rename it"
+            )
+    return names, _version_of(answers[1].decode(errors="replace"))
+
+
+def _copy_listed(folder: Path, name: str, into: Path) -> None:
+    """One tracked file. What was deleted in the working tree is left out, and what a link took the place of."""
+    place = folder / name
+    if not (place.is_file() or place.is_symlink()) or not place.parent.resolve().is_relative_to(folder):
+        return
+    (into / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy2(place, into / name, follow_symlinks=False)
 
 
 def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
@@ -255,15 +300,15 @@ def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
     }
 
 
-def _described(repository: Path) -> str:
-    """Version from the nearest tag, "0.0.0" without one."""
-    tag = subprocess.run(
-        ["git", "-C", str(repository), "describe", "--tags", "--abbrev=0"],
-        capture_output=True,
-        text=True,
-        check=False,
-    ).stdout.strip()
-    version = _version(re.sub(r"^[^\d]*", "", tag))
+def _described(clone: Path) -> str:
+    """Version from the nearest tag, "0.0.0" without one. Only of a clone, whose configuration is ours."""
+    command = ["git", "-C", str(clone), "describe", "--tags", "--abbrev=0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=git_environment(), check=False)
+    return _version_of(done.stdout)
+
+
+def _version_of(tag: str) -> str:
+    version = _version(re.sub(r"^[^\d]*", "", tag.strip()))
     return str(version) if version else "0.0.0"
 
 
@@ -274,20 +319,30 @@ def _tags(repository: Path) -> str:
 
 def _git(arguments: Sequence[str], complaint: str, repository: Path | None = None) -> str:
     place = [] if repository is None else ["-C", str(repository)]
-    quiet = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}
+    command = ["git", *place, *arguments]
     try:
         done = subprocess.run(
-            ["git", *place, *arguments], capture_output=True, text=True, env=quiet, timeout=600, check=False
+            command, capture_output=True, text=True, env=git_environment(), timeout=600, check=False
         )
     except FileNotFoundError:
         raise TaskError("git is not installed; install it, or use a pypi: source") from None
     except subprocess.TimeoutExpired:
         raise TaskError(f"{complaint}: git took longer than 600 s") from None
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines() or [""]  # what went wrong, then advice about other cases
-        cause = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1])
-        raise TaskError(f"{complaint}{': ' + cause if cause else ''}")
+        cause = _cause(done.stderr)
+        raise TaskError(without_secrets(f"{complaint}{': ' + cause if cause else ''}"))
     return done.stdout.rstrip("\n")
+
+
+def _cause(stderr: str) -> str:
+    """What went wrong; advice about other cases follows it."""
+    lines = stderr.strip().splitlines() or [""]
+    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1])
+
+
+def without_secrets(text: str) -> str:
+    """The text without the names and passwords of the addresses in it."""
+    return re.sub(r"(?<=://)[^/@\s]*@", "", text)
 
 
 # ---- licence ----------------------------------------------------------------------------------------------

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from woodshed.records import Task
 from woodshed.synthesis.operators import LEVELS
@@ -48,6 +49,20 @@ class Stats:
         return self.num_tasks / max(self.num_tasks + sum(self.rejected.values()), 1)
 
 
+def rejected(log: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a rejections.jsonl, which need not exist; torn lines, and somebody else's, are passed over."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict) and all(
+            isinstance(entry.get(key), str) for key in ("task", "reason", "detail")
+        ):
+            yield entry
+
+
 def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
     """Figures of a set; `rejections` is its rejections.jsonl, which need not exist."""
     groups = {
@@ -64,11 +79,9 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
         for name in sorted(named, key=lambda n: (order.get(n, 0), n)):
             rows.append(_row(group, name, named[name], len(tasks)))
     reasons: Counter[str] = Counter()
-    if rejections.exists():
-        entries = map(json.loads, rejections.read_text(encoding="utf-8").splitlines())
-        last = {entry["task"]: entry["reason"] for entry in entries}  # a candidate may have been tried again
-        made = {task.name for task in tasks}
-        reasons.update(reason for name, reason in last.items() if name not in made)
+    last = {entry["task"]: entry["reason"] for entry in rejected(rejections)}  # the last of several tries
+    made = {task.name for task in tasks}
+    reasons.update(reason for name, reason in last.items() if name not in made)
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks))
 
 

@@ -114,13 +114,24 @@ def own_files(environment: Environment) -> dict[str, str]:
 
     Metadata without README and RECORD, and console scripts. A pytest11 section is dropped: code that the agent can
     edit must not become a plugin of the runner that grades it.
+
+    Raises:
+        TaskError: entry points that cannot be read, or a version or command that is no file's name.
     """
     name, _, version = environment.distribution.partition("==")
     if not version:
         return {}
     entry_points = configparser.ConfigParser(delimiters=("=",), strict=False, interpolation=None)
     entry_points.optionxform = str  # type: ignore[assignment]  # names keep their case
-    entry_points.read_string(environment.entry_points)
+    try:
+        entry_points.read_string(environment.entry_points)
+    except configparser.Error as error:
+        raise TaskError(f"{name}: its entry points cannot be read: {error}") from None
+    scripts = entry_points.options("console_scripts") if entry_points.has_section("console_scripts") else []
+    named = [(name, r"\w[\w.-]*"), (environment.python, r"\d+\.\d+"), (version, r"\w[\w.!+-]*")]
+    for part, form in [*named, *((script, r"\w[\w.-]*") for script in scripts)]:
+        if not re.fullmatch(form, part):
+            raise TaskError(f"{name}: {part!r} is no name for a file, and names one of the environment's")
     entry_points.remove_section("pytest11")
     info = f"lib/python{environment.python}/site-packages/{re.sub(r'[-_.]+', '_', name)}-{version}.dist-info"
     files = {f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"}

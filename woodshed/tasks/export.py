@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from woodshed.machine import git_environment
 from woodshed.records import Task, TaskError
 from woodshed.rundir import staged
 from woodshed.tasks import folder
@@ -102,7 +103,7 @@ def _git(tree: Path, *arguments: str) -> str:
     command = ["git", "-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false", "-C", str(tree)]
     try:
         done = subprocess.run(
-            [*command, *arguments], capture_output=True, env={**os.environ, **COMMIT}, check=False
+            [*command, *arguments], capture_output=True, env={**git_environment(), **COMMIT}, check=False
         )
     except FileNotFoundError:
         raise TaskError("git is not installed; an export needs it to make patches") from None

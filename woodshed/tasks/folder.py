@@ -337,6 +337,10 @@ def _lint(task: Task, folder: Path) -> None:
     for path in (*task.allowed_paths, task.target_path, *task.environment.source_roots):
         if not is_clean(path) and path not in (".", ""):
             raise TaskError(f"{folder}: {path!r} is not a relative path inside the workspace")
+    for path in gold_files(task):
+        if not is_clean(path):
+            raise TaskError(f"{folder}: its solution names {path!r}, which is no path inside the workspace")
+    own_files(task.environment)
     for path in task.allowed_paths:
         if path in (".", "") or is_protected(path) or is_protected(path + "/"):
             raise TaskError(

@@ -244,8 +244,9 @@ def _dense(places: Sequence[tuple[int, int]], length: int) -> int | None:
 
 def _ordered(node: ast.AST) -> Iterator[ast.AST]:
     """Nodes in source order; contexts (load, store) tell nothing."""
-    if isinstance(node, ast.expr_context):
-        return
-    yield node
-    for child in ast.iter_child_nodes(node):
-        yield from _ordered(child)
+    waiting = [node]  # no recursion: a tree may be deeper than that goes
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, ast.expr_context):
+            yield node
+            waiting += reversed(list(ast.iter_child_nodes(node)))

@@ -78,9 +78,17 @@ def scrub(tree: Path, rules: Sequence[Rule] = ()) -> None:
             inner = path.relative_to(tree).as_posix() + "/" * is_folder
             if is_leftover(path) or (learned and learned.search(inner)):
                 shutil.rmtree(path) if is_folder else path.unlink()
-            elif path.is_symlink() and not path.resolve().is_relative_to(root):
+            elif path.is_symlink() and not _stays_in(path, root):
                 path.unlink()
         folders[:] = [name for name in folders if Path(directory, name).is_dir()]
+
+
+def _stays_in(link: Path, root: Path) -> bool:
+    """Whether a link leads to a place below the root; one that leads in a circle leads nowhere."""
+    try:
+        return link.resolve().is_relative_to(root)
+    except (RuntimeError, OSError):
+        return False
 
 
 def pattern(rules: Sequence[Rule] = ()) -> str:
