@@ -472,7 +472,7 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
         ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
         if tuple(map(entry.get, ("sha256", "seed", "generator", "settings"))) == ours:
             tries[entry["task"]] += 1
-            found[entry["task"]] = Rejected(entry["reason"], entry["detail"])
+            found[entry["task"]] = Rejected(entry["reason"], str(entry.get("detail", "")))
     return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
 
 

@@ -253,26 +253,21 @@ def _asked_inside(folder: Path) -> tuple[list[str], str]:
         TaskError: git cannot say, or a name that is not one below the folder.
     """
     ask = "git -c safe.directory='*'"
-    answers: list[bytes] = []
     with open_sandbox(SandboxSpec(lowers=(folder,))) as sandbox:
-        for command in (
-            f"{ask} ls-files -z --recurse-submodules >&3",
-            f"{ask} describe --tags --abbrev=0 >&3",
-        ):
-            asked = sandbox.exec(command, timeout_s=600, channel=True)
-            if asked.outcome != "ok" and not answers:
-                raise TaskError(
-                    f"{folder} has a .git that git cannot read: {_cause(asked.stderr.decode(errors='replace'))}. Mend "
-                    f"it, give git+file://{folder}@HEAD, or a copy of the folder without .git"
-                )
-            answers.append(asked.channel)
-    names = [os.fsdecode(name) for name in answers[0].split(b"\0") if name]
+        listed = sandbox.exec(f"{ask} ls-files -z --recurse-submodules >&3", timeout_s=600, channel=True)
+        tagged = sandbox.exec(f"{ask} describe --tags --abbrev=0 >&3", timeout_s=600, channel=True)
+    if listed.outcome != "ok":
+        raise TaskError(
+            f"{folder} has a .git that git cannot read: {_cause(listed.stderr.decode(errors='replace'))}. Mend it, give "
+            f"git+file://{folder}@HEAD, or a copy of the folder without .git"
+        )
+    names = [os.fsdecode(name) for name in listed.channel.split(b"\0") if name]
     for name in names:
         if not is_clean(name):
             raise TaskError(
                 f"{folder}: git tracks {name!r}, which is no name that a task can hold; rename it"
             )
-    return names, _version_of(answers[1].decode(errors="replace"))
+    return names, _version_of(tagged.channel.decode(errors="replace"))
 
 
 def _copy_listed(folder: Path, name: str, into: Path) -> None:

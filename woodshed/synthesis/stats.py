@@ -57,9 +57,7 @@ def rejected(log: Path) -> Iterator[dict[str, Any]]:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict) and all(
-            isinstance(entry.get(key), str) for key in ("task", "reason", "detail")
-        ):
+        if isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("task", "reason")):
             yield entry
 
 
