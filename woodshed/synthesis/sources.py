@@ -258,8 +258,8 @@ def _asked_inside(folder: Path) -> tuple[list[str], str]:
         tagged = sandbox.exec(f"{ask} describe --tags --abbrev=0 >&3", timeout_s=600, channel=True)
     if listed.outcome != "ok":
         raise TaskError(
-            f"{folder} has a .git that git cannot read: {_cause(listed.stderr.decode(errors='replace'))}. Mend it, give "
-            f"git+file://{folder}@HEAD, or a copy of the folder without .git"
+            f"{folder} has a .git that git cannot read: {_cause(listed.stderr.decode(errors='replace'))}. Mend it, "
+            f"give git+file://{folder}@HEAD, or a copy of the folder without .git"
         )
     names = [os.fsdecode(name) for name in listed.channel.split(b"\0") if name]
     for name in names:
