@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from woodshed import syntax, tasks
+from woodshed import syntax, synthesis, tasks
 from woodshed.records import Task, TaskError
 from woodshed.synthesis import project, sources
 from woodshed.synthesis.bench import LONGEST_NAME, folder_name
 from woodshed.synthesis.leaks import prints
+from woodshed.synthesis.make import _kept
 from woodshed.synthesis.stats import rejected
 from woodshed.tasks import export, folder
 
@@ -216,6 +217,14 @@ def test_passwords_of_an_address_are_kept_nowhere(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
     found = sources.fetch(f"git+{address}@HEAD", tmp_path / "copy")
     assert found.source.startswith("git+https://git.invalid/origin@")
+    said: list[str] = []
+    only = synthesis.SynthesisSettings(operators=("revert", "stub"))
+    with pytest.raises(TaskError):  # it has no tests
+        synthesis.make(
+            [f"git+{address}@HEAD"], tmp_path / "out", only, lambda done, total, text: said.append(text)
+        )
+    assert said and not any("s3cr3t" in text for text in said)
+    assert sources.clone(f"git+{address}@HEAD", tmp_path / "clone")[0] == "https://git.invalid/origin"
     for wrong in (
         f"git+{address}@gone",
         "git+https://me:s3cr3t@localhost:1/x@HEAD",
@@ -244,6 +253,18 @@ def test_deep_code_is_printed_and_links_in_a_circle_are_dropped(tmp_path: Path):
     assert [p.name for p in sources.fetch(str(tmp_path / "src"), tmp_path / "copy").tree.iterdir()] == [
         "a.py"
     ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{torn", "[]", '{"contents": {}}', '{"contents": {"../x": ""}, "map": {}, "copies": []}']
+)
+def test_a_damaged_measurement_is_made_again(tmp_path: Path, text: str):
+    kept = tmp_path / "kept.json"
+    assert _kept(kept) == {}
+    kept.write_text(text)
+    assert _kept(kept) == {}
+    kept.write_text('{"contents": {"a/x.py": ""}, "map": {}, "copies": []}')
+    assert _kept(kept)
 
 
 def test_a_damaged_log_of_rejections_is_read_as_far_as_it_goes(tmp_path: Path):

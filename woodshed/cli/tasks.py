@@ -54,6 +54,7 @@ def make_tasks(
     command. Exits with 1 where nothing became a task.
     """
     from woodshed import settings, synthesis
+    from woodshed.synthesis.sources import without_secrets
 
     given = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     if operators:
@@ -61,7 +62,7 @@ def make_tasks(
     chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
     with keeping(f"tasks that were finished are in {out}"), progress_bars() as progress:
         made = synthesis.make(sources, out, chosen, progress)
-    say(f"{len(made.accepted)} tasks of {', '.join(sources)} in {out}")
+    say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for reason, count in made.rejected.most_common():
         say(f"{count:6} candidates rejected: {reason}")
     if made.rejected:

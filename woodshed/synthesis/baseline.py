@@ -134,7 +134,7 @@ def measure(
     if not any(first.package_files.values()):
         packages = ", ".join(described.packages)
         raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
-    left_out = f", {len(broken)} that fail here are left out: {min(broken)} ..." if broken else ""
+    left_out = f", without {len(broken)} that failed, such as {min(broken)}" if broken else ""
     progress(2, 2, f"measuring {name}, {len(stable)} stable tests{left_out}")
     return replace(
         draft,

@@ -90,7 +90,7 @@ def make(
             if settings.operators == ("revert",):
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
-                progress(0, 0, f"fetching {source}")
+                progress(0, 0, f"fetching {sources.without_secrets(source)}")
                 repository = sources.fetch(source, Path(scratch, "tree"))
                 measured = measured_once(repository, out, settings, progress)
                 staging = Path(scratch, "staging")
@@ -398,7 +398,9 @@ def _make_reverts(
         for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
             tree = Path(scratch, f"tree-{number}")
             repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
-            repository = replace(repository, name=name.lower(), source=f"git+{address}@{commit.sha}")
+            repository = replace(
+                repository, name=sources.plain_name(name), source=f"git+{address}@{commit.sha}"
+            )
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()
             try:

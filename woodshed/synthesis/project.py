@@ -127,11 +127,10 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
     wheel = _build(repository, timeout_s) if described else _as_it_is(repository)
     contents = _contents(repository.name, wheel)
-    info = min((name for name in contents if name.endswith(".dist-info/METADATA")), default="").rpartition(
-        "/"
-    )[0]
-    if not info:
+    described_in = [name for name in contents if name.endswith(".dist-info/METADATA")]
+    if not described_in:
         raise TaskError(f"{repository.name}: its build made a wheel without METADATA")
+    info = min(described_in).rpartition("/")[0]
     metadata = message_from_bytes(contents[f"{info}/METADATA"])
     needed = metadata.get("Requires-Python", "")
     try:

@@ -73,8 +73,12 @@ def fetch(source: str, into: Path) -> Repository:
         name, version, resolved = _fetch_folder(source, into)
     scrub(into, read_rules(rules_path()))
     digest = digest or tree_sha256(into)
-    plain = re.sub(r"[^a-z0-9-]+", "-", canonicalize_name(name)).strip("-") or "repository"
-    return Repository(plain, version, into, digest, _licence(into), resolved)
+    return Repository(plain_name(name), version, into, digest, _licence(into), resolved)
+
+
+def plain_name(name: str) -> str:
+    """A distribution's name for whatever a folder or an address is called."""
+    return re.sub(r"[^a-z0-9-]+", "-", canonicalize_name(name)).strip("-") or "repository"
 
 
 def tree_sha256(tree: Path) -> str:
@@ -205,11 +209,11 @@ def _fetch_git(source: str, into: Path) -> tuple[str, str, str]:
     version = _described(into)
     shutil.rmtree(into / ".git")
     name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
-    return name, version, without_secrets(f"git+{address}@{commit}")
+    return name, version, f"git+{address}@{commit}"
 
 
 def clone(source: str, into: Path) -> tuple[str, str]:
-    """A clone with its history and no work tree; its address and the revision asked for.
+    """A clone with its history and no work tree; its address, without secrets, and the revision asked for.
 
     Raises:
         TaskError: not a git source, or it cannot be cloned.
@@ -220,7 +224,7 @@ def clone(source: str, into: Path) -> tuple[str, str]:
         raise TaskError(f"{said!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
     address, revision = parts[1], parts[2] or "HEAD"
     _git(["clone", "--quiet", "--no-checkout", address, str(into)], f"{address} cannot be cloned")
-    return address, revision
+    return without_secrets(address), revision
 
 
 def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:

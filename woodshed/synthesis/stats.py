@@ -76,10 +76,9 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
         order = {name: index for index, name in enumerate(LEVELS)} if group == "operator" else {}
         for name in sorted(named, key=lambda n: (order.get(n, 0), n)):
             rows.append(_row(group, name, named[name], len(tasks)))
-    reasons: Counter[str] = Counter()
     last = {entry["task"]: entry["reason"] for entry in rejected(rejections)}  # the last of several tries
     made = {task.name for task in tasks}
-    reasons.update(reason for name, reason in last.items() if name not in made)
+    reasons = Counter(reason for name, reason in last.items() if name not in made)
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks))
 
 
