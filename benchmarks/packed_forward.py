@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from woodshed import machine
+from woodshed.inference import local
+from woodshed.inference.local import invariant
 from woodshed.records import Hint
 from woodshed.training import branches, gradients, packing
 from woodshed.training.gradients import Work
@@ -99,7 +101,7 @@ def _options() -> argparse.Namespace:
 
 def load(name: str, dtype: str) -> Policy:
     if name:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype))
+        model = local.load(name, dtype=dtype).model
     else:
         torch.manual_seed(0)
         config = LlamaConfig(
@@ -112,6 +114,7 @@ def load(name: str, dtype: str) -> Policy:
             max_position_embeddings=1 << 17,
         )
         model = LlamaForCausalLM(config).to(getattr(torch, dtype))
+        invariant.install(model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.nn.Module.to(model, device)
     return Policy(model, is_adapter=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,8 +17,25 @@ from woodshed.tasks import folder
 
 
 def pytest_configure() -> None:
-    """A shell that starts the suite in the background has it ignore Ctrl-C, which some tests are about."""
+    """A shell that starts the suite in the background has it ignore Ctrl-C, which some tests are about. Without a GPU
+    Triton's kernels are interpreted, which it must know before it is imported."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def triton_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton 3.6 makes loop bounds of arrays of one element, which NumPy 2.4 refuses."""
+    from triton.runtime import interpreter  # pyright: ignore[reportMissingImports]
+
+    patch = interpreter._patch_lang_tensor
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patched)
 
 
 PYPROJECT = """\

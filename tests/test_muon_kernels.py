@@ -1,4 +1,4 @@
-"""The Triton kernels against torch, run by Triton's interpreter, so without a GPU. Skipped where Triton is missing."""
+"""The Triton kernels against torch, by Triton's interpreter (`conftest`). Skipped where Triton is missing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import os
 import pytest
 import torch
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
 from woodshed.muon import kernels, newton_schulz, pieces
 from woodshed.muon.pieces import Places
+
+pytestmark = [
+    pytest.mark.usefixtures("triton_interpreter"),
+    pytest.mark.skipif(
+        os.environ.get("TRITON_INTERPRET") != "1", reason="on a GPU: TRITON_INTERPRET=1 pytest " + __file__
+    ),
+]
 
 Shapes = list[tuple[int, int]]
 
@@ -38,6 +44,7 @@ def test_half_of_a_symmetric_product(m: int, k: int):
     )
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of NaN
 def test_norms_in_one_pass():
     x = randn(5, 60, 90)
     x[1] *= 1e-25

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from woodshed.inference.local import invariant
 from woodshed.records import Hint
 from woodshed.training import packing
 from woodshed.training.packing import Batch, Padded, Row, Target
@@ -175,7 +176,7 @@ def why_not(policy: Policy) -> str:
     for name in ("sliding_window", "attention_chunk_size"):
         if getattr(config, name, None) and getattr(config, "use_sliding_window", True):
             return f"its attention is limited by {name}"
-    if config._attn_implementation not in ("sdpa", "sdpa_shared_heads", "eager"):
+    if config._attn_implementation not in ("sdpa", invariant.NAME, "eager"):
         return f"its attention is {config._attn_implementation}"
     gap = _gap(policy)
     bound = 1e-3 if next(policy.model.parameters()).dtype == torch.float32 else 0.25

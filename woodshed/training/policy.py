@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from woodshed.inference import local
+from woodshed.inference.local import invariant
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 from woodshed.training.packing import Padded
@@ -123,7 +124,7 @@ class Policy:
         head = self.model.get_output_embeddings()
         hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(see)]
         try:
-            with self._attention_for(padded):
+            with self._attention_for(padded), invariant.unsplit():
                 output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
         finally:
             for hook in hooks:
@@ -212,20 +213,19 @@ def branching_attention() -> str:
     seen by nobody.
     """
     from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     def attend(
         module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, None]:
         if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
-            return sdpa_attention_forward(module, query, key, value, None, **options)
+            return invariant.attend(module, query, key, value, None, **options)
         trunk = query.shape[2] - attention_mask.shape[2]
         parts = [
-            sdpa_attention_forward(
+            invariant.attend(
                 module, query[:, :, :trunk], key[:, :, :trunk], value[:, :, :trunk], None, **options
             )[0],
-            sdpa_attention_forward(module, query[:, :, trunk:], key, value, attention_mask, **options)[0],
+            invariant.attend_few(query[:, :, trunk:], key, value, attention_mask, options["scaling"]),
         ]
         return torch.cat(parts, 1), None
 

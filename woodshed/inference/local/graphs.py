@@ -1,11 +1,11 @@
 """Writing on a GPU: one captured graph per shape, replayed, instead of a thousand kernels launched for every token.
 
 A decode step of a small model is bound by launches, not by arithmetic. Shapes must be fixed to be captured: rows are
-rounded up to a power of two, columns to a multiple of `RunningBatch.COLUMN_STEP`; rows too many see only themselves.
+rounded up to a power of two, and those too many see only themselves.
 What changes from step to step (tokens, lengths, the column, the random numbers) is one small tensor that is filled in
 before the replay. Method: CUDA graphs (developer.nvidia.com/blog/cuda-graphs), as nano-vllm and vLLM use them.
 
-Shapes: B rows, T columns, V vocabulary.
+Shapes: B rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from woodshed.inference.local.invariant import spans
 from woodshed.inference.local.keys import RunningBatch
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(tokens (B, 1), additive mask (B, 1, 1, T), positions (B, 1)) -> logits (B, V), writing into the running batch."""
+"""(tokens (B, 1), spans (B, 1, 1, 2), positions (B, 1)) -> logits (B, V), writing into the running batch."""
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits (B, V), uniform numbers (B,)) -> ids (B,), log-probs (B,)."""
 
@@ -31,12 +32,9 @@ _LEAST_ROWS = 4
 class Graphs:
     """The decode steps of one running batch. On a CPU the same steps run without being captured."""
 
-    def __init__(
-        self, forward: Forward, draw: Draw, batch: RunningBatch, device: torch.device, dtype: torch.dtype
-    ):
-        self.forward, self.draw, self.batch = forward, draw, batch
-        self.device, self.dtype = device, dtype
-        self._captured: dict[tuple[int, int], tuple[Any, Tensor]] = {}
+    def __init__(self, forward: Forward, draw: Draw, batch: RunningBatch, device: torch.device):
+        self.forward, self.draw, self.batch, self.device = forward, draw, batch, device
+        self._captured: dict[int, tuple[Any, Tensor]] = {}
         self._memory: tuple[tuple[int, torch.Size], ...] = ()
         self._pool: Any = None
         self._state = torch.zeros(0)
@@ -46,7 +44,6 @@ class Graphs:
         """Write each live row's last token and draw the next: (2, B) in float64 on the CPU, ids over log-probs."""
         batch, live = self.batch, len(tokens)
         rows = padded_rows(live)
-        columns = -(-(batch.end + 1) // batch.COLUMN_STEP) * batch.COLUMN_STEP
         self._fit(rows)
         staged = self._staged
         staged[:, live:rows] = 0.0
@@ -56,10 +53,10 @@ class Graphs:
         staged[3, 0] = batch.end
         self._state.copy_(staged, non_blocking=True)
         if self.device.type != "cuda":
-            return self._drawn(rows, columns)[:, :live]
-        if (rows, columns) not in self._captured:
-            self._captured[rows, columns] = self._capture(rows, columns)
-        graph, drawn = self._captured[rows, columns]
+            return self._drawn(rows)[:, :live]
+        if rows not in self._captured:
+            self._captured[rows] = self._capture(rows)
+        graph, drawn = self._captured[rows]
         graph.replay()
         return drawn[:, :live].cpu()
 
@@ -77,31 +74,27 @@ class Graphs:
             self._state = torch.zeros((4, most), dtype=torch.float64, device=self.device)
             self._staged = torch.zeros((4, most), dtype=torch.float64, pin_memory=self.device.type == "cuda")
 
-    def _capture(self, rows: int, columns: int) -> tuple[Any, Tensor]:
+    def _capture(self, rows: int) -> tuple[Any, Tensor]:
         aside = torch.cuda.Stream(self.device)
         aside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(
             aside
         ):  # libraries allocate their workspaces at the first call, outside the capture
             for _ in range(2):
-                self._drawn(rows, columns)
+                self._drawn(rows)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with _uncollected(), torch.cuda.graph(graph, pool=self._pool):
-            drawn = self._drawn(rows, columns)
+            drawn = self._drawn(rows)
         return graph, drawn
 
-    def _drawn(self, rows: int, columns: int) -> Tensor:
+    def _drawn(self, rows: int) -> Tensor:
         tokens, lengths = self._state[:2, :rows].long()
         column = self._state[3, :1].long()
-        place = torch.arange(columns, device=self.device)
-        seen = (place <= column) & (place >= column - lengths[:, None])
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device)
-        mask.masked_fill_(~seen, torch.finfo(self.dtype).min)
-        with self.batch.fixed(rows, columns, column):
-            logits = self.forward(tokens[:, None], mask[:, None, None, :], lengths[:, None])
+        with self.batch.fixed(rows, column):
+            logits = self.forward(tokens[:, None], spans(column - lengths, column), lengths[:, None])
         ids, logps = self.draw(logits, self._state[2, :rows])
         return torch.stack([ids.double(), logps.double()])
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from woodshed.inference.local import invariant
+
 
 @dataclass(frozen=True)
 class Prefix:
@@ -104,15 +106,15 @@ class RunningBatch(Cache):
         self.room: tuple[int, int] = (0, 0)  # rows and columns that the current call needs
         self.lengths: list[int] = []
         self.start = self.end = 0
-        self._fixed: tuple[int, int, Tensor] | None = None
+        self._fixed: tuple[int, Tensor] | None = None
 
     @contextmanager
-    def fixed(self, rows: int, columns: int, column: Tensor) -> Iterator[None]:
-        """Forwards inside write one column (1,) of the first `rows` rows and see the first `columns` columns.
+    def fixed(self, rows: int, column: Tensor) -> Iterator[None]:
+        """Forwards inside write one column (1,) of the first `rows` rows and are given all columns.
 
         Nothing of it depends on what this batch holds, so it can be captured once and replayed.
         """
-        self._fixed = (rows, columns, column)
+        self._fixed = (rows, column)
         try:
             yield
         finally:
@@ -136,11 +138,11 @@ class RunningBatch(Cache):
     def write(self, layer: int, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Store new keys and values (B, H, T, D) of one layer; returns all columns of its live rows."""
         if self._fixed is not None:
-            rows, columns, column = self._fixed
+            rows, column = self._fixed
             keys, values = (tensor[layer, :rows] for tensor in self.tensors)
             keys.index_copy_(2, column, new[0])
             values.index_copy_(2, column, new[1])
-            return keys[:, :, :columns], values[:, :, :columns]
+            return keys, values
         rows, end = len(self.lengths), self.end + new[0].shape[2]
         keys, values = (tensor[layer, :rows] for tensor in self._memory(new))
         keys[:, :, self.end : end], values[:, :, self.end : end] = new
@@ -160,17 +162,25 @@ class RunningBatch(Cache):
             ]
         return self.tensors
 
-    def mask(self, device: torch.device, new: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(attention mask (B, T), positions (B, new T)) for a forward that adds `new` tokens to each row.
+    def positions(self, device: torch.device, added: int) -> Tensor:
+        """(B, added) where the next tokens of each row stand in its sequence."""
+        return torch.tensor(self.lengths, device=device)[:, None] + torch.arange(added, device=device)
+
+    def spans(self, device: torch.device) -> Tensor:
+        """What each row's next tokens see, as `invariant.spans`."""
+        past = torch.tensor(self.end - self.start, device=device)
+        return invariant.spans(past - torch.tensor(self.lengths, device=device), past)
+
+    def mask(self, device: torch.device, new: Sequence[int]) -> Tensor:
+        """The same as an attention mask (B, T), for a forward that adds `new` tokens to each row.
 
         Rows with fewer new tokens than the most are padded at the right.
         """
-        past, added = self.end - self.start, max(new)
-        columns = torch.arange(past + added, device=device)
+        past = self.end - self.start
+        columns = torch.arange(past + max(new), device=device)
         lengths = torch.tensor(self.lengths, device=device)[:, None]
         wanted = torch.tensor(new, device=device)[:, None]
-        mask = (columns >= past - lengths) & (columns < past + wanted)
-        return mask, lengths + torch.arange(added, device=device)
+        return (columns >= past - lengths) & (columns < past + wanted)
 
     def advance(self) -> None:
         """One column was written for every row."""

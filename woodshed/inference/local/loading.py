@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import warnings
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from woodshed.inference.local import invariant
 from woodshed.inference.weights import ModelSource, models_dir, resolve
 from woodshed.records import ModelError
 from woodshed.rundir import staged, sweep
@@ -54,43 +56,10 @@ def load(
         # transformers would fill them with random numbers and go on
         raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
     model.eval()
-    share_heads(model)
+    invariant.install(model)
     if adapter is not None:
         model = _with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
-
-
-def share_heads(model: Any) -> None:
-    """Let attention read each key and value head once for all query heads that share it, when one token is drawn.
-
-    transformers copies keys and values for every query head, which costs as much as reading the weights when a batch
-    is decoded on a CPU. The query heads of one group attend with the same mask, so they can stand side by side as
-    positions of one query instead; the sums are the same.
-    """
-    from transformers import AttentionInterface
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-
-    def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, None]:
-        rows, heads, length, width = query.shape
-        groups = key.shape[1]
-        if length > 1 or heads == groups or options.get("dropout"):
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        seen = torch.nn.functional.scaled_dot_product_attention(
-            query.view(rows, groups, heads // groups, width),
-            key,
-            value,
-            attn_mask=None if attention_mask is None else attention_mask[..., : key.shape[2]],
-            scale=options.get("scaling"),
-        )
-        return seen.reshape(rows, 1, heads, width), None
-
-    if model.config._attn_implementation == "sdpa":
-        AttentionInterface.register("sdpa_shared_heads", attend)
-        AttentionMaskInterface.register("sdpa_shared_heads", sdpa_mask)
-        model.set_attn_implementation("sdpa_shared_heads")
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:
@@ -104,27 +73,42 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         return compute_in_model_precision(PeftModel.from_pretrained(model, str(adapter)).eval())
 
 
-class AdapterLinear(torch.nn.Linear):
-    """A matrix of a LoRA adapter: kept in float32, multiplied in the precision of what it is given."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return torch.nn.functional.linear(input, self.weight.to(input.dtype))
-
-
 def compute_in_model_precision(model: Any) -> Any:
-    """Let the LoRA adapters of a PEFT model compute in the model's own precision. PEFT takes every input of an adapter
-    whose weights are float32 to float32, and each copy is kept for the backward pass."""
-    from peft.tuners.lora import LoraLayer
+    """Let the LoRA adapters of a PEFT model compute in the model's own precision, and add in place.
 
+    PEFT takes every input of an adapter whose weights are float32 to float32, and each copy is kept for the backward
+    pass; what is added, and what is added and scaled, are tensors of their own.
+    """
     for layer in model.modules():
-        if not isinstance(layer, LoraLayer) or layer.lora_variant:  # DoRA and its kind have sums of their own
-            continue
-        matrices = [*layer.lora_A.values(), *layer.lora_B.values()]
-        if all(type(matrix) is torch.nn.Linear and matrix.bias is None for matrix in matrices):
-            layer.cast_input_dtype_enabled = False
-            for matrix in matrices:
-                matrix.__class__ = AdapterLinear
+        if type(layer) is _plain_adapter() and not any(
+            (layer.lora_variant, layer.merged, *layer.lora_bias.values())
+        ):
+            layer.__class__ = _adapted_linear()
     return model
+
+
+def _plain_adapter() -> type:
+    from peft.tuners.lora.layer import Linear
+
+    return Linear
+
+
+@functools.cache
+def _adapted_linear() -> type:
+    class AdaptedLinear(_plain_adapter()):
+        """A linear layer under one LoRA adapter, whose matrices are taken in the precision of what they multiply."""
+
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            (name, *others) = self.active_adapters
+            if args or kwargs or others or self.disable_adapters or self.merged:
+                return super().forward(x, *args, **kwargs)
+            result = self.base_layer(x)
+            down, up = self.lora_A[name].weight.to(x.dtype), self.lora_B[name].weight.to(x.dtype)
+            inner = invariant.linear(self.lora_dropout[name](x), down)
+            result.view(-1, len(up)).addmm_(inner.view(-1, len(down)), up.T, alpha=self.scaling[name])
+            return result
+
+    return AdaptedLinear
 
 
 def _dequantised(source: ModelSource, models: Path) -> Path:

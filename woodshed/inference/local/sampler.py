@@ -22,6 +22,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from woodshed.inference.local import invariant
 from woodshed.inference.local.graphs import Graphs, padded_rows
 from woodshed.inference.local.keys import Prefix, Prefixes, RunningBatch, common_length
 from woodshed.inference.renderer import Renderer
@@ -56,8 +57,8 @@ class _Row:
 class LocalSampler:
     """Draws messages from a transformers model, which may be the one in training.
 
-    The same calls in the same order give the same bits. What was kept from earlier calls changes the order of sums,
-    in the last digit: a run that must repeat exactly begins each phase with `load` or `flush`.
+    The same calls in the same order give the same bits. On a CPU, what was kept from earlier calls changes the order of
+    sums, in the last digit: a run that must repeat exactly begins each phase with `load` or `flush`.
     """
 
     def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
@@ -87,11 +88,9 @@ class LocalSampler:
             "device": self.device.type,
             "dtype": str(model.dtype).removeprefix("torch."),
         }
-        self._graphs: Graphs | None = None
-        if self.device.type == "cuda" and kinds <= {
-            "full_attention"
-        }:  # a window would need a mask of its own
-            self._graphs = self._make_graphs()
+        self._takes_spans = invariant.takes_spans(model)  # a window would need a mask of its own
+        captured = self._takes_spans and self.device.type == "cuda"
+        self._graphs = self._make_graphs() if captured else None
 
     @property
     def device(self) -> torch.device:
@@ -128,7 +127,7 @@ class LocalSampler:
         most = min(len(rows), self.settings.max_rows)
         most = padded_rows(most) if self._graphs else most
         self._batch.room = (most, longest + 64)  # 64: rows are seldom moved
-        with torch.inference_mode(), _evaluating(self.model):
+        with torch.inference_mode(), _evaluating(self.model), invariant.unsplit():
             prompts = self._prefill(dict.fromkeys(request.prompt_ids for request in requests))
             self._draw(rows, torch.stack([prompts[row.request.prompt_ids][1] for row in rows]))
             self._write([row for row in rows if not row.done], {ids: p for ids, (p, _) in prompts.items()})
@@ -190,11 +189,11 @@ class LocalSampler:
 
     def _logits(self, tokens: Tensor, new: Sequence[int], keep: int | Tensor) -> Tensor:
         """Logits (B, kept, V) in float32 after a forward that writes its keys and values into the batch."""
-        mask, positions = self._batch.mask(self.device, new)
+        seen = self._batch.spans(self.device) if self._takes_spans else self._batch.mask(self.device, new)
         output = self.model(
             input_ids=tokens.to(self.device),
-            attention_mask=mask,
-            position_ids=positions,
+            attention_mask=seen,
+            position_ids=self._batch.positions(self.device, max(new)),
             use_cache=True,
             logits_to_keep=keep,
             **{self._cache_name: self._batch},
@@ -272,7 +271,7 @@ class LocalSampler:
         def choose(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
             return draw(logits, uniform, self.settings.temperature)
 
-        return Graphs(forward, choose, self._batch, self.device, self.model.dtype)
+        return Graphs(forward, choose, self._batch, self.device)
 
 
 def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

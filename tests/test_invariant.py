@@ -1,0 +1,212 @@
+"""Attention and products that do not depend on what stands beside a row: values and gradients against PyTorch's and
+PEFT's own, and on a card the very bits of sampler and trainer."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from tiny_model import tiny_tokenizer
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from woodshed.inference.local import LocalSampler, compute_in_model_precision, invariant
+from woodshed.inference.renderer import create_renderer
+from woodshed.inference.sampler import SampleRequest, SamplerSettings
+from woodshed.training import packing
+from woodshed.training.packing import Row
+from woodshed.training.policy import Policy, add_adapter
+
+on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def randn(*shape: int, seed: int = 0, **options: Any) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(**options)
+
+
+class Module:
+    """What attention asks of a layer."""
+
+    is_causal = True
+    num_key_value_groups = 2
+    training = False
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_spans_show_each_row_its_own_beginning(queries: int):
+    query, key, value = randn(3, 4, queries, 16), randn(3, 2, 40, 16, seed=1), randn(3, 2, 40, 16, seed=2)
+    begin, first = torch.tensor([0, 7, 30]), torch.tensor(31)
+    spans = invariant.spans(begin, first)
+    seen, _ = invariant.attend(Module(), query, key, value, spans, scaling=0.25)
+    for row in range(3):
+        for q in range(queries):
+            columns = slice(int(begin[row]), int(first) + q + 1)
+            alone = scaled_dot_product_attention(
+                query[row : row + 1, :, q : q + 1],
+                key[row : row + 1, :, columns],
+                value[row : row + 1, :, columns],
+                enable_gqa=True,
+                scale=0.25,
+            )
+            torch.testing.assert_close(seen[row : row + 1, q : q + 1], alone.transpose(1, 2))
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+def test_few_queries_attend_as_if_keys_were_copied(queries: int):
+    query = randn(2, 6, queries, 16).requires_grad_()
+    key, value = (randn(2, 2, 12, 16, seed=seed).requires_grad_() for seed in (1, 2))
+    mask = randn(2, 1, queries, 12, seed=5) > -0.5
+    mask[..., 0] = True
+    plain = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True, scale=0.3).transpose(1, 2)
+    ours = invariant.attend_few(query, key, value, mask, 0.3)
+    torch.testing.assert_close(ours, plain)
+    weight = randn(*plain.shape, seed=8)
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), (query, key, value)),
+        torch.autograd.grad((plain * weight).sum(), (query, key, value)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def model_of(intermediate: int = 128) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=348,
+        hidden_size=64,
+        intermediate_size=intermediate,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        initializer_range=0.1,
+    )
+    model = LlamaForCausalLM(config).eval()
+    invariant.install(model)
+    return model
+
+
+def adapted() -> Any:
+    config = LoraConfig(r=4, lora_alpha=12, target_modules="all-linear", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
+        model = get_peft_model(model_of(), config).eval()
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        if "lora_B" in name:
+            parameter.data = randn(*parameter.shape, seed=index) * 0.1
+    return model
+
+
+def test_an_adapter_that_adds_in_place_gives_pefts_values_and_gradients():
+    theirs, ours = adapted(), compute_in_model_precision(adapted())
+    ids = torch.randint(0, 348, (2, 9), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(input_ids=ids).logits, theirs(input_ids=ids).logits)
+    for model in (theirs, ours):
+        model(input_ids=ids).logits.log_softmax(-1)[..., 7].sum().backward()
+    named = dict(theirs.named_parameters())
+    moved = {name: p.grad for name, p in ours.named_parameters() if p.grad is not None}
+    assert len(moved) == 2 * 7 * 2
+    for name, gradient in moved.items():
+        torch.testing.assert_close(gradient, named[name].grad)
+
+
+def test_an_adapter_that_is_off_or_merged_is_pefts_own():
+    ours, ids = compute_in_model_precision(adapted()), torch.arange(6)[None]
+    on = ours(input_ids=ids).logits
+    with ours.disable_adapter():
+        torch.testing.assert_close(ours(input_ids=ids).logits, model_of()(input_ids=ids).logits)
+    ours.merge_adapter()
+    torch.testing.assert_close(ours(input_ids=ids).logits, on)
+    ours.unmerge_adapter()
+    torch.testing.assert_close(ours(input_ids=ids).logits, on)
+
+
+def test_long_sums_are_taken_by_a_class_of_their_own():
+    model = model_of(invariant.LONG)
+    long = {name for name, module in model.named_modules() if type(module) is invariant.Linear}
+    assert long == {f"model.layers.{i}.mlp.down_proj" for i in range(2)}
+    x = randn(3, invariant.LONG)
+    layer = model.model.layers[0].mlp.down_proj
+    torch.testing.assert_close(layer(x), x @ layer.weight.T)
+
+
+# --- on a card ------------------------------------------------------------------------------------------------------
+
+
+@on_a_card
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_causal_attention_and_its_gradient_are_pytorchs(dtype: torch.dtype):
+    atol, rtol = (2e-2, 2e-2) if dtype == torch.bfloat16 else (2e-6, 2e-5)
+    for width, length in ((64, 300), (80, 65), (16, 1)):
+        query, key, value = inputs = [
+            randn(2, length, h, width, seed=h, device="cuda", dtype=dtype).transpose(1, 2).requires_grad_()
+            for h in (6, 2, 2)
+        ]
+        ours, _ = invariant.attend(Module(), query, key, value, None)
+        plain = scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(
+            1, 2
+        )
+        torch.testing.assert_close(ours, plain, atol=atol, rtol=rtol)
+        weight = randn(*plain.shape, seed=4, device="cuda", dtype=dtype)
+        for a, b in zip(
+            torch.autograd.grad((ours * weight).sum(), inputs),
+            torch.autograd.grad((plain * weight).sum(), inputs),
+            strict=True,
+        ):
+            torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
+
+
+@on_a_card
+def test_unsplit_products_leave_the_settings_as_they_were():
+    matmul = torch.backends.cuda.matmul
+
+    def settings() -> tuple[Any, ...]:
+        return (
+            torch.backends.cuda.preferred_blas_library(),
+            matmul.allow_bf16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction_split_k,
+        )
+
+    before = settings()
+    with pytest.raises(KeyError), invariant.unsplit():
+        assert settings() != before
+        raise KeyError
+    assert settings() == before
+
+
+@on_a_card
+@pytest.mark.parametrize("with_adapter", [False, True])
+@pytest.mark.parametrize("max_rows", [5, 64])
+def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows: int):
+    model = model_of(4096).to("cuda", torch.bfloat16)
+    if with_adapter:
+        model = add_adapter(model, 16)
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+            if "lora_B" in name:
+                parameter.data = randn(*parameter.shape, seed=index).cuda() * 0.1
+    else:
+        model.requires_grad_(True)
+    policy = Policy(model, is_adapter=with_adapter)
+    sampler = LocalSampler(model, create_renderer(tiny_tokenizer()), SamplerSettings(max_rows=max_rows))
+    dice = torch.Generator().manual_seed(2)
+
+    def some(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(3, 300, (count,), generator=dice).tolist())
+
+    head, rows = some(30), []
+    asked = [SampleRequest(head + some(5 + 9 * i), 40, i) for i in range(12)]
+    for _turn in range(2):  # the second turn goes on from what the first has computed
+        samples = sampler.sample(asked)
+        for request, sample in zip(asked, samples, strict=True):
+            ids = (*request.prompt_ids, *sample.ids)
+            rows.append(Row(ids, tuple(range(len(request.prompt_ids), len(ids))), sample.logps))
+        asked = [SampleRequest((*rows[i].ids, *some(7)), 30, 100 + i) for i in range(12)]
+    for count in (1, 5, 24):
+        for begin in range(0, len(rows), count):
+            padded = packing.pad(rows[begin : begin + count], policy.device)
+            gap = (policy.logps(padded, 1.0) - padded.logp_sampler_BN) * padded.mask_BN
+            assert not gap.any()
