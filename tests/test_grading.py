@@ -267,6 +267,19 @@ def test_judging_groups(tiny_task: Task):
         grading.judge(attempts, [])
 
 
+def test_judging_begins_before_all_attempts_are_there(tiny_task: Task):
+    gold = tasks.gold_patch(tiny_task)
+    made = [rollout(tiny_task, n, patch) for n, patch in enumerate((gold, Patch({}), gold))]
+    with grading.Judging([tiny_task]) as judging:
+        judging.add(made[0])
+        begun = dict(judging.verdicts(made[:1]))
+        verdicts = judging.verdicts(made)
+        with pytest.raises(TaskError, match="attempts at other cannot be judged"):
+            judging.add(rollout(dataclasses.replace(tiny_task, id="x", name="other"), 4, gold))
+    assert [verdicts[r.id].reward for r in made] == [1.0, 0.0, 1.0]
+    assert verdicts["r2"] == dataclasses.replace(begun["r0"], rollout_id="r2")  # not run again
+
+
 def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     """A run from a time when its one false verdict was possible: what changed is said, and nothing is written."""
     run = RunDir.create(tmp_path / "run", recipe="[grading]\nshaped = true\njobs = 1\n", manifest={})

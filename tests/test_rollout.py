@@ -138,12 +138,19 @@ def test_a_quorum_changes_nothing_that_an_attempt_sees(tasks: list[Task]) -> Non
     assert timeless(waited) == timeless(early)
 
 
-def test_a_resumed_run_makes_the_missing_waves_only(tasks: list[Task]) -> None:
-    finished: list[list[Group]] = []
-    groups = attempts(tasks, on_wave=finished.append)
-    assert [[g.task_id for g in wave] for wave in finished] == [[tasks[0].id, tasks[1].id], [tasks[2].id]]
-    assert [group for wave in finished for group in wave] == groups
-    assert timeless(attempts(tasks[2:])) == timeless(groups[2:])
+def test_waves_do_not_depend_on_each_other(tasks: list[Task]) -> None:
+    assert timeless(attempts(tasks[2:])) == timeless(attempts(tasks)[2:])
+
+
+def test_rollouts_are_handed_over_as_they_end(tasks: list[Task]) -> None:
+    ended: dict[str, float] = {}
+    settings = ROLLOUT.model_copy(update={"quorum": 0.5, "tool_threads": 6})
+    groups = attempts(
+        tasks[:2], Watched(), settings, on_rollout=lambda r: ended.update({r.id: time.monotonic()})
+    )
+    assert sorted(ended) == sorted(r.id for g in groups for r in g.rollouts)
+    slow = groups[0].rollouts[0].id
+    assert all(ended[slow] - at > 1 for name, at in ended.items() if name != slow)
 
 
 def test_waves_hold_whole_groups(tasks: list[Task]) -> None:

@@ -26,6 +26,7 @@ from tiny_model import tiny_tokenizer, write_tiny_model
 from woodshed.inference import local, weights
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
 from woodshed.inference.local import LocalSampler, loading
+from woodshed.inference.local.sampler import draw
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
 from woodshed.records import ModelError, Observation, SamplerError
@@ -208,6 +209,23 @@ def test_draws_follow_the_distribution(sampler):
     degrees = int(often.sum()) - 1
     assert degrees > 3
     assert chi2 < degrees + 4 * math.sqrt(2 * degrees)  # four standard deviations
+
+
+@pytest.mark.parametrize("vocabulary", [7, 512, 1300])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_draw_inverts_the_distribution_function(vocabulary: int, temperature: float):
+    dice = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn((400, vocabulary), generator=dice) * 3
+    logits[:, ::3] = -torch.inf  # the first and, of 7 and 1300, the last
+    uniform = torch.rand(400, generator=dice, dtype=torch.float64)
+    uniform[0], uniform[1] = 0.0, math.nextafter(1.0, 0.0)
+    ids, logps = draw(logits, uniform, temperature)
+    expected = (logits / temperature).log_softmax(-1)
+    assert torch.equal(logps, expected.gather(-1, ids[:, None])[:, 0])
+    assert torch.isfinite(logps).all()
+    below = expected.double().exp().cumsum(-1).gather(-1, ids[:, None])[:, 0]
+    assert (uniform <= below + 1e-6).all() and (uniform >= below - logps.double().exp() - 1e-6).all()
+    assert (ids[0], ids[1]) == (1, max(i for i in range(vocabulary) if i % 3))
 
 
 def play(

@@ -95,41 +95,43 @@ def attempt(
     verdicts: dict[str, Verdict] = {}
     flags: list[Flag] = []
     total = len(tasks) * attempts
-    for part, wave in enumerate(rollout.waves(tasks, attempts, rollout_settings.wave_rows)):
+    with verifier.Judging(tasks, grading_settings) as judging:
+        early = judging.add if rollout_settings.quorum < 1 else None
+        for part, wave in enumerate(rollout.waves(tasks, attempts, rollout_settings.wave_rows)):
 
-        def report(done: int, _total: int, text: str, before: int = len(verdicts)) -> None:
-            if progress:
-                progress(before + done, total, f"{phase} {step}: {text}")
+            def report(done: int, _total: int, text: str, before: int = len(verdicts)) -> None:
+                if progress:
+                    progress(before + done, total, f"{phase} {step}: {text}")
 
-        def collect(wave: Sequence[Task] = wave, report: Progress = report) -> list[Rollout]:
-            made = rollout.collect(
-                sampler,
-                wave,
-                rollout_settings,
-                agent_settings,
-                phase=phase,
-                step=step,
-                seed=seed,
-                attempts=attempts,
-                progress=report,
-            )
-            return [rollout for group in made for rollout in group.rollouts]
+            def collect(wave: Sequence[Task] = wave, report: Progress = report) -> list[Rollout]:
+                made = rollout.collect(
+                    sampler,
+                    wave,
+                    rollout_settings,
+                    agent_settings,
+                    phase=phase,
+                    step=step,
+                    seed=seed,
+                    attempts=attempts,
+                    progress=report,
+                    on_rollout=early,
+                )
+                return [rollout for group in made for rollout in group.rollouts]
 
-        rollouts = run.once("rollouts", Rollout, phase, step, collect, part=part)
-        run.once("pieces", dict, phase, step, lambda r=rollouts: [pieces(r, sampler.renderer)], part=part)
-        made = [Group(task.id, tuple(r for r in rollouts if r.task_id == task.id)) for task in wave]
+            rollouts = run.once("rollouts", Rollout, phase, step, collect, part=part)
+            run.once("pieces", dict, phase, step, lambda r=rollouts: [pieces(r, sampler.renderer)], part=part)
+            groups += [Group(task.id, tuple(r for r in rollouts if r.task_id == task.id)) for task in wave]
 
-        def judge(made: list[Group] = made, report: Progress = report) -> list[Verdict]:
-            return list(verifier.judge(made, tasks, grading_settings, progress=report).values())
+            def judge(made: list[Rollout] = rollouts, report: Progress = report) -> list[Verdict]:
+                return list(judging.verdicts(made, progress=report).values())
 
-        judged = {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
+            judged = {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
 
-        def look(made: list[Rollout] = rollouts, judged: dict[str, Verdict] = judged) -> list[Flag]:
-            return response.look(made, tasks, judged, monitor_settings)
+            def look(made: list[Rollout] = rollouts, judged: dict[str, Verdict] = judged) -> list[Flag]:
+                return response.look(made, tasks, judged, monitor_settings)
 
-        flags += run.once("flags", Flag, phase, step, look, part=part)
-        verdicts |= judged
-        groups += made
+            flags += run.once("flags", Flag, phase, step, look, part=part)
+            verdicts |= judged
     return groups, verdicts, flags
 
 

@@ -2,6 +2,7 @@
 
 from woodshed.grading.verifier import (
     GradingSettings,
+    Judging,
     TestRun,
     crossing,
     judge,
@@ -10,4 +11,4 @@ from woodshed.grading.verifier import (
     with_runner,
 )
 
-__all__ = ["GradingSettings", "TestRun", "crossing", "judge", "run_tests", "verify", "with_runner"]
+__all__ = ["GradingSettings", "Judging", "TestRun", "crossing", "judge", "run_tests", "verify", "with_runner"]

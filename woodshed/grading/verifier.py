@@ -18,8 +18,9 @@ import secrets
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -28,7 +29,17 @@ from pydantic import Field
 
 from woodshed.grading import interface, results
 from woodshed.grading.compiled import compiled_tests
-from woodshed.records import Group, Outcome, Patch, Rollout, SandboxError, Task, TaskError, Verdict
+from woodshed.records import (
+    Environment,
+    Group,
+    Outcome,
+    Patch,
+    Rollout,
+    SandboxError,
+    Task,
+    TaskError,
+    Verdict,
+)
 from woodshed.rundir import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
@@ -312,6 +323,68 @@ def judged_apart(task: Task) -> tuple[str, ...]:
     return found
 
 
+class Judging:
+    """Verdicts on attempts while others are still being made. The same patch to the same task is run once.
+
+    As a context manager; leaving it waits for what runs, and for nothing else.
+    """
+
+    def __init__(self, tasks: Iterable[Task], settings: GradingSettings | None = None) -> None:
+        self.settings = settings or GradingSettings()
+        self._tasks = {task.id: task for task in tasks}
+        self._ready: set[Environment] = set()
+        self._running: dict[str, Future[Verdict]] = {}
+        self._of: dict[str, Future[Verdict]] = {}
+        self._pool = ThreadPoolExecutor(self.settings.jobs, thread_name_prefix="judging")
+
+    def __enter__(self) -> Judging:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def add(self, rollout: Rollout, progress: Progress | None = None) -> None:
+        """Begin the verdict on an attempt, if nobody has.
+
+        Raises:
+            TaskError: its task is not among the tasks.
+        """
+        if rollout.id in self._of:
+            return
+        if (task := self._tasks.get(rollout.task_id)) is None:
+            raise TaskError(
+                f"attempts at {rollout.task_name} cannot be judged: no such task, or it was changed since. "
+                "Judge with the task set that they were made with."
+            )
+        if task.environment not in self._ready:
+            environment.prepare(task.environment, progress=progress)
+            self._ready.add(task.environment)
+        taken, _ = crossing(task, rollout.patch)
+        key = json.dumps([task.id, {path: data and data.hex() for path, data in taken.items()}])
+        key = key if rollout.ended != "sandbox_lost" else rollout.id
+        if key not in self._running:
+            self._running[key] = self._pool.submit(_judge_one, task, rollout, self.settings)
+        self._of[rollout.id] = self._running[key]
+
+    def verdicts(
+        self, rollouts: Sequence[Rollout], *, progress: Progress | None = None
+    ) -> dict[str, Verdict]:
+        """By rollout id, in the order of the attempts, each of which is added.
+
+        Raises:
+            TaskError: as `add`.
+        """
+        for rollout in rollouts:
+            self.add(rollout, progress)
+        waiting = Counter(self._of[rollout.id] for rollout in rollouts)
+        done = 0
+        for future in as_completed(waiting):
+            done += waiting[future]
+            if progress:
+                progress(done, len(rollouts), "judging")
+        return {r.id: dataclasses.replace(self._of[r.id].result(), rollout_id=r.id) for r in rollouts}
+
+
 def judge(
     attempts: Iterable[Group | Rollout],
     tasks: Iterable[Task],
@@ -324,33 +397,9 @@ def judge(
     Raises:
         TaskError: an attempt at a task that is not among the tasks.
     """
-    settings = settings or GradingSettings()
-    known = {task.id: task for task in tasks}
     rollouts = [r for a in attempts for r in (a.rollouts if isinstance(a, Group) else (a,))]
-    if unknown := sorted({r.task_name for r in rollouts if r.task_id not in known}):
-        raise TaskError(
-            f"attempts at {', '.join(unknown)} cannot be judged: no such task, or it was changed since. "
-            "Judge with the task set that they were made with."
-        )
-    same: dict[str, list[Rollout]] = {}
-    for rollout in rollouts:
-        taken, _ = crossing(known[rollout.task_id], rollout.patch)
-        key = json.dumps([rollout.task_id, {path: data and data.hex() for path, data in taken.items()}])
-        same.setdefault(key if rollout.ended != "sandbox_lost" else rollout.id, []).append(rollout)
-    for needed in {known[twins[0].task_id].environment for twins in same.values()}:
-        environment.prepare(needed, progress=progress)
-    verdicts: dict[str, Verdict] = {}
-    with ThreadPoolExecutor(settings.jobs) as pool:
-        running = {
-            pool.submit(_judge_one, known[twins[0].task_id], twins[0], settings): twins
-            for twins in same.values()
-        }
-        for done in as_completed(running):
-            for rollout in running[done]:
-                verdicts[rollout.id] = dataclasses.replace(done.result(), rollout_id=rollout.id)
-            if progress:
-                progress(len(verdicts), len(rollouts), "judging")
-    return {rollout.id: verdicts[rollout.id] for rollout in rollouts}
+    with Judging(tasks, settings) as judging:
+        return judging.verdicts(rollouts, progress=progress)
 
 
 def _judge_one(task: Task, rollout: Rollout, settings: GradingSettings) -> Verdict:

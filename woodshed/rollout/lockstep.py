@@ -40,7 +40,8 @@ class RolloutSettings(Settings):
     """Sandboxes that work at the same time."""
     quorum: float = Field(default=1.0, gt=0, le=1)
     """Share of the attempts in flight whose tools must be done before the next messages are drawn. 1 waits for all, and
-    makes runs repeatable bit for bit; 0.5 lets a GPU draw while slow tests run."""
+    makes runs repeatable bit for bit; 0.5 lets a GPU draw while slow tests run. Below 1, attempts that have ended are
+    judged while others are being made."""
     watch: bool = True
     """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
     sandbox_retries: int = Field(default=2, ge=0)
@@ -67,14 +68,14 @@ def collect(
     seed: int,
     attempts: int | None = None,
     progress: Progress | None = None,
-    on_wave: Callable[[list[Group]], None] | None = None,
+    on_rollout: Callable[[Rollout], None] | None = None,
     backend: Backend = "bwrap",
     unsafe: bool = False,
 ) -> list[Group]:
     """Make `attempts` attempts (None: settings.attempts) at each task, in the order of the tasks.
 
-    `on_wave` receives the groups of each wave as it ends; a caller that kept them resumes by passing the tasks after
-    the last whole wave. A rollout that ended with "sandbox_lost" lost its sandbox in every retry: not to be trained on.
+    A wave's attempts do not depend on the waves before it. `on_rollout` receives each rollout as it ends, in no fixed
+    order. One that ended with "sandbox_lost" lost its sandbox in every retry: not to be trained on.
 
     Raises:
         SandboxError: a sandbox could not be opened.
@@ -91,13 +92,10 @@ def collect(
                 progress(before + done, len(tasks) * attempts, "attempts")
 
         with Workshop(settings, backend, unsafe) as workshop:
-            rollouts = _wave(sampler, seats, settings, agent_settings, seed, workshop, report)
-        made = [
+            rollouts = _wave(sampler, seats, settings, agent_settings, seed, workshop, report, on_rollout)
+        groups += [
             Group(task.id, tuple(rollouts[n * attempts : (n + 1) * attempts])) for n, task in enumerate(wave)
         ]
-        groups += made
-        if on_wave:
-            on_wave(made)
     return groups
 
 
@@ -115,6 +113,7 @@ def _wave(
     seed: int,
     workshop: Workshop,
     report: Callable[[int], None],
+    on_rollout: Callable[[Rollout], None] | None,
 ) -> list[Rollout]:
     """Rounds until every seat has its rollout; rollouts in the order of the seats."""
 
@@ -151,6 +150,8 @@ def _wave(
                 waiting.append(seat)
             else:
                 rollouts[seat] = rollout
+                if on_rollout:
+                    on_rollout(rollout)
         report(len(rollouts))
     return [rollouts[seat] for seat in seats]
 
@@ -166,7 +167,7 @@ class Begun:
 
 
 def _draw(sampler: Sampler, attempts: Sequence[Attempt], workshop: Workshop) -> dict[Attempt, Begun]:
-    """One message from everybody, whose calls begin. Tokenizers stay on this thread: they are not safe on more."""
+    """One message from everybody, whose calls begin."""
     started = time.perf_counter()
     samples = sampler.sample([attempt.request() for attempt in attempts])
     share_s = (time.perf_counter() - started) / len(attempts)

@@ -41,7 +41,7 @@ class Reading:
         """Log-prob of each token, and the entropy it was drawn at, which carries no gradient: (B, N) float32 each."""
         hidden_RD, tokens_R = self.hidden_BND.flatten(0, 1), tokens_BN.flatten()
         head = self.head
-        if type(head) is torch.nn.Linear and not any(p.requires_grad for p in head.parameters()):
+        if isinstance(head, torch.nn.Linear) and not any(p.requires_grad for p in head.parameters()):
             scored: Any = _FrozenHead.apply(hidden_RD, head.weight, head.bias, tokens_R, temperature)
         else:
             scored = _TokenLogps.apply(self.logits().flatten(0, 1), tokens_R, temperature)
@@ -123,9 +123,9 @@ def _gradient(prob_RV: Tensor, tokens_R: Tensor, grad_R: Tensor, temperature: fl
 
 
 def _in_parts(width: int, *rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """So many rows at a time that their logits, `width` each, are not too much at once."""
-    count = max(1, ELEMENTS_AT_ONCE // width)
-    return zip(*(each.split(count) for each in rows), strict=True)
+    """So many rows at a time that their logits, `width` each, are not too much at once; about as many each time."""
+    count = -(-len(rows[0]) // max(1, ELEMENTS_AT_ONCE // width))
+    return zip(*(each.tensor_split(max(1, count)) for each in rows), strict=True)
 
 
 def _log_softmax(logits_RV: Tensor, temperature: float) -> Tensor:

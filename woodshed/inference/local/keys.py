@@ -171,13 +171,13 @@ class RunningBatch(Cache):
         past = torch.tensor(self.end - self.start, device=device)
         return invariant.spans(past - torch.tensor(self.lengths, device=device), past)
 
-    def mask(self, device: torch.device, new: Sequence[int]) -> Tensor:
-        """The same as an attention mask (B, T), for a forward that adds `new` tokens to each row.
+    def mask(self, device: torch.device, new: Sequence[int], width: int) -> Tensor:
+        """The same as an attention mask (B, T), for a forward of `width` tokens, of which each row has `new`.
 
-        Rows with fewer new tokens than the most are padded at the right.
+        Rows with fewer are padded at the right.
         """
         past = self.end - self.start
-        columns = torch.arange(past + max(new), device=device)
+        columns = torch.arange(past + width, device=device)
         lengths = torch.tensor(self.lengths, device=device)[:, None]
         wanted = torch.tensor(new, device=device)[:, None]
         return (columns >= past - lengths) & (columns < past + wanted)

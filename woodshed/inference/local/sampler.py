@@ -31,6 +31,8 @@ from woodshed.records import ModelError, SamplerError
 
 _PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # in one forward; more fills the device no better
 _SHARED_TOKENS = 16  # a shorter common beginning is not worth a forward of its own
+_LEAST = 4  # rows of a product: fewer are another kernel's, and sums of another order
+_BLOCK = 512  # ids whose probabilities are summed before one of them is looked for
 
 
 @dataclass
@@ -172,13 +174,14 @@ class LocalSampler:
         """Complete (ids, kept sequence, how much of it) to the end of the ids, in one forward."""
         batch, new = self._batch, [len(ids) - length for ids, _, length in rows]
         past = max(length for _, _, length in rows)
-        batch.open(past, past + max(new))
+        width = max(*new, _LEAST)
+        batch.open(past, past + width)
         for _, prefix, length in rows:
             batch.put(prefix, length)
-        tokens = torch.zeros((len(rows), max(new)), dtype=torch.long)
+        tokens = torch.zeros((len(rows), width), dtype=torch.long)
         for slot, (ids, _, length) in enumerate(rows):
             tokens[slot, : new[slot]] = torch.from_numpy(ids[length:])
-        lasts = sorted({count - 1 for count in new})
+        lasts = sorted({count - 1 for count in new} | set(range(-(-_LEAST // len(rows)))))
         logits = self._logits(tokens, new, torch.tensor(lasts, device=self.device))
         results = []
         for slot, (ids, _, length) in enumerate(rows):
@@ -189,11 +192,12 @@ class LocalSampler:
 
     def _logits(self, tokens: Tensor, new: Sequence[int], keep: int | Tensor) -> Tensor:
         """Logits (B, kept, V) in float32 after a forward that writes its keys and values into the batch."""
-        seen = self._batch.spans(self.device) if self._takes_spans else self._batch.mask(self.device, new)
+        batch, width = self._batch, tokens.shape[1]
+        seen = batch.spans(self.device) if self._takes_spans else batch.mask(self.device, new, width)
         output = self.model(
             input_ids=tokens.to(self.device),
             attention_mask=seen,
-            position_ids=self._batch.positions(self.device, max(new)),
+            position_ids=batch.positions(self.device, width),
             use_cache=True,
             logits_to_keep=keep,
             **{self._cache_name: self._batch},
@@ -277,13 +281,26 @@ class LocalSampler:
 def draw(logits_BV: Tensor, uniform_B: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """One id for each row and its log-prob, by inverting the distribution function at a number in [0, 1).
 
-    A row takes nothing from its neighbours.
+    Blocks of ids are summed first, in float64, then the ids of one block. A row takes nothing from its neighbours.
     """
     logps_BV = torch.log_softmax(logits_BV / temperature, dim=-1)
-    cumulative_BV = logps_BV.double().exp().cumsum(-1)  # fp64: 50k small terms
-    wanted = uniform_B[:, None] * cumulative_BV[:, -1:]
-    ids = torch.searchsorted(cumulative_BV, wanted, right=True).clamp(max=logits_BV.shape[-1] - 1)
+    padding = -logps_BV.shape[-1] % _BLOCK
+    prob_BNK = torch.nn.functional.pad(logps_BV.exp(), (0, padding)).unflatten(-1, (-1, _BLOCK))
+    edge_BN = prob_BNK.sum(-1, dtype=torch.float64).cumsum(-1)
+    wanted_B1 = uniform_B[:, None] * edge_BN[:, -1:]
+    block_B1 = _first_above(edge_BN, wanted_B1)
+    before_B1 = torch.where(block_B1 > 0, edge_BN.gather(-1, (block_B1 - 1).clamp(min=0)), 0.0)
+    prob_BK = prob_BNK.gather(1, block_B1[..., None].expand(-1, 1, _BLOCK))[:, 0]
+    ids = block_B1 * _BLOCK + _first_above(prob_BK.double().cumsum(-1), wanted_B1 - before_B1)
+    ids = ids.clamp(max=logps_BV.shape[-1] - 1)  # of rows that are not finite
     return ids[:, 0], logps_BV.gather(-1, ids)[:, 0]
+
+
+def _first_above(rising_BN: Tensor, wanted_B1: Tensor) -> Tensor:
+    """(B, 1) where a sum first exceeds what is wanted; rounding asks for no more than there is."""
+    most_B1 = torch.nextafter(rising_BN[:, -1:], torch.zeros_like(wanted_B1))
+    found = torch.searchsorted(rising_BN, torch.minimum(wanted_B1, most_B1), right=True)
+    return found.clamp(max=rising_BN.shape[-1] - 1)
 
 
 @contextmanager
