@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from tiny_model import tiny_tokenizer
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from woodshed.inference.local import LocalSampler, compute_in_model_precision, invariant
 from woodshed.inference.renderer import create_renderer
@@ -72,7 +73,7 @@ def test_few_queries_attend_as_if_keys_were_copied(queries: int):
         torch.testing.assert_close(a, b)
 
 
-def model_of(intermediate: int = 128) -> Any:
+def model_of(intermediate: int = 128, *, installed: bool = True) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=348,
@@ -84,7 +85,8 @@ def model_of(intermediate: int = 128) -> Any:
         initializer_range=0.1,
     )
     model = LlamaForCausalLM(config).eval()
-    invariant.install(model)
+    if installed:
+        invariant.install(model)
     return model
 
 
@@ -130,6 +132,23 @@ def test_long_sums_are_taken_by_a_class_of_their_own():
     x = randn(3, invariant.LONG)
     layer = model.model.layers[0].mlp.down_proj
     torch.testing.assert_close(layer(x), x @ layer.weight.T)
+
+
+def test_norms_keep_their_numbers_and_those_of_another_kind_stay():
+    plain, model = model_of(installed=False), model_of()
+    for name, module in plain.named_modules():
+        if name.endswith("norm"):
+            ours, x = model.get_submodule(name), randn(3, 64)
+            assert type(ours) is not type(module)
+            assert torch.equal(ours(x), module(x))
+
+    class OneMoreRMSNorm(LlamaRMSNorm):
+        def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return super().forward(hidden_states) * (1 + self.weight)
+
+    model.model.norm = OneMoreRMSNorm(64)
+    invariant.install(model)
+    assert type(model.model.norm) is OneMoreRMSNorm
 
 
 # --- on a card ------------------------------------------------------------------------------------------------------

@@ -6,13 +6,15 @@ trainer, and log-probs by hundredths (He et al., "Defeating Nondeterminism in LL
 Here a query meets the keys of its own sequence in blocks that begin at its first token, whatever stands beside it. And
 a product is summed from the first column to the last: what else cuBLAS does on a Hopper card is to split long sums of
 few outputs, which `unsplit` forbids; our own kernel takes those products, as unsplit they are slow in cuBLAS. RMSNorm
-and softmax sum row by row as they are. On a CPU, and in float32 but for attention, all is PyTorch's.
+(in one kernel, which keeps no float32 copy for the backward pass) and softmax sum row by row as they are. On a CPU, and
+in float32 but for attention, all is PyTorch's.
 
 Shapes: B rows, H heads, G heads of keys and values, Q queries, T columns, D head width, K in, N out.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -33,6 +35,8 @@ def install(model: Any) -> None:
     for module in model.modules():
         if type(module) is torch.nn.Linear and module.in_features >= LONG:
             module.__class__ = Linear
+        elif _is_rms_norm(module):
+            module.__class__ = _in_one_kernel(type(module))
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -44,6 +48,28 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
+
+
+@functools.cache
+def _in_one_kernel(norm: type) -> type:
+    class RMSNorm(norm):
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            return _rms_norm(self, hidden_states)
+
+    return RMSNorm
+
+
+def _rms_norm(module: Any, x: Tensor) -> Tensor:
+    return torch.nn.functional.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
+
+
+def _is_rms_norm(module: Any) -> bool:
+    """Whether a module of transformers computes what PyTorch calls so; tried, as some add one to their weights."""
+    if not type(module).__name__.endswith("RMSNorm") or not hasattr(module, "variance_epsilon"):
+        return False
+    x = torch.linspace(-3, 5, module.weight.numel(), dtype=module.weight.dtype, device=module.weight.device)
+    with torch.no_grad():
+        return torch.allclose(module(x[None]), _rms_norm(module, x[None]), rtol=1e-2, atol=1e-5)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
