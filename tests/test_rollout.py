@@ -153,6 +153,21 @@ def test_rollouts_are_handed_over_as_they_end(tasks: list[Task]) -> None:
     assert all(ended[slow] - at > 1 for name, at in ended.items() if name != slow)
 
 
+def test_an_attempt_that_ends_holds_up_nobody(tasks: list[Task]) -> None:
+    """Its patch is taken by the same threads as tools, behind those that wait."""
+    calls = iter([*["<call>shell sleep 1</call>"] * 4, FINISH, FINISH])
+    began: list[float] = []
+
+    class Timed(ScriptedSampler):
+        def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+            began.append(time.monotonic())
+            return super().sample(requests)
+
+    sampler = Timed(renderer(), lambda request: next(calls, FINISH))
+    attempts(tasks[:2], sampler, ROLLOUT.model_copy(update={"quorum": 0.2, "tool_threads": 1}))
+    assert 0.9 < began[1] - began[0] < 2.5
+
+
 def test_waves_hold_whole_groups(tasks: list[Task]) -> None:
     assert [len(wave) for wave in waves(tasks, 4, 8)] == [2, 1]
     assert [len(wave) for wave in waves(tasks, 4, 3)] == [1, 1, 1]

@@ -8,7 +8,6 @@ holds up nobody else, and numerics that depend on the batch differ from run to r
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -87,12 +86,27 @@ def collect(
         seats = [Seat(task, n, f"{phase}-{step}-{task.name}-{n}") for task in wave for n in range(attempts)]
         before = len(groups) * attempts
 
-        def report(done: int, before: int = before) -> None:
+        def ended(rollout: Rollout, done: int, before: int = before) -> None:
+            if on_rollout:
+                on_rollout(rollout)
             if progress:
                 progress(before + done, len(tasks) * attempts, "attempts")
 
+        def begin(seat: Seat, sandbox: Sandbox) -> Attempt:
+            return Attempt(
+                seat.task,
+                sandbox,
+                sampler.renderer,
+                agent_settings,
+                rollout_id=seat.rollout_id,
+                context_length=sampler.context_length,
+                attempt=seat.attempt,
+                seed=seed,
+            )
+
+        sampler.flush()  # a wave made again after a kill must come out the same, whatever was cached before it
         with Workshop(settings, backend, unsafe) as workshop:
-            rollouts = _wave(sampler, seats, settings, agent_settings, seed, workshop, report, on_rollout)
+            rollouts = Wave(sampler, settings, workshop, begin, ended).run(seats)
         groups += [
             Group(task.id, tuple(rollouts[n * attempts : (n + 1) * attempts])) for n, task in enumerate(wave)
         ]
@@ -105,57 +119,6 @@ def waves(tasks: Sequence[Task], attempts: int, rows: int) -> list[Sequence[Task
     return [tasks[first : first + size] for first in range(0, len(tasks), size)]
 
 
-def _wave(
-    sampler: Sampler,
-    seats: Sequence[Seat],
-    settings: RolloutSettings,
-    agent_settings: AgentSettings,
-    seed: int,
-    workshop: Workshop,
-    report: Callable[[int], None],
-    on_rollout: Callable[[Rollout], None] | None,
-) -> list[Rollout]:
-    """Rounds until every seat has its rollout; rollouts in the order of the seats."""
-
-    def attempt_in(seat: Seat, sandbox: Sandbox) -> Attempt:
-        return Attempt(
-            seat.task,
-            sandbox,
-            sampler.renderer,
-            agent_settings,
-            rollout_id=seat.rollout_id,
-            context_length=sampler.context_length,
-            attempt=seat.attempt,
-            seed=seed,
-        )
-
-    sampler.flush()  # a wave made again after a kill must come out the same, whatever was cached before it
-    rollouts: dict[Seat, Rollout] = {}
-    lost = dict.fromkeys(seats, 0)
-    alive: dict[Seat, Attempt] = {}
-    at_work: dict[Attempt, Begun] = {}
-    waiting = list(seats)
-    while waiting or alive:
-        alive |= zip(waiting, map(attempt_in, waiting, workshop.map(workshop.open, waiting)), strict=True)
-        if ready := [attempt for attempt in alive.values() if attempt not in at_work]:
-            at_work |= _draw(sampler, ready, workshop)
-        _await(at_work, len(alive) - max(1, math.ceil(settings.quorum * len(alive))))
-        ended = [seat for seat, attempt in alive.items() if attempt.done and attempt not in at_work]
-        waiting = []
-        for seat, rollout in zip(
-            ended, workshop.map(Attempt.finish, [alive.pop(s) for s in ended]), strict=True
-        ):
-            if rollout.ended == "sandbox_lost" and lost[seat] < settings.sandbox_retries:
-                lost[seat] += 1
-                waiting.append(seat)
-            else:
-                rollouts[seat] = rollout
-                if on_rollout:
-                    on_rollout(rollout)
-        report(len(rollouts))
-    return [rollouts[seat] for seat in seats]
-
-
 @dataclass(frozen=True)
 class Begun:
     """A message whose calls are being carried out."""
@@ -166,25 +129,80 @@ class Begun:
     observed: Future[list[Observation] | None]
 
 
-def _draw(sampler: Sampler, attempts: Sequence[Attempt], workshop: Workshop) -> dict[Attempt, Begun]:
-    """One message from everybody, whose calls begin."""
-    started = time.perf_counter()
-    samples = sampler.sample([attempt.request() for attempt in attempts])
-    share_s = (time.perf_counter() - started) / len(attempts)
-    messages = [attempt.read(sample) for attempt, sample in zip(attempts, samples, strict=True)]
-    return {
-        attempt: Begun(sample, message, share_s, workshop.submit(attempt.execute, message))
-        for attempt, sample, message in zip(attempts, samples, messages, strict=True)
-    }
+class Wave:
+    """Attempts in flight: who can go on, whose tools are at work, whose patch is being taken."""
 
+    def __init__(
+        self,
+        sampler: Sampler,
+        settings: RolloutSettings,
+        workshop: Workshop,
+        begin: Callable[[Seat, Sandbox], Attempt],
+        ended: Callable[[Rollout, int], None],
+    ) -> None:
+        self.sampler, self.settings, self.workshop = sampler, settings, workshop
+        self.begin, self.ended = begin, ended
+        self.alive: dict[Seat, Attempt] = {}
+        self.at_work: dict[Attempt, Begun] = {}
+        self.finishing: dict[Seat, Future[Rollout]] = {}
+        self.lost: dict[Seat, int] = {}
+        self.rollouts: dict[Seat, Rollout] = {}
 
-def _await(at_work: dict[Attempt, Begun], most: int) -> None:
-    """Record what is done until at most so many are at work."""
-    while len(at_work) > most:
-        wait((turn.observed for turn in at_work.values()), return_when=FIRST_COMPLETED)
-        for attempt, turn in [(a, t) for a, t in at_work.items() if t.observed.done()]:
+    def run(self, seats: Sequence[Seat]) -> list[Rollout]:
+        """Rounds until every seat has its rollout; rollouts in the order of the seats."""
+        waiting = list(seats)
+        while waiting or self.alive or self.finishing:
+            opened = self.workshop.map(self.workshop.open, waiting)
+            self.alive |= zip(waiting, map(self.begin, waiting, opened), strict=True)
+            if ready := [attempt for attempt in self.alive.values() if attempt not in self.at_work]:
+                self._draw(ready)
+            waiting = self._settle()
+        return [self.rollouts[seat] for seat in seats]
+
+    def _draw(self, attempts: Sequence[Attempt]) -> None:
+        """One message from everybody, whose calls begin."""
+        started = time.perf_counter()
+        samples = self.sampler.sample([attempt.request() for attempt in attempts])
+        share_s = (time.perf_counter() - started) / len(attempts)
+        messages = [attempt.read(sample) for attempt, sample in zip(attempts, samples, strict=True)]
+        for attempt, sample, message in zip(attempts, samples, messages, strict=True):
+            observed = self.workshop.submit(attempt.execute, message)
+            self.at_work[attempt] = Begun(sample, message, share_s, observed)
+
+    def _settle(self) -> list[Seat]:
+        """Wait until the quorum can go on; seats whose sandbox was lost, to be taken again."""
+        again: list[Seat] = []
+        while True:
+            again += self._take()
+            if self.settings.quorum == 1:
+                enough = not (self.at_work or self.finishing)
+            elif self.alive:
+                enough = len(self.alive) - len(self.at_work) >= self.settings.quorum * len(self.alive)
+            else:
+                enough = bool(again) or not self.finishing
+            if enough:
+                return again
+            observed = (turn.observed for turn in self.at_work.values())
+            wait([*observed, *self.finishing.values()], return_when=FIRST_COMPLETED)
+
+    def _take(self) -> list[Seat]:
+        """What is done by now; seats whose sandbox was lost."""
+        for attempt, turn in [(a, t) for a, t in self.at_work.items() if t.observed.done()]:
             attempt.record(turn.sample, turn.message, turn.observed.result(), sample_s=turn.sample_s)
-            del at_work[attempt]
+            del self.at_work[attempt]
+        for seat in [s for s, attempt in self.alive.items() if attempt.done and attempt not in self.at_work]:
+            self.finishing[seat] = self.workshop.submit(self.alive.pop(seat).finish)
+        again = []
+        for seat in [seat for seat, future in self.finishing.items() if future.done()]:
+            rollout = self.finishing.pop(seat).result()
+            lost = self.lost.get(seat, 0)
+            if rollout.ended == "sandbox_lost" and lost < self.settings.sandbox_retries:
+                self.lost[seat] = lost + 1
+                again.append(seat)
+            else:
+                self.rollouts[seat] = rollout
+                self.ended(rollout, len(self.rollouts))
+        return again
 
 
 class Workshop:
