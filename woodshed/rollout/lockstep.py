@@ -182,8 +182,8 @@ class Wave:
                 enough = bool(again) or not self.finishing
             if enough:
                 return again
-            observed = (turn.observed for turn in self.at_work.values())
-            wait([*observed, *self.finishing.values()], return_when=FIRST_COMPLETED)
+            running: list[Future[Any]] = [turn.observed for turn in self.at_work.values()]
+            wait([*running, *self.finishing.values()], return_when=FIRST_COMPLETED)
 
     def _take(self) -> list[Seat]:
         """What is done by now; seats whose sandbox was lost."""
