@@ -48,6 +48,7 @@ def _step(metrics: dict[str, Any]) -> dict[str, Any]:
         "turns": metrics["invalid_calls"]["whole"],
         "kl_to_start": metrics.get("kl_to_start"),
         "logp_gap": metrics.get("logp_gap_mean"),
+        "logp_gap_max": metrics.get("logp_gap_max"),
         "stuck": metrics.get("stuck_tokens"),
         "targets": metrics.get("targets"),
         "factor": metrics.get("kl_factor"),
@@ -64,7 +65,7 @@ def _evaluation(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+    return None if value is None else float(f"{value:.4g}")
 
 
 def main() -> None:

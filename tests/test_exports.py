@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from woodshed.agent.tools import TOOLS
 from woodshed.cli import app
 from woodshed.evals import atif
+from woodshed.inference.local import invariant
 from woodshed.records import Call, Flag, Hint, Observation, Patch, Rollout, RunError, Task, Turn, Verdict
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
@@ -167,7 +168,7 @@ def test_the_exported_model_gives_the_same_logps(tiny_model_dir: Path, tiny_task
         )
     assert (expected - found).abs().max() < 1e-4  # float32, merged or not
     assert tokenizer.chat_template == loaded.tokenizer.chat_template
-    assert (out / "model.safetensors").is_file() and "sdpa_shared" not in (out / "config.json").read_text()
+    assert (out / "model.safetensors").is_file() and invariant.NAME not in (out / "config.json").read_text()
     card = (out / "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n") and "# tuned \\| \\<b\\>" in card
     assert "| tally | MIT | 1 | train |" in card and "no monitor looked" in card and "Not measured." in card

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
 from woodshed.grading import GradingSettings, again, compiled, doubt, results, runner, verifier
-from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError
+from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.rundir import RunDir
 from woodshed.sandbox import Sandbox, control, open_sandbox
 from woodshed.tasks import environment, folder
@@ -249,35 +250,58 @@ def test_judging_groups(tiny_task: Task):
         Group(tiny_task.id, (rollout(tiny_task, 0, gold), rollout(tiny_task, 1, Patch({})))),
         rollout(tiny_task, 2, gold),
         rollout(tiny_task, 3, gold, ended="sandbox_lost"),
+        rollout(tiny_task, 4, Patch({**gold.files, "tally/empty.py": ""})),
     ]
     verdicts = grading.judge(
         attempts, [tiny_task], GradingSettings(), progress=lambda done, total, _: calls.append((done, total))
     )
-    assert list(verdicts) == ["r0", "r1", "r2", "r3"]
+    assert list(verdicts) == ["r0", "r1", "r2", "r3", "r4"]
     assert [v.rollout_id for v in verdicts.values()] == list(verdicts)
     assert [(v.status, v.reward) for v in verdicts.values()] == [
         ("graded", 1.0),
         ("graded", 0.0),
         ("graded", 1.0),
         ("invalid", 0.0),
+        ("graded", 1.0),
     ]
     assert verdicts["r0"].seconds == verdicts["r2"].seconds  # the same patch was run once
-    assert calls[-1] == (4, 4)
+    assert calls[-1] == (5, 5)
     with pytest.raises(TaskError, match="attempts at tally-stub-count cannot be judged"):
         grading.judge(attempts, [])
 
 
-def test_judging_begins_before_all_attempts_are_there(tiny_task: Task):
-    gold = tasks.gold_patch(tiny_task)
+def test_judging_begins_before_all_attempts_are_there(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
+    gold, begun = tasks.gold_patch(tiny_task), []
     made = [rollout(tiny_task, n, patch) for n, patch in enumerate((gold, Patch({}), gold))]
+    judge_one = verifier._judge_one
+
+    def noted(task: Task, made: Rollout, settings: GradingSettings) -> Verdict:
+        begun.append(made.id)
+        return judge_one(task, made, settings)
+
+    monkeypatch.setattr(verifier, "_judge_one", noted)
     with grading.Judging([tiny_task]) as judging:
         judging.add(made[0])
-        begun = dict(judging.verdicts(made[:1]))
+        deadline = time.monotonic() + 10
+        while not begun and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert begun == ["r0"]
         verdicts = judging.verdicts(made)
         with pytest.raises(TaskError, match="attempts at other cannot be judged"):
-            judging.add(rollout(dataclasses.replace(tiny_task, id="x", name="other"), 4, gold))
+            judging.verdicts([*made, rollout(dataclasses.replace(tiny_task, id="x", name="other"), 4, gold)])
     assert [verdicts[r.id].reward for r in made] == [1.0, 0.0, 1.0]
-    assert verdicts["r2"] == dataclasses.replace(begun["r0"], rollout_id="r2")  # not run again
+    assert sorted(begun) == ["r0", "r1"]  # r2 is r0's patch
+
+
+def test_what_is_raised_while_judging_waits_for_no_test(tiny_task: Task):
+    slow = {"tally/__init__.py": "import time\ntime.sleep(60)\n"}
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), grading.Judging([tiny_task]) as judging:
+        for number in range(3):
+            judging.add(rollout(tiny_task, number, Patch({**slow, f"tally/number{number}.py": ""})))
+        time.sleep(2)  # the first one runs
+        raise KeyboardInterrupt
+    assert time.monotonic() - began < 12
 
 
 def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):

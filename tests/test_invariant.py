@@ -3,6 +3,8 @@ PEFT's own, and on a card the very bits of sampler and trainer."""
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import warnings
 from typing import Any
 
@@ -135,20 +137,52 @@ def test_long_sums_are_taken_by_a_class_of_their_own():
 
 
 def test_norms_keep_their_numbers_and_those_of_another_kind_stay():
-    plain, model = model_of(installed=False), model_of()
-    for name, module in plain.named_modules():
-        if name.endswith("norm"):
-            ours, x = model.get_submodule(name), randn(3, 64)
-            assert type(ours) is not type(module)
-            assert torch.equal(ours(x), module(x))
-
     class OneMoreRMSNorm(LlamaRMSNorm):
         def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
             return super().forward(hidden_states) * (1 + self.weight)
 
+    plain, model = model_of(installed=False), model_of()
+    for name, module in plain.named_modules():
+        if name.endswith("norm"):
+            ours = model.get_submodule(name)
+            assert type(ours) is invariant.RMSNorm
+            for dtype, weight in itertools.product((torch.float32, torch.bfloat16), repeat=2):
+                module.to(weight)
+                ours.to(weight)
+                x = randn(3, 64, dtype=dtype)
+                assert ours(x).dtype == module(x).dtype
+                rounding = 0.0 if torch.float32 == dtype == weight else 1e-2
+                torch.testing.assert_close(ours(x), module(x), rtol=rounding, atol=0.0)
     model.model.norm = OneMoreRMSNorm(64)
     invariant.install(model)
     assert type(model.model.norm) is OneMoreRMSNorm
+    assert torch.equal(
+        pickle.loads(pickle.dumps(model.model.layers[0].input_layernorm)).weight, torch.ones(64)
+    )
+
+
+def test_an_adapter_with_other_targets_or_of_another_kind_is_pefts_own():
+    ids = torch.arange(6)[None]
+    made = []
+    for convert in (compute_in_model_precision, lambda model: model):
+        model = adapted()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.manual_seed(3)
+            convert(model)
+            model.add_adapter("few", LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+            dora = LoraConfig(r=2, target_modules=["v_proj"], use_dora=True, task_type="CAUSAL_LM")
+            model.add_adapter("dora", dora)
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            if "lora_B" in name:
+                parameter.data = randn(*parameter.shape, seed=index) * 0.1
+        found = []
+        for name in ("few", "dora", "default"):
+            model.set_adapter(name)
+            found.append(model(input_ids=ids).logits)
+        made.append(found)
+    for ours, theirs in zip(*made, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 # --- on a card ------------------------------------------------------------------------------------------------------
@@ -218,12 +252,17 @@ def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows:
 
     head, rows = some(30), []
     asked = [SampleRequest(head + some(5 + 9 * i), 40, i) for i in range(12)]
-    for _turn in range(2):  # the second turn goes on from what the first has computed
+    for turn in range(
+        3
+    ):  # goes on from what was computed before: all but a turn, all but one token, one row alone
         samples = sampler.sample(asked)
         for request, sample in zip(asked, samples, strict=True):
             ids = (*request.prompt_ids, *sample.ids)
             rows.append(Row(ids, tuple(range(len(request.prompt_ids), len(ids))), sample.logps))
-        asked = [SampleRequest((*rows[i].ids, *some(7)), 30, 100 + i) for i in range(12)]
+        if turn == 0:
+            asked = [SampleRequest((*rows[i].ids, *some(7)), 30, 100 + i) for i in range(12)]
+        else:
+            asked = [SampleRequest(asked[0].prompt_ids, 30, 200)]
     for count in (1, 5, 24):
         for begin in range(0, len(rows), count):
             padded = packing.pad(rows[begin : begin + count], policy.device)

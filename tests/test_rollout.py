@@ -155,7 +155,7 @@ def test_rollouts_are_handed_over_as_they_end(tasks: list[Task]) -> None:
 
 def test_an_attempt_that_ends_holds_up_nobody(tasks: list[Task]) -> None:
     """Its patch is taken by the same threads as tools, behind those that wait."""
-    calls = iter([*["<call>shell sleep 1</call>"] * 4, FINISH, FINISH])
+    calls = iter([FINISH, FINISH, *["<call>shell sleep 1</call>"] * 4])
     began: list[float] = []
 
     class Timed(ScriptedSampler):

@@ -13,19 +13,20 @@ import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from test_codec import TOOLS
 from tiny_model import tiny_tokenizer, write_tiny_model
 
 from woodshed.inference import local, weights
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
-from woodshed.inference.local import LocalSampler, loading
+from woodshed.inference.local import LocalSampler, invariant, loading
 from woodshed.inference.local.sampler import draw
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
@@ -226,6 +227,91 @@ def test_a_draw_inverts_the_distribution_function(vocabulary: int, temperature: 
     below = expected.double().exp().cumsum(-1).gather(-1, ids[:, None])[:, 0]
     assert (uniform <= below + 1e-6).all() and (uniform >= below - logps.double().exp() - 1e-6).all()
     assert (ids[0], ids[1]) == (1, max(i for i in range(vocabulary) if i % 3))
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 308,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+}
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "a window": lambda: transformers.MistralConfig(**SHAPE, sliding_window=8),
+    "a window that is off": lambda: transformers.Qwen2Config(
+        **SHAPE, sliding_window=8, use_sliding_window=False
+    ),
+    "norms of queries": lambda: transformers.Qwen3Config(**SHAPE, head_dim=16),
+    "capped logits": lambda: transformers.Gemma2Config(**SHAPE, head_dim=16, sliding_window=8),
+    "learned positions": lambda: transformers.GPT2Config(
+        vocab_size=308, n_positions=160, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
+    ),
+    "values of another width": lambda: transformers.DeepseekV3Config(
+        **{**SHAPE, "num_key_value_heads": 4},
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        n_shared_experts=1,
+        moe_intermediate_size=32,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=16,
+        v_head_dim=16,
+        first_k_dense_replace=1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_every_kind_of_attention_draws_what_a_plain_forward_says(tiny, name: str, fixed: bool):
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).eval()
+    invariant.install(model)
+    sampler = LocalSampler(model.to(DEVICE), create_renderer(tiny.tokenizer, model_dir=tiny.directory))
+    if fixed and not invariant.takes_spans(model):
+        pytest.skip("its columns are not said by spans")
+    sampler._graphs = sampler._make_graphs() if fixed else None
+    requests = some_requests(6, most=70)
+    for _turn in range(2):
+        samples = sampler.sample(requests)
+        assert worst(sampler, requests, samples) < 1e-4
+        requests = [
+            SampleRequest((*r.prompt_ids, *s.ids, 5, 6), 20, 9 + i)
+            for i, (r, s) in enumerate(zip(requests, samples, strict=True))
+        ]
+
+
+def test_a_prompt_that_is_known_but_for_its_last_token_is_no_product_of_one_row(tiny):
+    sampler = make_sampler(tiny)
+    shapes: list[tuple[int, int]] = []
+    head = sampler.model.get_output_embeddings()
+    hooks = [
+        head.register_forward_pre_hook(lambda _m, x: shapes.append(x[0].shape[:2])),
+        sampler.model.model.norm.register_forward_pre_hook(lambda _m, x: shapes.append(x[0].shape[:2])),
+    ]
+    try:
+        prompt = some_requests(1)[0].prompt_ids
+        first = sampler.sample([SampleRequest(prompt, 1, 0)])
+        again = sampler.sample([SampleRequest(prompt, 1, 0)])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(shapes) == 4 and all(rows * tokens >= invariant.LEAST_ROWS for rows, tokens in shapes)
+    assert first[0].ids == again[0].ids
+
+
+def test_a_prompt_that_fills_the_context_of_a_model_with_learned_positions(tiny):
+    model: Any = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES["learned positions"]()).eval()
+    sampler = LocalSampler(model.to(DEVICE), create_renderer(tiny.tokenizer, model_dir=tiny.directory))
+    ids = tuple(range(3, 161))
+    for prompt in (ids, (*ids, 7)):
+        requests = [SampleRequest(prompt, 1, 0)]
+        assert worst(sampler, requests, sampler.sample(requests)) < 1e-4
 
 
 def play(

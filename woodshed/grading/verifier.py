@@ -17,10 +17,12 @@ import re
 import secrets
 import signal
 import tempfile
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -323,10 +325,40 @@ def judged_apart(task: Task) -> tuple[str, ...]:
     return found
 
 
+class Held:
+    """Sandboxes in use, which can be closed from outside; then no more are let in."""
+
+    def __init__(self) -> None:
+        self._lock, self._open, self._closed = threading.Lock(), list[Sandbox](), False
+
+    @contextlib.contextmanager
+    def hold(self, sandbox: Sandbox) -> Iterator[None]:
+        """Raises SandboxError once all were closed."""
+        with self._lock:
+            if self._closed:
+                raise SandboxError("judging was broken off")
+            self._open.append(sandbox)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.remove(sandbox)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed, held = True, list(self._open)
+        for sandbox in held:
+            sandbox.close()
+
+
+_HELD: ContextVar[Held | None] = ContextVar("held", default=None)
+"""Who closes the sandboxes of the verifications in this context, where somebody does."""
+
+
 class Judging:
     """Verdicts on attempts while others are still being made. The same patch to the same task is run once.
 
-    As a context manager; leaving it waits for what runs, and for nothing else.
+    As a context manager. Whatever is raised inside closes the sandboxes of the verifications that run.
     """
 
     def __init__(self, tasks: Iterable[Task], settings: GradingSettings | None = None) -> None:
@@ -335,35 +367,32 @@ class Judging:
         self._ready: set[Environment] = set()
         self._running: dict[str, Future[Verdict]] = {}
         self._of: dict[str, Future[Verdict]] = {}
+        self._held = Held()
         self._pool = ThreadPoolExecutor(self.settings.jobs, thread_name_prefix="judging")
 
     def __enter__(self) -> Judging:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._held.close()
         self._pool.shutdown(cancel_futures=True)
 
-    def add(self, rollout: Rollout, progress: Progress | None = None) -> None:
+    def add(self, rollout: Rollout) -> None:
         """Begin the verdict on an attempt, if nobody has.
 
         Raises:
             TaskError: its task is not among the tasks.
         """
+        self._prepare([rollout])
         if rollout.id in self._of:
             return
-        if (task := self._tasks.get(rollout.task_id)) is None:
-            raise TaskError(
-                f"attempts at {rollout.task_name} cannot be judged: no such task, or it was changed since. "
-                "Judge with the task set that they were made with."
-            )
-        if task.environment not in self._ready:
-            environment.prepare(task.environment, progress=progress)
-            self._ready.add(task.environment)
+        task = self._tasks[rollout.task_id]
         taken, _ = crossing(task, rollout.patch)
-        key = json.dumps([task.id, {path: data and data.hex() for path, data in taken.items()}])
+        key = json.dumps([task.id, {p: None if data is None else data.hex() for p, data in taken.items()}])
         key = key if rollout.ended != "sandbox_lost" else rollout.id
         if key not in self._running:
-            self._running[key] = self._pool.submit(_judge_one, task, rollout, self.settings)
+            self._running[key] = self._pool.submit(self._judge, task, rollout)
         self._of[rollout.id] = self._running[key]
 
     def verdicts(
@@ -374,15 +403,30 @@ class Judging:
         Raises:
             TaskError: as `add`.
         """
+        self._prepare(rollouts, progress)
         for rollout in rollouts:
-            self.add(rollout, progress)
-        waiting = Counter(self._of[rollout.id] for rollout in rollouts)
-        done = 0
+            self.add(rollout)
+        waiting, done = Counter(self._of[rollout.id] for rollout in rollouts), 0
         for future in as_completed(waiting):
             done += waiting[future]
             if progress:
                 progress(done, len(rollouts), "judging")
         return {r.id: dataclasses.replace(self._of[r.id].result(), rollout_id=r.id) for r in rollouts}
+
+    def _prepare(self, rollouts: Sequence[Rollout], progress: Progress | None = None) -> None:
+        """All tasks are known, and their environments built, before the first test runs."""
+        if unknown := sorted({r.task_name for r in rollouts if r.task_id not in self._tasks}):
+            raise TaskError(
+                f"attempts at {', '.join(unknown)} cannot be judged: no such task, or it was changed since. "
+                "Judge with the task set that they were made with."
+            )
+        for needed in {self._tasks[r.task_id].environment for r in rollouts} - self._ready:
+            environment.prepare(needed, progress=progress)
+            self._ready.add(needed)
+
+    def _judge(self, task: Task, rollout: Rollout) -> Verdict:
+        _HELD.set(self._held)
+        return _judge_one(task, rollout, self.settings)
 
 
 def judge(
@@ -459,7 +503,10 @@ def _test_once(
         deleted = _lay(layer, taken)
         _lay(blanks, dict.fromkeys(sources, b""))
         layers = (layer, folder.protected_folder(task), blanks)
-        with open_sandbox(with_runner(environment.sandbox_spec(task, extra_lowers=layers))) as sandbox:
+        with (
+            open_sandbox(with_runner(environment.sandbox_spec(task, extra_lowers=layers))) as sandbox,
+            held.hold(sandbox) if (held := _HELD.get()) else contextlib.nullcontext(),
+        ):
             if deleted:
                 sandbox.exec(["rm", "-f", "--", *deleted])
             since = time.time_ns()

@@ -150,13 +150,13 @@ class Wave:
 
     def run(self, seats: Sequence[Seat]) -> list[Rollout]:
         """Rounds until every seat has its rollout; rollouts in the order of the seats."""
-        waiting = list(seats)
+        order, waiting = {seat: n for n, seat in enumerate(seats)}, list(seats)
         while waiting or self.alive or self.finishing:
             opened = self.workshop.map(self.workshop.open, waiting)
             self.alive |= zip(waiting, map(self.begin, waiting, opened), strict=True)
             if ready := [attempt for attempt in self.alive.values() if attempt not in self.at_work]:
                 self._draw(ready)
-            waiting = self._settle()
+            waiting = sorted(self._settle(), key=order.__getitem__)
         return [self.rollouts[seat] for seat in seats]
 
     def _draw(self, attempts: Sequence[Attempt]) -> None:

@@ -170,12 +170,8 @@ def why_not(policy: Policy) -> str:
     Attention that looks back a fixed distance, or a state instead of keys and values, would ignore the mask.
     """
     config = policy.model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds:
-        return f"it has {', '.join(sorted(kinds))} layers"
-    for name in ("sliding_window", "attention_chunk_size"):
-        if getattr(config, name, None) and getattr(config, "use_sliding_window", True):
-            return f"its attention is limited by {name}"
+    if reason := invariant.limited_attention(config):
+        return reason
     if config._attn_implementation not in ("sdpa", invariant.NAME, "eager"):
         return f"its attention is {config._attn_implementation}"
     gap = _gap(policy)

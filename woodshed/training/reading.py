@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from woodshed.inference.local import invariant
+
 ELEMENTS_AT_ONCE = 1 << 25
 """Of logits that are turned into float32 log-probs at the same time."""
 
@@ -35,13 +37,16 @@ class Reading:
     def logits(self, at: Tensor | None = None) -> Tensor:
         """(B, N, V), or those at these rows of (B x N), in the model's own precision."""
         hidden = self.hidden_BND if at is None else self.hidden_BND.flatten(0, 1)[at]
-        return hidden if self.head is None else self.head(hidden)
+        if self.head is None:
+            return hidden
+        with invariant.unsplit():
+            return self.head(hidden)
 
     def score(self, tokens_BN: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-prob of each token, and the entropy it was drawn at, which carries no gradient: (B, N) float32 each."""
         hidden_RD, tokens_R = self.hidden_BND.flatten(0, 1), tokens_BN.flatten()
         head = self.head
-        if isinstance(head, torch.nn.Linear) and not any(p.requires_grad for p in head.parameters()):
+        if isinstance(head, torch.nn.Linear) and _is_plain_and_frozen(head):
             scored: Any = _FrozenHead.apply(hidden_RD, head.weight, head.bias, tokens_R, temperature)
         else:
             scored = _TokenLogps.apply(self.logits().flatten(0, 1), tokens_R, temperature)
@@ -52,6 +57,12 @@ class Reading:
 def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:
     """Log-prob of each wanted token at the sampling temperature: (B, N) float32, from logits of any precision."""
     return Reading(logits_BNV, None).score(tokens_BN, temperature)[0]
+
+
+def _is_plain_and_frozen(head: torch.nn.Linear) -> bool:
+    return type(head) in (torch.nn.Linear, invariant.Linear) and not any(
+        p.requires_grad for p in head.parameters()
+    )
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -68,7 +79,9 @@ class _FrozenHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logps, entropies, gradients = [], [], []
         for part_RD, of_R in _in_parts(len(weight_VD), hidden_RD, tokens_R):
-            logp_RV = _log_softmax(torch.nn.functional.linear(part_RD, weight_VD, bias_V), temperature)
+            with invariant.unsplit():
+                logits_RV = invariant.linear(part_RD, weight_VD, bias_V)
+            logp_RV = _log_softmax(logits_RV, temperature)
             logps.append(logp_RV.gather(-1, of_R.unsqueeze(-1)).squeeze(-1))
             prob_RV = logp_RV.exp()
             entropies.append(-logp_RV.mul_(prob_RV).sum(-1))

@@ -18,15 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from woodshed.inference.local.invariant import spans
+from woodshed.inference.local.invariant import LEAST_ROWS, spans
 from woodshed.inference.local.keys import RunningBatch
 
 Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(tokens (B, 1), spans (B, 1, 1, 2), positions (B, 1)) -> logits (B, V), writing into the running batch."""
 Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """(logits (B, V), uniform numbers (B,)) -> ids (B,), log-probs (B,)."""
-
-_LEAST_ROWS = 4
 
 
 class Graphs:
@@ -114,4 +112,4 @@ def _uncollected() -> Iterator[None]:
 
 def padded_rows(live: int) -> int:
     """Rows computed for `live` ones: the next power of two."""
-    return max(_LEAST_ROWS, 1 << (live - 1).bit_length())
+    return max(LEAST_ROWS, 1 << (live - 1).bit_length())

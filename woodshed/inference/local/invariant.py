@@ -6,15 +6,14 @@ trainer, and log-probs by hundredths (He et al., "Defeating Nondeterminism in LL
 Here a query meets the keys of its own sequence in blocks that begin at its first token, whatever stands beside it. And
 a product is summed from the first column to the last: what else cuBLAS does on a Hopper card is to split long sums of
 few outputs, which `unsplit` forbids; our own kernel takes those products, as unsplit they are slow in cuBLAS. RMSNorm
-(in one kernel, which keeps no float32 copy for the backward pass) and softmax sum row by row as they are. On a CPU, and
-in float32 but for attention, all is PyTorch's.
+(in one kernel, which keeps no float32 copy for the backward pass, and rounds once where transformers' rounds twice) and
+softmax sum row by row as they are. On a CPU, and in float32 but for attention, all is PyTorch's.
 
 Shapes: B rows, H heads, G heads of keys and values, Q queries, T columns, D head width, K in, N out.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,9 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-NAME = "sdpa_shared_heads"
-LONG, _TILE, _PROGRAMS = 2048, 128, 132
-"""A sum of so many terms is split by cuBLAS where its outputs, in tiles of this side, are fewer than H100's cores."""
+NAME = "invariant"
+"""Of this attention, among transformers' implementations."""
+LONG = 2048
+"""Terms of a sum that cuBLAS splits where there are few outputs,"""
+_TILE, _FEW = 128, 132
+"""in tiles of this side fewer than a card has multiprocessors."""
+LEAST_ROWS = 4
+"""Products of fewer rows are of other kernels, and sums of another order."""
 
 
 def install(model: Any) -> None:
@@ -33,10 +37,12 @@ def install(model: Any) -> None:
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
     for module in model.modules():
-        if type(module) is torch.nn.Linear and module.in_features >= LONG:
-            module.__class__ = Linear
+        kind: Any = type(module)
+        if kind is torch.nn.Linear and module.in_features >= LONG:
+            kind = Linear
         elif _is_rms_norm(module):
-            module.__class__ = _in_one_kernel(type(module))
+            kind = RMSNorm
+        module.__class__ = kind
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)
@@ -50,34 +56,36 @@ class Linear(torch.nn.Linear):
         return linear(input, self.weight, self.bias)
 
 
-@functools.cache
-def _in_one_kernel(norm: type) -> type:
-    class RMSNorm(norm):
-        def forward(self, hidden_states: Tensor) -> Tensor:
-            return _rms_norm(self, hidden_states)
+class RMSNorm(torch.nn.Module):
+    """transformers' module of the name, in one kernel."""
 
-    return RMSNorm
+    weight: Tensor
+    variance_epsilon: float
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
+        return torch.nn.functional.rms_norm(
+            hidden_states.to(dtype), self.weight.shape, self.weight.to(dtype), self.variance_epsilon
+        )
 
 
-def _rms_norm(module: Any, x: Tensor) -> Tensor:
-    return torch.nn.functional.rms_norm(x, module.weight.shape, module.weight, module.variance_epsilon)
-
-
-def _is_rms_norm(module: Any) -> bool:
+def _is_rms_norm(module: torch.nn.Module) -> bool:
     """Whether a module of transformers computes what PyTorch calls so; tried, as some add one to their weights."""
     if not type(module).__name__.endswith("RMSNorm") or not hasattr(module, "variance_epsilon"):
         return False
-    x = torch.linspace(-3, 5, module.weight.numel(), dtype=module.weight.dtype, device=module.weight.device)
+    weight: Any = module.weight
+    x = torch.linspace(-3, 5, weight.numel(), dtype=weight.dtype, device=weight.device)[None]
     with torch.no_grad():
-        return torch.allclose(module(x[None]), _rms_norm(module, x[None]), rtol=1e-2, atol=1e-5)
+        return torch.allclose(module(x), RMSNorm.forward(module, x), rtol=1e-2, atol=1e-5)  # type: ignore[arg-type]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x weight^T + bias: (..., N) from (..., K), weight (N, K) and bias (N,)."""
     width, depth = weight.shape
-    tiles = -(-x.numel() // depth // _TILE) * -(-width // _TILE)
+    rows = x.numel() // depth
+    is_split = depth >= LONG and -(-rows // _TILE) * -(-width // _TILE) < _FEW
     is_read = not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-    if x.is_cuda and x.dtype == torch.bfloat16 and depth >= LONG and tiles < _PROGRAMS and is_read:
+    if x.is_cuda and x.dtype == torch.bfloat16 and is_read and (is_split or rows < LEAST_ROWS):
         from woodshed.inference.local import kernels
 
         return kernels.linear(x, weight, bias)
@@ -110,9 +118,20 @@ def takes_spans(model: Any) -> bool:
     config = model.config.get_text_config()
     return (
         config._attn_implementation == NAME
-        and set(getattr(config, "layer_types", None) or ()) <= {"full_attention"}
+        and not limited_attention(config)
         and not getattr(config, "attn_logit_softcapping", None)
     )
+
+
+def limited_attention(config: Any) -> str:
+    """What limits how far a model's attention looks back, or has it keep something else than keys and values; or ""."""
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if kinds - {"full_attention"}:
+        return f"it has {', '.join(sorted(kinds - {'full_attention'}))} layers"
+    for name in ("sliding_window", "attention_chunk_size"):
+        if not kinds and getattr(config, name, None) and getattr(config, "use_sliding_window", True):
+            return f"its attention is limited by {name}"
+    return ""
 
 
 def spans(begin_B: Tensor, first: Tensor) -> Tensor:
@@ -130,14 +149,15 @@ def attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     scale = options.get("scaling") or query.shape[-1] ** -0.5
+    has_kernel = query.is_cuda and query.shape[-1] == value.shape[-1]
     if attention_mask is not None and attention_mask.dtype == torch.long:
         span_B2 = attention_mask.view(len(query), 2)
-        if query.is_cuda:
+        if has_kernel:
             from woodshed.inference.local import kernels
 
             return kernels.attend(query, key, value, span_B2, scale), None
         attention_mask = _as_mask(span_B2, query.shape[2], key.shape[2])
-    elif attention_mask is None and query.is_cuda and _is_causal(module, query, key, options):
+    elif attention_mask is None and has_kernel and _is_causal(module, query, key, options):
         return _Causal.apply(query, key, value, scale), None  # pyright: ignore[reportReturnType]
     if query.shape[2] == 1 and not options.get("dropout"):
         return attend_few(query, key, value, attention_mask, scale), None
@@ -158,7 +178,7 @@ def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, s
     seen = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(rows, groups, shared * queries, width), key, value, attn_mask=mask, scale=scale
     )
-    return seen.view(rows, heads, queries, width).transpose(1, 2)
+    return seen.view(rows, heads, queries, value.shape[-1]).transpose(1, 2)
 
 
 def _as_mask(span_B2: Tensor, queries: int, columns: int) -> Tensor:

@@ -100,7 +100,8 @@ def _adapted_linear() -> type:
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             (name, *others) = self.active_adapters
-            if args or kwargs or others or self.disable_adapters or self.merged:
+            is_plain = name in self.lora_A and name not in self.lora_variant
+            if not is_plain or args or kwargs or others or self.disable_adapters or self.merged:
                 return super().forward(x, *args, **kwargs)
             result = self.base_layer(x)
             down, up = self.lora_A[name].weight.to(x.dtype), self.lora_B[name].weight.to(x.dtype)

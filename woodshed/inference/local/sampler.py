@@ -24,6 +24,7 @@ from torch import Tensor
 
 from woodshed.inference.local import invariant
 from woodshed.inference.local.graphs import Graphs, padded_rows
+from woodshed.inference.local.invariant import LEAST_ROWS
 from woodshed.inference.local.keys import Prefix, Prefixes, RunningBatch, common_length
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, check_fits
@@ -31,7 +32,6 @@ from woodshed.records import ModelError, SamplerError
 
 _PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # in one forward; more fills the device no better
 _SHARED_TOKENS = 16  # a shorter common beginning is not worth a forward of its own
-_LEAST = 4  # rows of a product: fewer are another kernel's, and sums of another order
 _BLOCK = 512  # ids whose probabilities are summed before one of them is looked for
 
 
@@ -59,8 +59,9 @@ class _Row:
 class LocalSampler:
     """Draws messages from a transformers model, which may be the one in training.
 
-    The same calls in the same order give the same bits. On a CPU, what was kept from earlier calls changes the order of
-    sums, in the last digit: a run that must repeat exactly begins each phase with `load` or `flush`.
+    The same calls in the same order give the same bits. But where `invariant` reaches, what was kept from earlier
+    calls changes the order of sums, in the last digit: a run that must repeat exactly begins each phase with `load` or
+    `flush`.
     """
 
     def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
@@ -174,14 +175,14 @@ class LocalSampler:
         """Complete (ids, kept sequence, how much of it) to the end of the ids, in one forward."""
         batch, new = self._batch, [len(ids) - length for ids, _, length in rows]
         past = max(length for _, _, length in rows)
-        width = max(*new, _LEAST)
+        width = max(*new, LEAST_ROWS)
         batch.open(past, past + width)
         for _, prefix, length in rows:
             batch.put(prefix, length)
         tokens = torch.zeros((len(rows), width), dtype=torch.long)
         for slot, (ids, _, length) in enumerate(rows):
             tokens[slot, : new[slot]] = torch.from_numpy(ids[length:])
-        lasts = sorted({count - 1 for count in new} | set(range(-(-_LEAST // len(rows)))))
+        lasts = sorted({count - 1 for count in new} | set(range(-(-LEAST_ROWS // len(rows)))))
         logits = self._logits(tokens, new, torch.tensor(lasts, device=self.device))
         results = []
         for slot, (ids, _, length) in enumerate(rows):
@@ -197,7 +198,7 @@ class LocalSampler:
         output = self.model(
             input_ids=tokens.to(self.device),
             attention_mask=seen,
-            position_ids=batch.positions(self.device, width),
+            position_ids=batch.positions(self.device, width).clamp(max=self.context_length - 1),  # padding's
             use_cache=True,
             logits_to_keep=keep,
             **{self._cache_name: self._batch},

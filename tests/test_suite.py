@@ -1,0 +1,108 @@
+"""A suite's attempts and verdicts: the same whether judging waits for all attempts or not, and kept by wave."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import FINISH, SETTINGS, renderer
+
+from woodshed.evals import suite
+from woodshed.grading import GradingSettings, verifier
+from woodshed.grading.monitors.response import MonitorSettings
+from woodshed.inference.sampler import SampleRequest, ScriptedSampler
+from woodshed.records import Flag, Group, Rollout, Task, Verdict
+from woodshed.rollout import RolloutSettings
+from woodshed.rundir import RunDir
+from woodshed.tasks import folder
+
+WAIT = "<call>shell sleep 4</call>"
+
+
+def attempts(
+    run: RunDir, task: Task, quorum: float, script: Any
+) -> tuple[list[Group], dict[str, Verdict], list[Flag]]:
+    return suite.attempt(
+        run,
+        ScriptedSampler(renderer(), script),
+        [task],
+        RolloutSettings(attempts=3, quorum=quorum, tool_threads=3),
+        SETTINGS,
+        GradingSettings(jobs=1),
+        MonitorSettings(),
+        phase="train",
+        step=0,
+        attempts=3,
+        seed=0,
+    )
+
+
+def script_of(task: Task) -> Any:
+    """The first attempt waits and gives up, the second puts the original back, the third does nothing."""
+    stub = (task.folder / "environment/workspace/tally/words.py").read_text().splitlines()
+    (gold,) = folder.gold_patch(task).files.values()
+    assert gold is not None
+    old = next(line for line in stub if "NotImplementedError" in line)
+    new = gold[gold.index("    found = {}") :].rstrip("\n")
+    edit = f"<call>edit_file tally/words.py\n<<<<\n{old}\n====\n{new}\n>>>>\n</call>"
+    begun: list[SampleRequest] = []
+
+    def following(request: SampleRequest) -> str:
+        begun.append(request)
+        return {1: WAIT, 2: edit}.get(len(begun), FINISH)
+
+    return following
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Attempts whose verdict has begun, in that order."""
+    begun: list[str] = []
+    judge_one = verifier._judge_one
+
+    def noted(task: Task, made: Rollout, settings: GradingSettings) -> Verdict:
+        begun.append(made.id)
+        return judge_one(task, made, settings)
+
+    monkeypatch.setattr(verifier, "_judge_one", noted)
+    return begun
+
+
+def test_verdicts_begin_with_a_quorum_and_are_the_same(tiny_task: Task, tmp_path: Path, judged: list[str]):
+    found = {}
+    for quorum in (1.0, 0.3):
+        judged.clear()
+        run = RunDir.create(tmp_path / str(quorum), recipe="", manifest={})
+        groups, verdicts, _ = attempts(run, tiny_task, quorum, script_of(tiny_task))
+        found[quorum] = [dataclasses.replace(v, seconds=0.0, detail="") for v in verdicts.values()]
+        names = [rollout.id for rollout in groups[0].rollouts]
+        assert list(verdicts) == names
+        assert (judged[0] == names[0]) is (quorum == 1)  # else it was the last to end
+    assert found[1.0] == found[0.3]
+    assert [v.reward for v in found[0.3]] == [0.0, 1.0, 0.0]
+
+
+def test_an_interrupted_wave_is_made_again_and_a_whole_one_is_not(
+    tiny_task: Task, tmp_path: Path, judged: list[str]
+):
+    run = RunDir.create(tmp_path / "run", recipe="", manifest={})
+    script = script_of(tiny_task)
+    count = 0
+
+    def breaks(request: SampleRequest) -> str:
+        nonlocal count
+        count += 1
+        if count == 5:
+            raise KeyboardInterrupt
+        return script(request)
+
+    with pytest.raises(KeyboardInterrupt):
+        attempts(run, tiny_task, 0.3, breaks)
+    assert run.find("rollouts", Rollout, "train", 0) is None
+    assert run.find("verdicts", Verdict, "train", 0) is None
+    whole = attempts(run, tiny_task, 0.3, script_of(tiny_task))
+    judged.clear()
+    assert attempts(run, tiny_task, 0.3, []) == whole
+    assert judged == []
