@@ -220,12 +220,11 @@ def branching_attention() -> str:
     ) -> tuple[Tensor, None]:
         if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
             return invariant.attend(module, query, key, value, None, **options)
-        trunk = query.shape[2] - attention_mask.shape[2]
+        trunk, few = query.split([query.shape[2] - attention_mask.shape[2], attention_mask.shape[2]], 2)
+        length = trunk.shape[2]
         parts = [
-            invariant.attend(
-                module, query[:, :, :trunk], key[:, :, :trunk], value[:, :, :trunk], None, **options
-            )[0],
-            invariant.attend_few(query[:, :, trunk:], key, value, attention_mask, options["scaling"]),
+            invariant.attend(module, trunk, key[:, :, :length], value[:, :, :length], None, **options)[0],
+            invariant.attend_few(few, key, value, attention_mask, options.get("scaling")),
         ]
         return torch.cat(parts, 1), None
 

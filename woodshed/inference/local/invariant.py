@@ -164,7 +164,7 @@ def attend(
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
 
-def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """A few queries of each row read each key head once for all heads that share it.
 
     transformers copies keys and values for every one, which costs as much as reading the weights when a batch is
