@@ -373,10 +373,15 @@ class Lesson:
 R = TypeVar("R")
 
 
+_AS_IT_IS = frozenset((str, int, float, bool, type(None)))
+
+
 def to_json(record: Any) -> dict[str, Any]:
     """A record as JSON-ready values (tuples become lists, paths become strings)."""
 
     def plain(value: Any) -> Any:
+        if type(value) in _AS_IT_IS:  # most values by far: ids and log-probs
+            return value
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         if isinstance(value, dict):
