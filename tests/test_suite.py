@@ -18,7 +18,7 @@ from woodshed.rollout import RolloutSettings
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 
-WAIT = "<call>shell sleep 4</call>"
+WAIT = "<call>shell sleep 3</call>"
 
 
 def attempts(

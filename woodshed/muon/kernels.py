@@ -5,6 +5,7 @@ Offsets are 64-bit: a stack of experts has more than 2^31 elements.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOptionalOperand=false
+# pyright: reportCallIssue=false
 from __future__ import annotations
 
 from typing import Any

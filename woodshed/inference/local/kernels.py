@@ -1,7 +1,7 @@
 """The Triton kernels of `invariant`. One configuration each and no tuning at run time: others may give other bits."""
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOptionalOperand=false
-# pyright: reportIndexIssue=false
+# pyright: reportIndexIssue=false, reportCallIssue=false
 from __future__ import annotations
 
 import math
