@@ -7,7 +7,8 @@ Here a query meets the keys of its own sequence in blocks that begin at its firs
 a product is summed from the first column to the last: what else cuBLAS does on a Hopper card is to split long sums of
 few outputs, which `unsplit` forbids; our own kernel takes those products, as unsplit they are slow in cuBLAS. RMSNorm
 (in one kernel, which keeps no float32 copy for the backward pass, and rounds once where transformers' rounds twice) and
-softmax sum row by row as they are. On a CPU, and in float32 but for attention, all is PyTorch's.
+softmax sum row by row as they are. Products of experts are not seen to. On a CPU, and in float32 but for attention, all
+is PyTorch's.
 
 Shapes: B rows, H heads, G heads of keys and values, Q queries, T columns, D head width, K in, N out.
 """
