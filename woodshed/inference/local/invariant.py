@@ -95,9 +95,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @contextmanager
 def unsplit() -> Iterator[None]:
-    """Products in bfloat16 inside are not split along the summed dimension, whatever their shape."""
+    """Products in bfloat16 inside are not split along the summed dimension, whatever their shape; with cuBLAS only."""
     cuda, matmul = torch.backends.cuda, torch.backends.cuda.matmul
-    if not torch.cuda.is_available():
+    if not torch.cuda.is_available() or torch.version.hip:
         yield
         return
     library = cuda.preferred_blas_library()
@@ -105,7 +105,7 @@ def unsplit() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction_split_k,
     )
-    cuda.preferred_blas_library("cublaslt")  # only this one can be told
+    cuda.preferred_blas_library("cublaslt")  # the other half of it splits all the same
     matmul.allow_bf16_reduced_precision_reduction = (False, False)
     try:
         yield
