@@ -61,11 +61,9 @@ def random_model(device: str) -> Any:
 
 
 def with_adapter(model: Any, rank: int) -> Any:
-    """An adapter that does something, its weights in float32 as they are trained."""
+    """An adapter that does something; a new one adds nothing."""
     model = add_adapter(model, rank).to(model.device)
     for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.float()
         if "lora_B" in name:
             parameter.data.normal_(0, 0.02)
     return model
@@ -120,7 +118,7 @@ def gaps(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> torch
             for r, s in zip(asked[begin : begin + 5], samples[begin : begin + 5], strict=True)
         ]
         padded = pad(rows, model.device)
-        logps_BN = policy.logps(padded, 1.0).detach()  # with gradients, as they are trained on
+        logps_BN = policy.logps(padded, 1.0).detach()  # with an adapter: and its gradients, as in training
         found.append((logps_BN - padded.logp_sampler_BN).abs()[padded.mask_BN > 0].cpu())
     return torch.cat(found)
 

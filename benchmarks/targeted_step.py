@@ -47,7 +47,7 @@ def main() -> None:
     options = _options()
     policy = load(options.model, options.dtype)
     if options.lora_rank:
-        policy = with_adapter(policy, options.lora_rank)
+        policy = Policy(add_adapter(policy.model, options.lora_rank), is_adapter=True)
     batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
     can_branch = not branches.why_not(policy)
     title = f"{options.rollouts} rollouts of {options.prefix} tokens, {options.targets} hinted turns each"
@@ -59,12 +59,13 @@ def main() -> None:
             alone = rows[0]["seconds"] if rows else seconds
             rows.append({"what": what, "seconds": seconds, "added": seconds / alone - 1.0})
             print(f"{what:<52}{seconds:>10.4f}{100 * rows[-1]['added']:>8.1f}%", flush=True)
+            keep(options, {"rows": rows, "peak_gib": peak_gib(policy)})
     added = {row["what"]: row["added"] for row in rows}
     for kind in ("frozen", "live") if can_branch else ():
         measured, between = added[f"{kind}, packed"], added[f"{kind}, packed, between measurements"]
         for every in EVERY:
             share = between + (measured - between) / every
-            rows.append({"what": f"{kind}, packed, measured every {every}th", "added": share})
+            rows.append({"what": f"{kind}, packed, measured every {every} steps", "added": share})
             print(f"{rows[-1]['what']:<52}{'':>10}{100 * share:>8.1f}%")
     keep(options, {"rows": rows, "peak_gib": peak_gib(policy)})
     print(f"bar {100 * ADDED:g}%, one target in 8k tokens, the student's side shared")
@@ -86,14 +87,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "targeted_step.json")
     return parser.parse_args()
-
-
-def with_adapter(policy: Policy, rank: int) -> Policy:
-    model = add_adapter(policy.model, rank)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
-    return Policy(model, is_adapter=True)
 
 
 def step_seconds(

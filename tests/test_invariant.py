@@ -177,8 +177,8 @@ def test_an_adapter_with_other_targets_or_of_another_kind_is_pefts_own():
             if "lora_B" in name:
                 parameter.data = randn(*parameter.shape, seed=index) * 0.1
         found = []
-        for name in ("few", "dora", "default"):
-            model.set_adapter(name)
+        for name in ("few", "dora", "default", []):
+            model.base_model.set_adapter(name)
             found.append(model(input_ids=ids).logits)
         made.append(found)
     for ours, theirs in zip(*made, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Reading:
         """Log-prob of each token, and the entropy it was drawn at, which carries no gradient: (B, N) float32 each."""
         hidden_RD, tokens_R = self.hidden_BND.flatten(0, 1), tokens_BN.flatten()
         head = self.head
-        if isinstance(head, torch.nn.Linear) and _is_plain_and_frozen(head):
+        if _is_plain_and_frozen(head):
             scored: Any = _FrozenHead.apply(hidden_RD, head.weight, head.bias, tokens_R, temperature)
         else:
             scored = _TokenLogps.apply(self.logits().flatten(0, 1), tokens_R, temperature)
@@ -59,7 +59,7 @@ def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Te
     return Reading(logits_BNV, None).score(tokens_BN, temperature)[0]
 
 
-def _is_plain_and_frozen(head: torch.nn.Linear) -> bool:
+def _is_plain_and_frozen(head: Any) -> TypeGuard[torch.nn.Linear]:
     return type(head) in (torch.nn.Linear, invariant.Linear) and not any(
         p.requires_grad for p in head.parameters()
     )

@@ -37,13 +37,12 @@ def install(model: Any) -> None:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-    for module in model.modules():
-        kind: Any = type(module)
-        if kind is torch.nn.Linear and module.in_features >= LONG:
-            kind = Linear
-        elif _is_rms_norm(module):
-            kind = RMSNorm
-        module.__class__ = kind
+    modules: Any = model.modules()
+    for module in modules:
+        if _is_rms_norm(module):
+            module.__class__ = RMSNorm
+        elif type(module) is torch.nn.Linear and module.in_features >= LONG:
+            module.__class__ = Linear
     if model.config._attn_implementation == "sdpa":
         AttentionInterface.register(NAME, attend)
         AttentionMaskInterface.register(NAME, sdpa_mask)

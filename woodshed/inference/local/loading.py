@@ -99,7 +99,7 @@ def _adapted_linear() -> type:
         """A linear layer under one LoRA adapter, whose matrices are taken in the precision of what they multiply."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            (name, *others) = self.active_adapters
+            name, *others = self.active_adapters or ("",)
             is_plain = name in self.lora_A and name not in self.lora_variant
             if not is_plain or args or kwargs or others or self.disable_adapters or self.merged:
                 return super().forward(x, *args, **kwargs)
