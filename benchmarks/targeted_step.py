@@ -14,6 +14,7 @@ does not.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ def main() -> None:
     if options.lora_rank:
         policy = Policy(add_adapter(policy.model, options.lora_rank), is_adapter=True)
     batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
-    can_branch = not branches.why_not(policy)
+    why_not = branches.why_not(policy)
+    can_branch = not why_not
     title = f"{options.rollouts} rollouts of {options.prefix} tokens, {options.targets} hinted turns each"
     print(f"{title:<52}{'seconds':>10}{'added':>9}")
     rows: list[dict[str, Any]] = []
@@ -69,6 +71,8 @@ def main() -> None:
             print(f"{rows[-1]['what']:<52}{'':>10}{100 * share:>8.1f}%")
     keep(options, {"rows": rows, "peak_gib": peak_gib(policy)})
     print(f"bar {100 * ADDED:g}%, one target in 8k tokens, the student's side shared")
+    if why_not:
+        sys.exit(f"nothing could be packed: {why_not}")
 
 
 def _options() -> argparse.Namespace:

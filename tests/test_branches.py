@@ -219,9 +219,19 @@ def test_models_that_look_back_a_fixed_distance_are_refused_with_the_reason():
     assert "sliding_attention" in branches.why_not(Policy(mixed, is_adapter=False))
 
 
-def test_a_model_that_ignores_the_mask_is_found_out_by_trying():
+@pytest.mark.parametrize("louder", [1, 100])
+def test_rounding_is_no_reason_however_large_the_logits(louder: int):
+    policy = tiny_policy()
+    policy.model.bfloat16()
+    policy.model.get_output_embeddings().weight.data *= louder
+    assert branches.why_not(policy) == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_ignores_the_mask_is_found_out_by_trying(dtype: torch.dtype):
     """Its configuration says nothing: a window of which the configuration does not tell."""
     policy = tiny_policy()
+    policy.model.to(dtype)
     policy.model.register_forward_pre_hook(
         lambda _module, args, options: (args, options | {"attention_mask": None, "position_ids": None}),
         with_kwargs=True,

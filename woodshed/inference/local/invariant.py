@@ -178,7 +178,7 @@ def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, s
     seen = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(rows, groups, shared * queries, width), key, value, attn_mask=mask, scale=scale
     )
-    return seen.view(rows, heads, queries, value.shape[-1]).transpose(1, 2)
+    return seen.reshape(rows, heads, queries, value.shape[-1]).transpose(1, 2)
 
 
 def _as_mask(span_B2: Tensor, queries: int, columns: int) -> Tensor:
