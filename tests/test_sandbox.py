@@ -383,6 +383,10 @@ def test_excess_ends_in_time_with_a_type(box: Sandbox, command: str, outcome: st
     assert box.exec("echo fine").stdout == b"fine\n"
 
 
+def test_commands_give_way_to_their_controller(box: Sandbox):
+    assert int(box.exec("nice").stdout) == min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)
+
+
 def test_pages_shared_after_a_fork_count_once(box: Sandbox):
     code = "import os, time; x = b'x' * (40 << 20); [os.fork() or time.sleep(.3) for _ in range(4)]"
     assert python(box, code).outcome == "ok"  # 5 processes of 50 MB, in less than 96 MB

@@ -6,6 +6,7 @@ what the policy should have known; that is `feedback.hints`.
 
 from __future__ import annotations
 
+import functools
 import json
 import warnings
 from collections.abc import Callable, Iterator
@@ -105,12 +106,16 @@ def _key(call: Call) -> str:
 
 
 def _broken(path: str, text: str | None) -> bool:
-    if text is None or not path.endswith(".py"):
-        return False
+    return text is not None and path.endswith(".py") and not _parses(text)
+
+
+@functools.lru_cache(maxsize=64)
+def _parses(text: str) -> bool:
+    """Many attempts at a task leave the same file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes are the author's taste
         try:
             syntax.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return True
-    return False
+            return False
+    return True
