@@ -82,7 +82,7 @@ def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
     apart, together = work(made, feedback), work(made, feedback)
     want, got = gradients.separate(apart), gradients.packed(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
-    lessons = {(lesson.rollout_id, lesson.turn): lesson for lesson in apart.metrics.lessons}
+    lessons = {(lesson.rollout_id, lesson.turn): lesson for lesson in apart.metrics.lessons()}
     assert len(lessons) == sum(len(rollout.turns) for rollout in rollouts[:3])
     for rollout in rollouts[:3]:
         for number, turn in enumerate(rollout.turns):

@@ -85,6 +85,31 @@ def test_few_queries_attend_as_if_keys_were_copied(queries: int, device: str, dt
         torch.testing.assert_close(a, b, atol=2 * atol, rtol=rtol)
 
 
+@pytest.mark.parametrize("device", ["cpu", CARD])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_branches_attend_as_under_one_mask(device: str, dtype: torch.dtype):
+    trunk, few = 70, 9
+    query, key, value = inputs = [
+        randn(2, trunk + few, heads, 16, seed=heads, device=device, dtype=dtype)
+        .transpose(1, 2)
+        .requires_grad_()
+        for heads in (4, 2, 2)
+    ]
+    mask = torch.ones(trunk + few, trunk + few, dtype=torch.bool, device=device).tril()
+    mask[-few:, trunk // 2 : trunk] = False
+    ours = invariant.attend_branching(Module(), query, key, value, mask[-few:].expand(2, 1, -1, -1))
+    plain = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
+    atol, rtol = (2e-2, 2e-2) if dtype == torch.bfloat16 else (2e-6, 2e-5)
+    torch.testing.assert_close(ours, plain, atol=atol, rtol=rtol)
+    weight = randn(*plain.shape, seed=3, device=device, dtype=dtype)
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), inputs),
+        torch.autograd.grad((plain * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, atol=4 * atol, rtol=rtol)
+
+
 def model_of(intermediate: int = 128, *, installed: bool = True) -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(

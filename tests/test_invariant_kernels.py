@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("triton")
 
-from woodshed.inference.local import kernels
+from woodshed.inference.local import invariant, kernels
 
 pytestmark = [
     pytest.mark.usefixtures("triton_interpreter"),
@@ -36,6 +36,25 @@ def test_attention_kernel():
         late = kernels.attend(query[:, :, 80:], moved, moved, torch.tensor([[10, 90], [10, 90]]), 0.2)
         same = kernels.attend(query, key, key, zero, 0.2)
         assert torch.equal(late, same[:, 80:])
+        roomy = kernels.attend(query, key, value, zero, 0.2, behind=3)
+        assert roomy.shape[1] == 93 and torch.equal(roomy[:, :90], ours)
+
+
+def test_gradients_of_branching_attention(monkeypatch):
+    monkeypatch.setattr(invariant, "_has_kernel", lambda query, value: True)
+    query, key, value = inputs = [randn(2, h, 40, 16, seed=h).requires_grad_() for h in (4, 2, 2)]
+    mask = torch.ones(40, 40, dtype=torch.bool).tril()
+    mask[-5:, 20:35] = False
+    ours = invariant.attend_branching(None, query, key, value, mask[-5:].expand(2, 1, -1, -1))
+    plain = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(ours, plain)
+    weight = randn(*plain.shape, seed=5)
+    for a, b in zip(
+        torch.autograd.grad((ours * weight).sum(), inputs),
+        torch.autograd.grad((plain * weight).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
 
 
 def test_product_kernel():

@@ -94,12 +94,14 @@ def pad(
         teachers.append([b * width + beyond[b] + n for n in range(len(target.teacher.wanted))])
         beyond[b] += len(target.teacher.wanted)
     if with_branches and hinted:
-        position_BT = _table([positions for _, _, positions in laid], padded.ids_BT.shape[1], 0, device)
-        branch_BK = _table([of for _, of, _ in laid], padded.ids_BT.shape[1] - trunk, _PADDING, device)
+        behind = padded.ids_BT.shape[1] - trunk
+        position_BM = torch.arange(trunk, device=device).expand(len(made), -1)
+        position_BK = packing.table([positions for _, _, positions in laid], behind, device)
+        branch_BK = packing.table([of for _, of, _ in laid], behind, device, padding=_PADDING)
         padded = replace(
             padded,
             positions=sum(tree.length for tree in made),
-            positions_BT=position_BT,
+            positions_BT=torch.cat([position_BM, position_BK], 1),
             visible=visible(branch_BK, _seen(made, branch_BK), trunk),
         )
     return PaddedTrees(
@@ -120,12 +122,11 @@ def prefixes(made: Sequence[Tree]) -> list[Tree]:
 
 
 def _lay_out(tree: Tree, trunk: int, with_branches: bool) -> tuple[Row, list[int], list[int]]:
-    """(row, number of the branch that each position behind the trunk belongs to, position of each token)."""
+    """(row, number of the branch that each token behind the trunk belongs to, position of each of them)."""
     ids, wanted = list(tree.row.ids), list(tree.row.wanted)
-    logps, of, positions = list(tree.row.logps), [], list(range(len(ids)))
+    logps, of, positions = list(tree.row.logps), [], []
     if with_branches and tree.targets:
-        padding = [0] * (trunk - len(ids))
-        ids, positions = ids + padding, positions + padding
+        ids += [0] * (trunk - len(ids))
     for number, target in enumerate(tree.targets if with_branches else ()):
         branch = target.teacher.ids[target.shared :]
         wanted += [len(ids) + i - target.shared for i in target.teacher.wanted]
@@ -139,21 +140,15 @@ def _lay_out(tree: Tree, trunk: int, with_branches: bool) -> tuple[Row, list[int
     return row, of, positions
 
 
-def _table(values: Sequence[Sequence[int]], width: int, padding: int, device: torch.device | str) -> Tensor:
-    padded = [[*v, *[padding] * (width - len(v))] for v in values]
-    return torch.tensor(padded, dtype=torch.long, device=device).view(len(values), width)
-
-
 def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
-    width = max((len(row) for row in rows), default=0)
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.long, device=device)
+    return packing.table(rows, max((len(row) for row in rows), default=0), device)
 
 
 def _seen(made: Sequence[Tree], branch_BK: Tensor) -> Tensor:
     """How much of the trunk each position of a branch may see: up to its hint; padding sees none."""
     most = max(len(tree.targets) for tree in made)
-    table = _table([[t.shared for t in tree.targets] for tree in made], most, 0, branch_BK.device)
-    return table.gather(1, branch_BK.clamp(min=0)) * (branch_BK != _PADDING)
+    shared = packing.table([[t.shared for t in tree.targets] for tree in made], most, branch_BK.device)
+    return shared.gather(1, branch_BK.clamp(min=0)) * (branch_BK != _PADDING)
 
 
 def visible(branch_BK: Tensor, seen_BK: Tensor, trunk: int) -> Tensor:

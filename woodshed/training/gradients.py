@@ -34,31 +34,39 @@ the reverse divergence is large there, and its gradient next to nothing."""
 
 @dataclass
 class Metrics:
-    """Sums over micro-batches that become one metrics line, and what every targeted turn taught."""
+    """What is seen over micro-batches: one metrics line, and what every targeted turn taught.
 
-    sums: dict[str, float] = field(default_factory=dict)
-    lessons: list[Lesson] = field(default_factory=list)
+    Values stay on the device until they are asked for, so that it never waits for the next micro-batch's launches.
+    """
 
-    def add(self, **values: float) -> None:
+    seen: dict[str, list[float | Tensor]] = field(default_factory=dict)
+    taught: list[tuple[Sequence[Target], tuple[Tensor, ...]]] = field(default_factory=list)
+    """Targeted turns of a micro-batch, and (G, N) each: log-probs without and with the hint, divergence."""
+
+    def add(self, **values: float | Tensor) -> None:
         for name, value in values.items():
-            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.seen.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
-    def peak(self, **values: float) -> None:
-        for name, value in values.items():
-            self.sums[name] = max(self.sums.get(name, 0.0), value)
+    def teach(self, turns: Sequence[Target], *values_GN: Tensor) -> None:
+        self.taught.append((turns, tuple(each.detach() for each in values_GN)))
 
     def means(self) -> dict[str, float]:
-        names = ("rl_loss", "kl_loss", "stuck_tokens", "logp_gap_max", "trained_positions")
-        found = {name: self.sums.get(name, 0.0) for name in names}
+        numbers = {name: [float(value) for value in values] for name, values in self.seen.items()}
+        sums = {name: sum(values) for name, values in numbers.items()}
+        found = {n: sums.get(n, 0.0) for n in ("rl_loss", "kl_loss", "stuck_tokens", "trained_positions")}
+        found["logp_gap_max"] = max(numbers.get("logp_gap_max", [0.0]))
         for mean, total, count in (
             ("logp_gap_mean", "gap_sum", "gap_tokens"),
             ("entropy", "entropy_sum", "rl_tokens"),
             ("kl_to_start", "kl_to_start_sum", "rl_tokens"),
             ("hint_gain", "hint_gain_sum", "targets"),
         ):
-            if total in self.sums:
-                found[mean] = self.sums[total] / max(self.sums[count], 1.0)
+            if total in sums:
+                found[mean] = sums[total] / max(sums[count], 1.0)
         return found
+
+    def lessons(self) -> list[Lesson]:
+        return [lesson for turns, values_GN in self.taught for lesson in _lessons(turns, *values_GN)]
 
 
 @dataclass
@@ -196,7 +204,7 @@ def _policy_gradient(work: Work, reading: Reading, padded: Padded, start_BN: Ten
     if start_BN is not None:
         k1_BN = losses.k1_penalty(logp_BN, start_BN)
         advantage_BN = advantage_BN - settings.kl_coef * k1_BN
-        work.metrics.add(kl_to_start_sum=float((k1_BN * mask_BN).sum()))
+        work.metrics.add(kl_to_start_sum=(k1_BN * mask_BN).sum())
     if settings.estimator == "gspo":
         loss = losses.gspo(
             logp_BN,
@@ -219,9 +227,9 @@ def _policy_gradient(work: Work, reading: Reading, padded: Padded, start_BN: Ten
         denominator = float(max(work.batch.num_rollouts, 1) * work.message_tokens)
         loss = losses.policy_gradient(logp_BN, weight_BN, advantage_BN, mask_BN, denominator=denominator)
     loss = settings.weight * loss
-    work.metrics.add(rl_loss=float(loss.detach()), rl_tokens=float(mask_BN.sum()))
+    work.metrics.add(rl_loss=loss, rl_tokens=mask_BN.sum())
     _observe_logps(work, logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
-    work.metrics.add(entropy_sum=float((entropy_BN * mask_BN).sum()))
+    work.metrics.add(entropy_sum=(entropy_BN * mask_BN).sum())
     return loss
 
 
@@ -257,13 +265,13 @@ def _targeted(
     gain_G = ((hinted_GN - logp_GN.detach()) * targets.mask_BN).sum(-1)
     is_stuck_GN = (logp_GN.detach() > STUCK[0]) & (hinted_GN < STUCK[1])
     work.metrics.add(
-        kl_loss=float(loss.detach()),
-        hint_gain_sum=float(gain_G.sum()),
+        kl_loss=loss,
+        hint_gain_sum=gain_G.sum(),
         targets=float(len(gain_G)),
-        stuck_tokens=float((is_stuck_GN * targets.counted_BN).sum()),
+        stuck_tokens=(is_stuck_GN * targets.counted_BN).sum(),
     )
     _observe_logps(work, logp_GN.detach(), targets.logp_sampler_BN, targets.mask_BN)
-    work.metrics.lessons += _lessons(turns, logp_GN.detach(), hinted_GN, divergence_GN.detach())
+    work.metrics.teach(turns, logp_GN, hinted_GN, divergence_GN)
     return loss
 
 
@@ -298,5 +306,4 @@ def _take(policy: Policy) -> Gradient:
 def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
     """Sampler against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
     gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
-    work.metrics.add(gap_sum=float(gap_BN.sum()), gap_tokens=float(mask_BN.sum()))
-    work.metrics.peak(logp_gap_max=float(gap_BN.max()))
+    work.metrics.add(gap_sum=gap_BN.sum(), gap_tokens=mask_BN.sum(), logp_gap_max=gap_BN.max())

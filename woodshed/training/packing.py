@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -323,19 +324,37 @@ def pad(rows: Sequence[Row], device: torch.device | str = "cpu") -> Padded:
     """Rows as right-padded tensors. Padding is known from the lengths, never from token ids."""
     length, width = max(len(r.ids) for r in rows), max(len(r.wanted) for r in rows)
 
-    def table(values: Sequence[Sequence[float]], columns: int, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([[*v, *[0] * (columns - len(v))] for v in values], dtype=dtype, device=device)
+    def real(values: Sequence[Sequence[float]]) -> Tensor:
+        return table(values, width, device, dtype=np.float32)
 
     return Padded(
-        ids_BT=table([r.ids for r in rows], length, torch.long),
+        ids_BT=table([r.ids for r in rows], length, device),
         positions=sum(len(r.ids) for r in rows),
-        predict_BN=table([[i - 1 for i in r.wanted] for r in rows], width, torch.long),
-        tokens_BN=table([[r.ids[i] for i in r.wanted] for r in rows], width, torch.long),
-        mask_BN=table([[1.0] * len(r.wanted) for r in rows], width, torch.float32),
-        logp_sampler_BN=table([r.logps or [0.0] * len(r.wanted) for r in rows], width, torch.float32),
-        advantage_BN=table([[r.advantage] * len(r.wanted) for r in rows], width, torch.float32),
-        counted_BN=table([r.counted or [1.0] * len(r.wanted) for r in rows], width, torch.float32),
+        predict_BN=table([[i - 1 for i in r.wanted] for r in rows], width, device),
+        tokens_BN=table([[r.ids[i] for i in r.wanted] for r in rows], width, device),
+        mask_BN=real([[1.0] * len(r.wanted) for r in rows]),
+        logp_sampler_BN=real([r.logps or [0.0] * len(r.wanted) for r in rows]),
+        advantage_BN=real([[r.advantage] * len(r.wanted) for r in rows]),
+        counted_BN=real([r.counted or [1.0] * len(r.wanted) for r in rows]),
     )
+
+
+def table(
+    rows: Sequence[Sequence[float]],
+    width: int,
+    device: torch.device | str = "cpu",
+    *,
+    padding: int = 0,
+    dtype: type[np.generic] = np.int64,
+) -> Tensor:
+    """(len(rows), width): rows of numbers, padded at the right. No GPU is waited for."""
+    padded = np.full((len(rows), width), padding, dtype)
+    for row, values in zip(padded, rows, strict=True):
+        row[: len(values)] = values
+    made = torch.from_numpy(padded)
+    if torch.device(device).type != "cuda":
+        return made.to(device)
+    return made.pin_memory().to(device, non_blocking=True)
 
 
 def _context(turn: Turn, extra: Sequence[int]) -> list[int]:

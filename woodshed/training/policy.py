@@ -220,13 +220,7 @@ def branching_attention() -> str:
     ) -> tuple[Tensor, None]:
         if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
             return invariant.attend(module, query, key, value, None, **options)
-        trunk, few = query.split([query.shape[2] - attention_mask.shape[2], attention_mask.shape[2]], 2)
-        length = trunk.shape[2]
-        parts = [
-            invariant.attend(module, trunk, key[:, :, :length], value[:, :, :length], None, **options)[0],
-            invariant.attend_few(few, key, value, attention_mask, options.get("scaling")),
-        ]
-        return torch.cat(parts, 1), None
+        return invariant.attend_branching(module, query, key, value, attention_mask, **options), None
 
     AttentionInterface.register("branching", attend)
     AttentionMaskInterface.register("branching", sdpa_mask)

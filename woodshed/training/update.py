@@ -169,7 +169,7 @@ def update(
         "trained_rollouts": len(work.rows),
         "targets": len(work.targets),
         "teacher_tokens": sum(len(target.teacher.ids) for target in work.targets),
-        "lessons": work.metrics.lessons,
+        "lessons": work.metrics.lessons(),
         "skipped_hints": dict(batch.skipped),
     }
 

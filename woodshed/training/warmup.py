@@ -216,13 +216,15 @@ def imitate(
     finite moves nothing."""
     tokens = sum(len(row.wanted) for row in rows)
     optimizer.zero_grad(set_to_none=True)
-    total = 0.0
+    losses = []
     for chunk in packing.row_batches(rows, settings.micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
         logp_BN = policy.logps(padded, 1.0)
         loss = -(logp_BN * padded.mask_BN).sum() / tokens
         loss.backward()
-        total += float(loss.detach())
+        losses.append(
+            loss.detach()
+        )  # asked for at the end: a device does not wait for the next one's launches
     norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm))
     rate = learning_rate(settings.optimizer, step, settings.steps)
     for group in optimizer.param_groups:
@@ -230,7 +232,12 @@ def imitate(
     if math.isfinite(norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    return {"sft_loss": total, "grad_norm": norm, "learning_rate": rate, "sft_tokens": float(tokens)}
+    return {
+        "sft_loss": sum(map(float, losses)),
+        "grad_norm": norm,
+        "learning_rate": rate,
+        "sft_tokens": float(tokens),
+    }
 
 
 def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:

@@ -149,7 +149,7 @@ def attend(
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     scale = options.get("scaling") or query.shape[-1] ** -0.5
-    has_kernel = query.is_cuda and query.shape[-1] == value.shape[-1]
+    has_kernel = _has_kernel(query, value)
     if attention_mask is not None and attention_mask.dtype == torch.long:
         span_B2 = attention_mask.view(len(query), 2)
         if has_kernel:
@@ -158,10 +158,24 @@ def attend(
             return kernels.attend(query, key, value, span_B2, scale), None
         attention_mask = _as_mask(span_B2, query.shape[2], key.shape[2])
     elif attention_mask is None and has_kernel and _is_causal(module, query, key, options):
-        return _Causal.apply(query, key, value, scale), None  # pyright: ignore[reportReturnType]
+        return _Causal.apply(query, key, value, scale, None), None  # pyright: ignore[reportReturnType]
     if query.shape[2] == 1 and not options.get("dropout"):
         return attend_few(query, key, value, attention_mask, scale), None
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
+
+
+def attend_branching(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any
+) -> Tensor:
+    """(B, M + K, H, D) from M causal queries and K behind them that see what a mask (B, 1, K, M + K) says."""
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    length = query.shape[2] - mask.shape[2]
+    first, last = query.split([length, mask.shape[2]], 2)
+    few = attend_few(last, key, value, mask, scale)
+    trunk = first, key[:, :, :length], value[:, :, :length]
+    if _has_kernel(query, value) and _is_causal(module, *trunk[:2], options):
+        return _Causal.apply(*trunk, scale, few)  # pyright: ignore[reportReturnType]
+    return torch.cat([attend(module, *trunk, None, **options)[0], few], 1)
 
 
 def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -179,6 +193,10 @@ def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, s
         query.reshape(rows, groups, shared * queries, width), key, value, attn_mask=mask, scale=scale
     )
     return seen.reshape(rows, heads, queries, value.shape[-1]).transpose(1, 2)
+
+
+def _has_kernel(query: Tensor, value: Tensor) -> bool:
+    return query.is_cuda and query.shape[-1] == value.shape[-1]
 
 
 def _as_mask(span_B2: Tensor, queries: int, columns: int) -> Tensor:
@@ -201,22 +219,34 @@ def _is_causal(module: Any, query: Tensor, key: Tensor, options: dict[str, Any])
 
 
 class _Causal(torch.autograd.Function):
-    """Causal attention of whole sequences; its gradient is that of PyTorch's own, which attends once more for it."""
+    """Causal attention of whole sequences; its gradient is that of PyTorch's own, which attends once more for it.
+
+    What queries behind these saw (B, K, H, D) is appended, without a copy of the rest.
+    """
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, behind: Tensor | None
+    ) -> Tensor:
         from woodshed.inference.local import kernels
 
         ctx.save_for_backward(query, key, value)
         ctx.scale = scale
         span_B2 = torch.zeros((len(query), 2), dtype=torch.long, device=query.device)
-        return kernels.attend(query, key, value, span_B2, scale)
+        more = 0 if behind is None else behind.shape[1]
+        out = kernels.attend(query, key, value, span_B2, scale, more)
+        if behind is not None:
+            out[:, -more:] = behind
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, *_ = ctx.saved_tensors
+        seen, behind = grads[0].tensor_split([query.shape[2]], 1)
         with torch.enable_grad():
             inputs = [part.detach().requires_grad_() for part in ctx.saved_tensors]
             out = torch.nn.functional.scaled_dot_product_attention(
                 *inputs, is_causal=True, scale=ctx.scale, enable_gqa=True
             )
-        return (*torch.autograd.grad(out, inputs, grads[0].transpose(1, 2)), None)
+        gradients = torch.autograd.grad(out, inputs, seen.transpose(1, 2))
+        return (*gradients, None, behind if ctx.needs_input_grad[4] else None)

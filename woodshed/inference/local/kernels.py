@@ -20,7 +20,7 @@ FEW = 32
 @triton.jit(do_not_specialize=["queries"])
 def attend_kernel(
     query, key, value, out, spans, queries, scale,
-    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place,
+    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place, out_row,
     SHARED: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile: the queries of all heads that share a key head, place by place. Online softmax (arXiv 2205.14135)."""
@@ -56,21 +56,24 @@ def attend_kernel(
         v = tl.load(values + column[:, None] * value_place, mask=there, other=0.0)
         mixed = tl.dot(weight.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
         best = higher
-    at = ((row * queries + place[:, None]) * groups * SHARED + head[:, None]) * WIDTH + width
+    at = row * out_row + (place[:, None] * groups * SHARED + head[:, None]) * WIDTH + width
     tl.store(out + at, mixed / total[:, None], mask=inside & real)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float) -> Tensor:
-    """(B, Q, H, D) from queries (B, H, Q, D), keys and values (B, G, T, D) and spans (B, 2); see `invariant`."""
+def attend(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, behind: int = 0) -> Tensor:
+    """(B, Q, H, D) from queries (B, H, Q, D), keys and values (B, G, T, D) and spans (B, 2); see `invariant`.
+
+    Room for so many more queries is left `behind` them.
+    """
     rows, heads, queries, width = query.shape
     groups = key.shape[1]
-    out = torch.empty((rows, queries, heads, width), dtype=query.dtype, device=query.device)
+    out = torch.empty((rows, queries + behind, heads, width), dtype=query.dtype, device=query.device)
     if any(part.stride(-1) != 1 for part in (query, key, value)):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     shared = heads // groups
     attend_kernel[(triton.cdiv(queries * shared, TILE), groups, rows)](
         query, key, value, out, spans, queries, scale * math.log2(math.e),
-        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
+        *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], out.stride(0),
         SHARED=shared, WIDTH=width, PADDED=max(16, triton.next_power_of_2(width)), TILE=TILE, PRECISION="ieee",
     )  # fmt: skip
     return out
