@@ -29,7 +29,7 @@ from tiny_model import tiny_tokenizer, write_tiny_model
 from woodshed.inference import local, weights
 from woodshed.inference.endpoint import EndpointSettings, HttpSampler
 from woodshed.inference.local import LocalSampler, invariant, loading
-from woodshed.inference.local.keys import Prefix, Prefixes
+from woodshed.inference.local.keys import Prefix, Prefixes, RunningBatch
 from woodshed.inference.local.sampler import draw
 from woodshed.inference.renderer import create_renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
@@ -863,3 +863,15 @@ def test_the_longest_kept_beginning_is_found_and_beginnings_of_others_go():
             kept.add(Prefix(np.array(wanted), none))
             written = [w for w in written if wanted[: len(w)] != w] + [wanted]
             assert sorted(p.ids.tolist() for p in kept.kept) == sorted(written)
+
+
+def test_memory_grows_a_few_times_while_prompts_grow_from_turn_to_turn():
+    batch, sizes = RunningBatch(1), []
+    part = torch.zeros(1, 2, 4, 1, 8)
+    for needed in range(500, 10_000, 100):
+        batch.room = (4, needed)
+        batch.open(0, needed)
+        batch.put(Prefix(np.zeros(1), (part[:, 0], part[:, 0])), 1)
+        assert batch.tensors[0].shape[3] >= needed
+        sizes.append(batch.tensors[0].shape[3])
+    assert len(set(sizes)) < 10 and sizes[-1] < 1.6 * 10_000

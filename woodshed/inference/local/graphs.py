@@ -67,6 +67,7 @@ class Graphs:
         if memory != self._memory or self._state.shape[-1:] < (rows,):
             self._captured.clear()
             self._pool = None  # a pool ends with its last graph
+            gc.collect()  # and an older sampler's with it, if it has one
             self._memory = memory
             most = max(rows, self.batch.tensors[0].shape[1])
             self._state = torch.zeros((4, most), dtype=torch.float64, device=self.device)
@@ -100,7 +101,6 @@ class Graphs:
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """No garbage collection inside: freeing some older sampler's graph would break the capture under way."""
-    gc.collect()
     enabled = gc.isenabled()
     gc.disable()
     try:

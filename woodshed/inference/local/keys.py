@@ -105,7 +105,7 @@ class RunningBatch(Cache):
     starts as zeros, since a masked column still takes part in sums, with weight zero.
     """
 
-    COLUMN_STEP = 256  # prompts grow a little from turn to turn; the memory grows less often
+    COLUMN_STEP = 256
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[_Layer(self, index) for index in range(num_layers)])
@@ -162,6 +162,10 @@ class RunningBatch(Cache):
         if had_rows < rows or had_columns < columns:
             self.tensors = []  # free before allocating
             rows = max(rows, min(had_rows, 2 * rows))  # a call of half as many shrinks nothing
+            if (
+                0 < had_columns < columns
+            ):  # prompts grow from turn to turn, and captured graphs go with the memory
+                columns = max(columns, had_columns * 3 // 2)
             columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
             self.tensors = [
                 part.new_zeros((len(self.layers), rows, part.shape[-3], columns, part.shape[-1]))
