@@ -170,10 +170,19 @@ def main() -> None:
     settings = SamplerSettings(max_rows=options.rows, cache_mb=16_384)
     tokens = options.rows * options.new
     rows: list[dict[str, Any]] = []
+    result = {
+        "lora_rank": options.lora_rank,
+        "rows": options.rows,
+        "prompt": options.prompt,
+        "new": options.new,
+        "ways": rows,
+    }
 
     def keep(row: dict[str, Any]) -> None:
         print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
         rows.append(row)
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps({**result, "machine": machine.describe()}, indent=2) + "\n")
 
     for name, captured in (("captured graphs", True), ("step by step", False)):
         if captured and device != "cuda":
@@ -197,15 +206,6 @@ def main() -> None:
         if isinstance(other, float)
         else {"way": "transformers continuous batching", "failed": other}
     )
-    result = {
-        "lora_rank": options.lora_rank,
-        "rows": options.rows,
-        "prompt": options.prompt,
-        "new": options.new,
-        "ways": rows,
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps({**result, "machine": machine.describe()}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
