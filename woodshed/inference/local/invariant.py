@@ -236,7 +236,7 @@ class _Causal(torch.autograd.Function):
         more = 0 if behind is None else behind.shape[1]
         out = kernels.attend(query, key, value, span_B2, scale, more)
         if behind is not None:
-            out[:, -more:] = behind
+            out[:, query.shape[2] :] = behind
         return out
 
     @staticmethod

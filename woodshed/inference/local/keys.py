@@ -162,9 +162,7 @@ class RunningBatch(Cache):
         if had_rows < rows or had_columns < columns:
             self.tensors = []  # free before allocating
             rows = max(rows, min(had_rows, 2 * rows))  # a call of half as many shrinks nothing
-            if (
-                0 < had_columns < columns
-            ):  # prompts grow from turn to turn, and captured graphs go with the memory
+            if 0 < had_columns < columns:  # prompts grow by the turn, and graphs go with the memory
                 columns = max(columns, had_columns * 3 // 2)
             columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
             self.tensors = [
