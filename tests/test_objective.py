@@ -1,0 +1,189 @@
+"""The losses of a whole step, by the settings of papers and of recipes, against loops over tokens in float64."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import four_attempts, hint_for, pack, tiny_policy
+from torch import Tensor
+
+from woodshed.records import Rollout
+from woodshed.training import gradients, packing
+from woodshed.training.gradients import Work
+from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
+from woodshed.training.packing import Batch, Row
+from woodshed.training.policy import Policy
+from woodshed.training.teacher import Teacher
+from woodshed.training.update import GradientScale
+
+TEMPERATURE = 0.7
+MESSAGE_TOKENS = 160
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
+    return four_attempts(tmp_path_factory.mktemp("tasks"))
+
+
+def moved(policy: Policy, by: float, seed: int) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {name: value + by * torch.randn_like(value) for name, value in policy.snapshot().items()}
+
+
+def work_of(batch: Batch, objective: ObjectiveSettings, feedback: FeedbackSettings) -> tuple[Work, Policy]:
+    """A policy, its start and what sampled the attempts are three different things."""
+    policy = tiny_policy()
+    teacher = Teacher(policy, moved(policy, 0.15, seed=1), feedback)
+    policy.load_weights(moved(policy, 0.1, seed=2))
+    return Work(policy, teacher, batch, objective, feedback, TEMPERATURE, MESSAGE_TOKENS), policy
+
+
+def log_probs(policy: Policy, row: Row) -> Tensor:
+    """(N, V) at a row's wanted tokens, alone in its forward."""
+    return (policy.logits(packing.pad([row]))[0].double() / TEMPERATURE).log_softmax(-1)
+
+
+def at(logps_NV: Tensor, row: Row) -> Tensor:
+    return torch.stack([logps_NV[n, row.ids[i]] for n, i in enumerate(row.wanted)])
+
+
+def terms_of(settings: FeedbackSettings, student_V: Tensor, teacher_V: Tensor, token: int) -> Tensor:
+    """The divergence at one token, from the definitions."""
+    p, q = student_V.exp(), teacher_V.exp()
+    if settings.support == "sampled":
+        return (student_V[token] - teacher_V[token]).detach() * student_V[token]
+    if settings.support != "full":
+        ids = (p if settings.support == "student" else q).topk(settings.top_k).indices
+        p, q = p[ids], q[ids]
+        if settings.tail:
+            p, q = torch.cat([p, 1 - p.sum(0, True)]), torch.cat([q, 1 - q.sum(0, True)])
+        else:
+            p, q = p / p.sum(), q / q.sum()
+    if settings.divergence == "reverse":
+        terms = p * (p / q).log()
+    elif settings.divergence == "forward":
+        terms = q * (q / p).log()
+    else:
+        mixed = settings.beta * q + (1 - settings.beta) * p
+        terms = settings.beta * q * (q / mixed).log() + (1 - settings.beta) * p * (p / mixed).log()
+    return terms.clamp(max=settings.pointwise_clip or math.inf).sum()
+
+
+def targeted_by_loops(work: Work, policy: Policy) -> Tensor:
+    settings, turns, tokens = work.feedback, [], []
+    for target in work.batch.targets:
+        student_NV = log_probs(policy, target.student)
+        with torch.no_grad(), policy.using(work.teacher.start):
+            teacher_NV = log_probs(policy, target.teacher)
+        counted = target.student.counted or (True,) * len(target.student.wanted)
+        logps = at(student_NV, target.student)
+        found = []
+        for n, position in enumerate(target.student.wanted):
+            token = target.student.ids[position]
+            term = terms_of(settings, student_NV[n], teacher_NV[n], token)
+            if settings.max_ratio is not None:
+                ratio = (logps[n].detach() - target.student.logps[n]).exp()
+                term = term * min(float(ratio), settings.max_ratio)
+            found += [term] if counted[n] else []
+        turns.append(torch.stack(found).mean())
+        tokens += found
+    if settings.reduction == "token":
+        return torch.stack(tokens).mean()
+    return torch.stack(turns).sum() / max(len(turns), settings.target_floor)
+
+
+def policy_by_loops(work: Work, policy: Policy) -> Tensor:
+    settings, total = work.objective, torch.zeros((), dtype=torch.float64)
+    for row in work.batch.rows:
+        logps = at(log_probs(policy, row), row)
+        with torch.no_grad(), policy.using(work.teacher.start):
+            before = at(log_probs(policy, row), row)
+        for n in range(len(row.wanted)):
+            ratio = math.exp(float(logps[n].detach()) - row.logps[n])
+            weight = min(max(ratio, settings.min_ratio), settings.max_ratio)
+            advantage = row.advantage - settings.kl_coef * float(logps[n].detach() - before[n])
+            total = total - weight * advantage * logps[n]
+    return settings.weight * total / (work.batch.num_rollouts * MESSAGE_TOKENS)
+
+
+def gradient_of(loss: Tensor, policy: Policy) -> dict[str, Tensor]:
+    found = torch.autograd.grad(loss, list(policy.trainable.values()))
+    return dict(zip(policy.trainable, found, strict=True))
+
+
+def same_gradients(ours: dict[str, Tensor], loops: dict[str, Tensor]) -> None:
+    largest = max(float(value.abs().max()) for value in loops.values())
+    for name, value in loops.items():
+        assert torch.allclose(ours[name], value, rtol=1e-3, atol=1e-4 * largest), name
+
+
+@pytest.mark.parametrize("forward", [gradients.separate, gradients.packed])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *(
+            {"preset": name, "teacher": "frozen"}
+            for name in ("composer", "sdpo", "sdpo-rich", "sdft", "opsd")
+        ),
+        {"teacher": "frozen", "target_floor": 1},
+        {"teacher": "frozen", "support": "sampled", "max_ratio": 1.1},
+        {"teacher": "frozen", "support": "teacher", "tail": False, "top_k": 5, "skip_first": 2},
+        {"teacher": "frozen", "divergence": "jensen-shannon", "beta": 0.2, "skip": ("template",)},
+    ],
+)
+def test_the_targeted_loss_and_its_gradient_are_those_of_loops(rollouts, given: dict[str, Any], forward):
+    settings = FeedbackSettings.model_validate(given)
+    hints = [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1), hint_for(rollouts[2], 0)]
+    batch = pack(rollouts, [1.0, 0.0, 0.0, 1.0], hints, skip=settings.skip, skip_first=settings.skip_first)
+    assert len(batch.targets) == 3 and len({len(t.student.wanted) for t in batch.targets}) > 1
+    work, policy = work_of(batch, ObjectiveSettings(weight=0.0, micro_batch_tokens=900), settings)
+    _, gradient = forward(work)
+    want = targeted_by_loops(work, policy)
+    assert work.metrics.means()["kl_loss"] == pytest.approx(float(want.detach()), rel=1e-3, abs=1e-7)
+    same_gradients(gradient, gradient_of(want, policy))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"kl_coef": 0.3},
+        {"min_ratio": 0.8, "max_ratio": 1.2, "weight": 0.5},
+        {"weight": 0.0},
+    ],
+)
+def test_the_policy_gradient_is_that_of_loops(rollouts, given: dict[str, Any]):
+    batch = pack(rollouts, [1.0, 0.0, 0.25, 0.5])
+    objective = ObjectiveSettings.model_validate({"micro_batch_tokens": 900, **given})
+    work, policy = work_of(batch, objective, FeedbackSettings(teacher="frozen"))
+    gradient, _ = gradients.separate(work)
+    want = policy_by_loops(work, policy)
+    assert work.metrics.means()["rl_loss"] == pytest.approx(float(want.detach()), rel=1e-3, abs=1e-7)
+    same_gradients(gradient, gradient_of(want, policy))
+
+
+def test_the_cap_follows_the_running_norm_of_the_policy_gradient():
+    scale, settings = GradientScale(), FeedbackSettings(weight=2.0, ratio=0.5)
+    assert scale.factor(settings, otherwise=1.0) == 0.0  # nothing was measured
+    norms, mean = [4.0, 1.0, 1.0, 8.0, 2.0, 1.0], 0.0
+    for step, norm in enumerate(norms, 1):
+        scale.observe(norm, 10.0)
+        mean += (norm - mean) / min(step, 4)
+        assert scale.factor(settings, otherwise=1.0) == pytest.approx(2.0 * min(1.0, 0.5 * mean / 20.0))
+    assert mean != pytest.approx(norms[-1])
+    scale.observe(0.0, 10.0)  # a step without a policy gradient says nothing about its size
+    assert scale.factor(settings, otherwise=1.0) == pytest.approx(2.0 * 0.5 * mean / 20.0)
+
+
+def test_an_attempt_without_a_sampled_token_is_not_trained_on(rollouts):
+    silent = replace(rollouts[1], turns=(replace(rollouts[1].turns[0], sampled_ids=(), logps=()),))
+    batch = pack([rollouts[0], silent, rollouts[3]], [1.0, 0.0, 0.0], [hint_for(silent, 0)])
+    assert {row.rollout_id for row in batch.rows} == {rollouts[0].id, rollouts[3].id}
+    assert batch.num_rollouts == 2 and batch.skipped == {"attempt not trainable": 1}
+    half = replace(rollouts[1], turns=(silent.turns[0], *rollouts[1].turns[1:]))
+    batch = pack([rollouts[0], half], [1.0, 0.0], [hint_for(half, 0)])
+    assert batch.targets == () and batch.skipped == {"no token was sampled": 1}
