@@ -178,3 +178,20 @@ def test_a_turn_is_drawn_again_where_it_stood(attempt, tmp_path):
         if ids == test:
             assert made.turns[1].observations[0].text == whole.turns[1].observations[0].text
     sandbox.close()
+
+
+def test_every_turn_gets_its_own_gain(attempt, policy):
+    """Turns of one forward are in order of length; their gains come back in their own order."""
+    task, faulty = attempt
+    longer = play(task, READ, UNKNOWN)
+    texts = ["Reminder: " + "word " * n for n in (40, 1, 15)]
+    cases = [
+        gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), renderer(), "system", 0)
+        for text, (made, turn) in zip(texts, [(faulty, 0), (longer, 1), (faulty, 0)], strict=True)
+    ]
+    together = gate._gains(cases, policy, 1.0, 4096)
+    for n, case in enumerate(cases):
+        alone = gate._gains([case], policy, 1.0, 4096)
+        for side, (gain,) in alone.items():
+            assert together[side][n] == pytest.approx(gain, abs=1e-3)
+    assert len({round(gain, 2) for gain in together["hint"]}) == 3

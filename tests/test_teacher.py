@@ -108,3 +108,15 @@ def test_every_kind_trains(rollouts, kind):
     settings = FeedbackSettings.model_validate({"teacher": kind, "teacher_rate": 0.5})
     metrics = step(tiny_policy(), batch, feedback=settings, steps=3)
     assert metrics["kl_loss"] > 0 and metrics["kl_grad_norm"] > 0
+
+
+def test_an_update_lets_the_average_follow(rollouts):
+    policy = tiny_policy()
+    averaged = teacher(policy, "ema", rate=0.25)
+    before = {name: value.clone() for name, value in policy.snapshot().items()}
+    batch = pack(rollouts, [1.0, 0.0, 0.0, 1.0], [hint_for(rollouts[1], 0)])
+    step(policy, batch, feedback=FeedbackSettings(teacher="ema", teacher_rate=0.25), teacher=averaged)
+    moved = [name for name, value in policy.trainable.items() if not torch.equal(value, before[name])]
+    assert moved
+    for name, value in policy.trainable.items():
+        assert torch.allclose(averaged.average[name], 0.75 * before[name] + 0.25 * value, atol=1e-7)

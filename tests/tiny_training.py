@@ -81,10 +81,18 @@ def pack(rollouts, rewards, hints=(), **options) -> packing.Batch:
 
 
 def step(
-    policy: Policy, batch: packing.Batch, *, feedback=None, objective=None, rate=1e-2, steps=1, start=None
+    policy: Policy,
+    batch: packing.Batch,
+    *,
+    feedback=None,
+    objective=None,
+    rate=1e-2,
+    steps=1,
+    start=None,
+    teacher=None,
 ):
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
-    teacher, scale = Teacher(policy, start or policy.snapshot(), feedback), GradientScale()
+    teacher, scale = teacher or Teacher(policy, start or policy.snapshot(), feedback), GradientScale()
     for _ in range(steps):
         metrics = update(
             policy,

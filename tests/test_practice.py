@@ -1,0 +1,104 @@
+"""What a step of practice hands on: classes through the gate, room for hints, what a reader may not quote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import FINISH, play, renderer
+from tiny_model import write_tiny_model
+
+from woodshed.agent import AgentSettings
+from woodshed.feedback.gate import Measured
+from woodshed.inference.sampler import ScriptedSampler
+from woodshed.records import Group, Rollout, Task, Verdict
+from woodshed.rundir import RunDir
+from woodshed.settings import validate
+from woodshed.tasks import folder
+from woodshed.training.recipe import Recipe
+from woodshed.training.session import Session
+from woodshed.training.train import hints_on, train
+
+
+def recipe_of(task: Task, root: Path, **more: dict[str, Any]) -> Recipe:
+    settings: dict[str, Any] = {
+        "name": "practice",
+        "runs": str(root / "runs"),
+        "tasks": {"train": [str(task.folder.parent)], "heldout": []},
+        "policy": {"model": str(root / "model"), "lora_rank": 4, "codec": "plain"},
+        "agent": {"max_turns": 2, "turn_tokens": 16, "rollout_tokens": 32},
+        "rollout": {"attempts": 3},
+        "training": {"steps": 1, "tasks_per_step": 1},
+    }
+    return validate(Recipe, {**settings, **more})
+
+
+def metrics_of(recipe: Recipe) -> tuple[dict[str, Any], RunDir]:
+    run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
+    train(recipe, run, lambda *_: None)
+    (found,) = [record for phase, _, record in run.read("metrics") if phase == "train"]
+    return found, run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("practice")
+    write_tiny_model(made / "model")
+    return made
+
+
+def test_classes_that_fail_the_gate_are_measured_and_not_trained_on(tiny_task: Task, root: Path):
+    """A random model's reminders help with nothing."""
+    trained, _ = metrics_of(recipe_of(tiny_task, root, name="open"))
+    assert trained["targets"] > 0 and trained["switched_off"] == {}
+    stopped, run = metrics_of(recipe_of(tiny_task, root, name="gated", gate={"every": 1, "min_turns": 1}))
+    measured = [record for _, _, record in run.read("gate", Measured)]
+    assert {m.detector for m in measured} == set(stopped["switched_off"]) != set()
+    assert all(m.num_turns > 0 for m in measured)
+    assert stopped["targets"] == 0 and stopped["kl_loss"] == 0.0
+    rare, _ = metrics_of(recipe_of(tiny_task, root, name="rare", gate={"every": 1, "min_turns": 99}))
+    assert rare["targets"] == trained["targets"] and rare["switched_off"] == {}
+
+
+def test_hints_for_which_the_context_has_no_room_are_counted(tiny_task: Task, root: Path):
+    trained, run = metrics_of(recipe_of(tiny_task, root, name="roomy"))
+    (prompt,) = {len(made.turns[0].context_ids) for _, _, made in run.read("rollouts", Rollout)}
+    narrow = write_tiny_model(root / "narrow")
+    config = json.loads((narrow / "config.json").read_text())
+    config["max_position_embeddings"] = prompt + 24  # a message of 16 and less than a reminder
+    (narrow / "config.json").write_text(json.dumps(config))
+    policy = {"model": str(narrow), "lora_rank": 4, "codec": "plain"}
+    found, _ = metrics_of(recipe_of(tiny_task, root, name="narrow", policy=policy))
+    assert trained["targets"] > 0 == found["targets"]
+    assert found["skipped_hints"]["no room for the hint"] > 0
+
+
+def test_a_reader_may_quote_neither_hidden_tests_nor_the_solution(tiny_task: Task, root: Path):
+    recipe = recipe_of(tiny_task, root, reader={"rollouts": 1, "votes": 1, "agreement": 1})
+    loose = AgentSettings(max_turns=6, turn_tokens=160, rollout_tokens=2000, max_errors=3)
+    (made,) = [play(tiny_task, "<call>read_file tally/words.py 1 12</call>", FINISH, settings=loose)]
+    made = replace(made, turns=made.turns[:1], ended="max_turns")  # nothing that a rule speaks about
+    verdict = Verdict(made.id, tiny_task.id, "graded", 0.0, False, {})
+    hidden = next(
+        line.strip()
+        for data in folder.protected_files(tiny_task).values()
+        for line in data.decode().splitlines()
+        if "assert" in line
+    )
+    stub = (tiny_task.folder / "environment" / "workspace" / "tally/words.py").read_text()
+    solution = folder.gold_patch(tiny_task).files["tally/words.py"] or ""
+    line = max((line.strip() for line in solution.splitlines() if line not in stub), key=len)
+
+    def said(text: str) -> list[str]:
+        reading = ScriptedSampler(renderer(), [f"message: 1\nreminder: {text}"])
+        run = RunDir.create(root / "runs" / f"read-{len(text)}", recipe="", manifest={})
+        session: Any = Session(recipe, run, None, None, renderer(), reading, lambda *_: None)  # type: ignore[arg-type]
+        hints = hints_on(session, [Group(tiny_task.id, (made,))], [tiny_task], {made.id: verdict})
+        return [hint.text for hint in hints]
+
+    assert said("Read the tests first.") == ["Reminder: Read the tests first."]
+    assert said(f"They check {hidden} so mind that.") == []
+    assert said(f"Write {line} there.") == []
