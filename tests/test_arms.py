@@ -196,7 +196,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
     (tmp_path / "tiny.toml").write_text(text)
     for name in ("warmup", "practice", "heldout"):
         shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
-    command = [sys.executable, "-m", "woodshed.cli", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
+    command = [sys.executable, "-m", "woodshed", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for expected in (0, len(arms.names(EXPERIMENT))):
         done = subprocess.run(

@@ -23,7 +23,7 @@ from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.terminal import say
 
-WOODSHED = [sys.executable, "-m", "woodshed.cli"]
+WOODSHED = [sys.executable, "-m", "woodshed"]
 
 
 def woodshed(*arguments: str) -> Result:

@@ -23,7 +23,7 @@ from woodshed.training.session import Session
 from woodshed.training.train import hints_on, train
 
 
-def recipe_of(task: Task, root: Path, **more: dict[str, Any]) -> Recipe:
+def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:
     settings: dict[str, Any] = {
         "name": "practice",
         "runs": str(root / "runs"),

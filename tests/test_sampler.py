@@ -444,7 +444,7 @@ def test_broken_weights_are_noticed(tiny_model_dir):
     loaded = local.load(str(tiny_model_dir))
     sampler = make_sampler(loaded)
     loaded.model.get_output_embeddings().weight.data.fill_(math.nan)
-    with pytest.raises(SamplerError, match="not finite at policy version 0"):
+    with pytest.raises(ModelError, match="not finite at policy version 0"):
         sampler.sample(some_requests(2))
 
 

@@ -941,7 +941,7 @@ def test_the_same_seed_gives_the_same_folders_however_many_work_on_them(
 @pytest.mark.slow
 def test_a_build_that_was_killed_ends_like_one_that_was_not(made: Path, zoo: Path, tmp_path: Path):
     out = tmp_path / "zoo"
-    command = [sys.executable, "-m", "woodshed.cli", "tasks", "make", str(zoo), "--out", str(out)]
+    command = [sys.executable, "-m", "woodshed", "tasks", "make", str(zoo), "--out", str(out)]
     command += ["--operators", "stub,remove", "--jobs", "1", "--set", "timeout_s=300"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
         while not list(out.glob("zoo-*")):

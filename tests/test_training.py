@@ -18,7 +18,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from woodshed import rollout
 from woodshed.agent import AgentSettings
 from woodshed.inference.local import LocalSampler
-from woodshed.records import Group, RecipeError, Rollout
+from woodshed.records import Group, RecipeError, Rollout, RunError
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
 from woodshed.training import packing
@@ -494,7 +494,7 @@ def test_a_backward_pass_that_breaks_now_and_then_loses_its_step_and_no_more(rol
 
 
 def test_a_reward_that_is_not_a_number_is_refused_by_name(rollouts):
-    with pytest.raises(ValueError, match="train-0-calc-0 has reward nan"):
+    with pytest.raises(RunError, match="train-0-calc-0 has reward nan"):
         pack(rollouts, [float("nan"), 0.0, 0.0, 0.0])
 
 

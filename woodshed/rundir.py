@@ -19,6 +19,7 @@ completed before a kill is ignored by readers; what was completed is never made 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -385,7 +386,8 @@ class RunDir:
         try:
             yield
         except OSError as error:
-            kept = "Nothing that was complete is lost: make room, then"
+            remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, None) else "mend that"
+            kept = f"Nothing that was complete is lost: {remedy}, then"
             onward = (
                 f"{kept} `{self.resuming}`" if (self.path / "recipe.toml").exists() else "Nothing was begun"
             )

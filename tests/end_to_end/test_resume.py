@@ -62,7 +62,7 @@ kl_coef = 0.01
 
 def woodshed(*arguments: str) -> subprocess.Popen[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "woodshed.cli", *arguments]
+    command = [sys.executable, "-m", "woodshed", *arguments]
     return subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )

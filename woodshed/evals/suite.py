@@ -55,7 +55,7 @@ class SuiteSettings(Settings):
     """Attempts per task."""
     limit: int = Field(default=0, ge=0)
     """Tasks used, the first so many by name; 0 uses all."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds the sampling."""
     effort: Effort | None = None
     """Effort that the prompts ask for (low, medium, high); unset, they say nothing."""

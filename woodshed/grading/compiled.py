@@ -11,13 +11,12 @@ import base64
 import contextlib
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from woodshed.records import Task
 from woodshed.rundir import write_atomically
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import SandboxSpec, open_sandbox, store
 from woodshed.tasks import environment, folder
 
 PROGRAM = "/run/woodshed/woodshed_doubt.py"
@@ -60,8 +59,8 @@ def compiled_tests(task: Task, tests: Iterable[str]) -> dict[str, Made]:
 def _compile(site: Path, texts: Mapping[str, bytes]) -> dict[str, Made]:
     if not texts:
         return {}
-    with tempfile.TemporaryDirectory(prefix="woodshed-") as empty:
-        spec = SandboxSpec(lowers=(Path(empty),), environment=site, binds={PROGRAM: DOUBT}, user="grader")
+    with store.folder() as empty:
+        spec = SandboxSpec(lowers=(empty,), environment=site, binds={PROGRAM: DOUBT}, user="grader")
         with open_sandbox(spec) as sandbox:
             request = {path: base64.b64encode(data).decode() for path, data in texts.items()}
             result = sandbox.exec(

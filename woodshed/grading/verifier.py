@@ -16,7 +16,6 @@ import json
 import re
 import secrets
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -43,7 +42,7 @@ from woodshed.records import (
     Verdict,
 )
 from woodshed.rundir import write_atomically
-from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox, store
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 
@@ -177,9 +176,8 @@ def run_tests(
         channel=True,
     )
     if result.outcome == "sandbox_lost":
-        raise SandboxError(
-            f"the sandbox was lost while tests ran: {result.stderr[-500:].decode(errors='replace')}"
-        )
+        said = result.stderr[-500:].decode(errors="replace") or "it said nothing"
+        raise SandboxError(f"the sandbox was lost while tests ran: {said}")
     report = results.read(result.channel, nonce)
     faults = report.faults
     if result.outcome in ("timeout", "oom", "limit"):
@@ -498,8 +496,8 @@ def _test_once(
 ) -> TestRun:
     """With one more fault for each original that did not stay as it was."""
     sources = _sources(task)
-    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-        layer, blanks = Path(scratch, "patch"), Path(scratch, "blanks")
+    with store.folder() as scratch:
+        layer, blanks = scratch / "patch", scratch / "blanks"
         deleted = _lay(layer, taken)
         _lay(blanks, dict.fromkeys(sources, b""))
         layers = (layer, folder.protected_folder(task), blanks)

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from woodshed.records import SandboxError
@@ -70,6 +70,16 @@ class Store:
             last = self._users == 0
         if last:
             self._finalizer()
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for the time inside. What a killed process leaves goes with the leftovers of its sandboxes."""
+    home = Store()
+    try:
+        yield home.layer()
+    finally:
+        home.release()
 
 
 def scratch() -> Path:

@@ -65,7 +65,7 @@ class SynthesisSettings(Settings):
     """What is taken away (`woodshed.synthesis.operators`), and other ways to make tasks (DERIVED)."""
     levels: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
     """Levels of difficulty, from 0 (one branch) to 6 (a sub-package); see `woodshed.synthesis.operators.LEVELS`."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds the order in which candidates are tried."""
     jobs: int = Field(default=2, ge=1)
     """Candidates proven at the same time; changes nothing but the time it takes."""

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from woodshed.records import RunError
+from woodshed.records import RunError, from_json
 from woodshed.rundir import RunDir, staged
 from woodshed.training.policy import Policy
 from woodshed.training.stability import Watch
@@ -93,9 +93,10 @@ def read_position(folder: Path) -> Position:
     """
     try:
         data = json.loads((folder / "position.json").read_text())
-        parts = {"scale": GradientScale(**data["scale"]), "watch": Watch(**data["watch"])}
-        return Position(**data | parts)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if missing := {"phase", "step", "scale", "watch"} - set(data):
+            raise ValueError(f"no {min(missing)!r} in position.json")
+        return from_json(Position, data)
+    except (OSError, ValueError, TypeError) as error:
         raise RunError(
             f"checkpoint {folder} cannot be read ({error}); delete that folder to resume before it"
         ) from None
@@ -123,7 +124,7 @@ def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | Non
 def teacher_weights(folder: Path) -> dict[str, Tensor]:
     """The teacher's weights in a checkpoint; nothing where they do not move."""
     file = folder / "teacher.safetensors"
-    return load_file(file) if file.is_file() else {}
+    return _read(file, "delete that folder to resume before it") if file.is_file() else {}
 
 
 def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
@@ -136,7 +137,7 @@ def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
     file = run.path / "checkpoints" / name / "policy.safetensors"
     if not file.is_file():
         raise RunError(f"no checkpoint {name} in {run.path / 'checkpoints'}")
-    return load_file(file)
+    return _read(file, ANEW)
 
 
 def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
@@ -147,7 +148,7 @@ def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
         run.save_checkpoint(
             name, lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot()))
         )
-    return load_file(file)
+    return _read(file, ANEW)
 
 
 def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
@@ -161,6 +162,16 @@ def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
             f"cannot write {target}: {error}. Training is complete and kept: make room, then `{run.resuming}`."
         ) from error
     return target
+
+
+ANEW = "what a run began with cannot be made again: copy its recipe.toml and start under another name"
+
+
+def _read(file: Path, way_out: str) -> dict[str, Tensor]:
+    try:
+        return load_file(file)
+    except Exception as error:  # safetensors raises its own, undocumented kinds
+        raise RunError(f"checkpoint {file.parent} is damaged ({file.name}: {error}); {way_out}") from None
 
 
 def _serialized(weights: Mapping[str, Tensor]) -> bytes:

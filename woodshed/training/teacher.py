@@ -82,7 +82,8 @@ class Teacher:
         """
         if set(state) != set(self.average):
             raise ModelError(
-                f"the checkpoint holds no average for the teacher {self.kind!r}; start the run anew"
+                f"the checkpoint holds no average for the teacher {self.kind!r}; delete its folder to resume "
+                "before it, or start the run anew"
             )
         for name, value in state.items():
             self.average[name].copy_(value)

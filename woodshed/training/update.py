@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
@@ -26,6 +26,8 @@ from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
 from woodshed.training.teacher import Teacher
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class OptimizerSettings(Settings):
     """AdamW (arXiv 1711.05101) and what surrounds it."""
@@ -36,7 +38,7 @@ class OptimizerSettings(Settings):
     """Steps of linear rise to the peak; step s of them uses s/warmup_steps of it."""
     decay_share: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps over which the rate falls linearly to zero."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Decay of first and second moment."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay."""

@@ -36,7 +36,7 @@ from woodshed.inference.codec import Codec
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample
 from woodshed.inference.spans import text_positions
-from woodshed.records import Hint, Rollout, Task, TaskError, Turn
+from woodshed.records import Hint, RecipeError, Rollout, Task, TaskError, Turn
 from woodshed.rundir import RunDir
 from woodshed.sandbox import open_sandbox
 from woodshed.settings import Settings
@@ -182,6 +182,11 @@ def play(
 ) -> list[OracleAttempt]:
     """Oracle attempts at every task, kept in the run folder task by task and never played twice."""
     usable = [task for task in tasks if len(folder.gold_patch(task).files) == 1]
+    if not usable:
+        raise RecipeError(
+            f"the warm-up has nothing to imitate: none of the {len(tasks)} tasks of tasks.train is solved in one file; "
+            "set tasks.train, or warmup.steps = 0"
+        )
     played: list[OracleAttempt] = []
 
     def attempts(task: Task) -> list[OracleAttempt]:

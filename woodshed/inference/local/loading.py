@@ -55,6 +55,12 @@ def load(
     if missing := sorted(info["missing_keys"]):
         # transformers would fill them with random numbers and go on
         raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > rows:
+        raise ModelError(
+            f"{directory}: the tokenizer knows {tokenizer.vocab_size} tokens and the model {rows}; they belong to "
+            "different models"
+        )
     model.eval()
     invariant.install(model)
     if adapter is not None:
@@ -63,14 +69,27 @@ def load(
 
 
 def _with_adapter(model: Any, adapter: Path) -> Any:
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
 
     if not (adapter / "adapter_config.json").is_file():
         raise ModelError(f"{adapter} is not a PEFT adapter: it holds no adapter_config.json")
+    weights = adapter / "adapter_model.safetensors"
+    if not weights.is_file() and not weights.with_suffix(".bin").is_file():
+        raise ModelError(f"{adapter} holds no {weights.name}; fetch or train the adapter again")
     with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
-        return compute_in_model_precision(PeftModel.from_pretrained(model, str(adapter)).eval())
+        made = PeftModel.from_pretrained(model, str(adapter)).eval()
+        if weights.is_file():
+            with safe_open(weights, "pt") as file:
+                unused = sorted(set(file.keys()) - set(get_peft_model_state_dict(made)))
+            if unused:
+                raise ModelError(
+                    f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
+                    f"{unused[0]!r} among them"
+                )
+    return compute_in_model_precision(made)
 
 
 def compute_in_model_precision(model: Any) -> Any:
@@ -174,5 +193,7 @@ def _explained(path: Path, what: str) -> Iterator[None]:
     except (ModelError, MemoryError):
         raise
     except Exception as error:  # loaders raise a different type for every way a file can be wrong
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        first, _, rest = str(error).strip().partition("\n")
+        more = " ".join(rest.split())[:200] if first.endswith(":") else ""
+        reason = f"{first} {more}".strip() or type(error).__name__
         raise ModelError(f"{path}: this {what} cannot be loaded: {reason}") from error

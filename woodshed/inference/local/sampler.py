@@ -28,7 +28,7 @@ from woodshed.inference.local.invariant import LEAST_ROWS
 from woodshed.inference.local.keys import Prefix, Prefixes, RunningBatch, common_length
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, check_fits
-from woodshed.records import ModelError, SamplerError
+from woodshed.records import ModelError
 
 _PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # in one forward; more fills the device no better
 _SHARED_TOKENS = 16  # a shorter common beginning is not worth a forward of its own
@@ -118,7 +118,8 @@ class LocalSampler:
         """One sample per request, in order.
 
         Raises:
-            SamplerError: a request does not fit the context, or the model's logits are not finite.
+            SamplerError: a request does not fit the context.
+            ModelError: the model's logits are not finite.
         """
         for request in requests:
             check_fits(request, self.context_length)
@@ -252,9 +253,10 @@ class LocalSampler:
         if not torch.isfinite(logps).all():
             self.flush()
             self._batch.tensors.clear()  # no NaN may stay behind masked columns
-            raise SamplerError(
-                f"the model's logits are not finite at policy version {self.policy_version}: its weights hold NaN or "
-                "infinite values; resume from an earlier checkpoint with a lower learning rate"
+            raise ModelError(
+                f"the model's logits are not finite at policy version {self.policy_version}: its weights are not "
+                f"finite or too large, or the temperature ({self.settings.temperature:g}) is too low. This run cannot "
+                "go on with them; begin one under another name, with a lower optimizer.learning_rate"
             )
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
             row.ids.append(token)

@@ -1,4 +1,4 @@
-"""`python -m woodshed.cli`."""
+"""`python -m woodshed`."""
 
 from woodshed.cli import main
 
