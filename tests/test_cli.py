@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from woodshed import terminal
+from woodshed import __version__, terminal
 from woodshed.cli import app
+from woodshed.evals import measures
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
 from woodshed.rundir import RunDir
 from woodshed.tasks import folder
@@ -268,13 +269,27 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     with terminal.progress_bars() as progress:
         for done in range(9):
             progress(done, 8, f"train 0: attempts, turn {done}")
-        progress(0, 1, "quick")
+        progress(1, 1, "quick")
+        progress(0, 0, "loading it")
     seen = capsys.readouterr()
     assert seen.out == ""
     assert seen.err.splitlines() == [
+        "train 0: attempts, turn 0: 0/8",
         "train 0: attempts, turn 4: 4/8 after 36 s",
         "train 0: attempts, turn 8: 8/8 after 72 s",
+        "loading it",
     ]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]):
+    done = subprocess.run([*WOODSHED, "--version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout == f"woodshed {__version__}\n"
+
+
+def test_a_difference_larger_than_any_is_none():
+    share = next(measure for measure in measures.MEASURES if measure.key == "invalid_calls")
+    assert measures.write_detectable(share, 0.08) == "8.0 pp"
+    assert measures.write_detectable(share, 1.3) == "none"
 
 
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]):

@@ -38,7 +38,11 @@ def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:
 
 def metrics_of(recipe: Recipe) -> tuple[dict[str, Any], RunDir]:
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
-    train(recipe, run, lambda *_: None)
+    said: list[str] = []
+    train(recipe, run, lambda _done, _total, text: said.append(text))
+    assert said[0].startswith("loading ") and "train 0: attempts" in said
+    (update,) = [text for text in said if "update" in text]
+    assert update.startswith("train 0: update 1 of 1 (100% invalid calls, reward 0.00)"), update
     (found,) = [record for phase, _, record in run.read("metrics") if phase == "train"]
     return found, run
 

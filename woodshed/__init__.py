@@ -5,6 +5,7 @@ hints say in words what went wrong at the exact turn, and the policy is trained 
 
 The ladder. A module imports only from lines below its own; modules that share a line do not import each other.
 
+    __main__
     cli
     terminal
     doctor

@@ -90,8 +90,10 @@ class _Lines:
         stage, now = text.partition(",")[0], time.monotonic()
         if stage != self.stage:
             self.stage, self.began, self.told = stage, now, now
-            if not total:  # nobody knows how long it takes, so a reader should know what is waited for
-                tell(text)
+            if (
+                not total or not done
+            ):  # nobody knows how long it takes, so a reader should know what is waited for
+                tell(f"{text}{f': {done}/{total}' if total else ''}")
                 return
         finished = done >= total and now - self.began > WORTH_A_LINE_S
         if finished or now - self.told > self.EVERY_S:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -159,10 +160,10 @@ def make_report(
     say(f"report: {path}")
     for problem in problems:
         tell(problem)
-    if open_:
-        typer.launch(str(path))
-    else:
+    if not open_:
         say_next(f"woodshed view {first.path}")
+    elif not webbrowser.open(path.resolve().as_uri()):
+        tell(f"no browser can be opened here; open {path} in one")
     if problems:
         raise typer.Exit(1)
 

@@ -64,7 +64,7 @@ def make_tasks(
         made = synthesis.make(sources, out, chosen, progress)
     say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for reason, count in made.rejected.most_common():
-        say(f"{count:6} candidates rejected: {reason}")
+        say(f"{count:6} rejected: {reason}")
     if made.rejected:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
     if not made.accepted:
@@ -168,7 +168,7 @@ def find_leaks(
             say(
                 f"{verdict:6} {task.name}: {len(theft.tricks)} tricks, {theft.trick or 'none'} earned something"
             )
-    say(f"{bad} of {len(found)} tasks leak" if bad else f"{len(found)} tasks, no leak")
+    say(f"{bad} of {len(found)} tasks leak" if bad else f"no leak in {len(found)} tasks")
     if bad:
         raise typer.Exit(1)
 
@@ -247,7 +247,7 @@ def show_stats(
     tried = f", {found.acceptance:.0%} of the candidates that were tried" if found.rejected else ""
     say(f"{found.num_tasks} tasks{tried}")
     for reason, count in found.rejected.items():
-        say(f"{count:6} candidates rejected: {reason}")
+        say(f"{count:6} rejected: {reason}")
     write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
 import typer
 from typer.core import TyperGroup
 
+from woodshed import __version__
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
 from woodshed.rundir import made
 from woodshed.terminal import say, say_columns, tell
@@ -124,6 +125,23 @@ app = typer.Typer(
     help="Train a coding agent on your own repositories.",
     epilog="First time here: woodshed doctor, then docs/first-run.md.",
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        say(f"woodshed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 tasks_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks", help="Turn repositories into practice tasks, and prove them.")
 

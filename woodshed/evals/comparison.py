@@ -63,7 +63,9 @@ def last(run: RunDir, problems: list[str]) -> Evaluation:
     found = evaluation.from_run(run, problems=problems)
     if not found:
         detail = f" ({problems[-1]})" if problems else ""
-        raise RunError(f"{run.path} holds no finished evaluation{detail}; measure one with `woodshed eval`")
+        raise RunError(
+            f"{run.path} holds no finished evaluation{detail}; `{run.resuming}` goes on with the run"
+        )
     if not any(attempt.verdict for attempt in found[-1].graded):
         raise RunError(
             f"{run.path}: the attempts of its last evaluation are not judged yet; `{run.resuming}` does it"

@@ -413,7 +413,9 @@ def write_change(measure: Measure, change: Difference) -> str:
 
 
 def write_detectable(measure: Measure, detectable: float | None) -> str:
-    """The smallest difference that shows: "8.1 pp", "0.12"."""
+    """The smallest difference that shows: "8.1 pp", "0.12"; "none" where no difference that there can be would."""
+    if measure.kind != "count" and detectable is not None and detectable > 1:
+        return "none"
     return write_figure(measure, detectable).replace("%", " pp")
 
 

@@ -104,6 +104,7 @@ def attempt(
                     progress(before + done, total, f"{phase} {step}: {text}")
 
             def collect(wave: Sequence[Task] = wave, report: Progress = report) -> list[Rollout]:
+                report(0, total, "attempts")
                 made = rollout.collect(
                     sampler,
                     wave,
@@ -123,6 +124,7 @@ def attempt(
             groups += [Group(task.id, tuple(r for r in rollouts if r.task_id == task.id)) for task in wave]
 
             def judge(made: list[Rollout] = rollouts, report: Progress = report) -> list[Verdict]:
+                report(0, total, "judging")
                 return list(judging.verdicts(made, progress=report).values())
 
             judged = {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}

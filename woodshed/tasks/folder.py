@@ -132,7 +132,10 @@ def task_folders(path: Path) -> list[Path]:
         TaskError: nothing there.
     """
     if not path.is_dir():
-        raise TaskError(f"no task set at {path}. Make one with `woodshed tasks make SOURCE --out {path}`.")
+        raise TaskError(
+            f"no task set at {path}. Make one with `woodshed tasks make SOURCE --out {path}`, or, where a recipe names "
+            "it, as the first lines of the recipe say."
+        )
     if any((path / name).exists() for name in REQUIRED[:2]):
         return [path]
     inner = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))

@@ -47,6 +47,7 @@ def learn(session: Session, position: Position, subject: Subject) -> None:
     before = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, subject.earlier))
     subject = replace(subject, answers=before)
     how = forward_for(session, settings.feedback)
+    session.progress(position.step, settings.steps, "study")
     for step in range(position.step, settings.steps):
         clock = Clock()
         metrics: dict[str, Any] = {} if step else {"before": learnt(session, subject)}

@@ -67,7 +67,7 @@ class ObjectiveSettings(Settings):
     """The policy-gradient part."""
 
     weight: float = Field(default=1.0, ge=0)
-    """Factor on the policy gradient; 0 leaves the targeted divergence alone (a control that is known to collapse)."""
+    """Factor on the policy gradient; 0 leaves the targeted divergence alone (a control)."""
     estimator: Literal["reinforce", "gspo"] = "reinforce"
     """reinforce with importance weights per token or sequence; or gspo, one clipped ratio per rollout."""
     ratio_level: Level = "token"

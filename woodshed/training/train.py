@@ -58,6 +58,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     """
     practice, heldout = task_sets(recipe, run)
     subject = subject_of(run, recipe.study, practice)
+    progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     sampler = LocalSampler(policy.model, renderer, recipe.sampler)
@@ -183,6 +184,15 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     recipe, run, policy, step = session.recipe, session.run, session.policy, position.step
     clock = Clock()
     seen = gather(session, practice, position, clock)
+    curriculum, growth, verdicts = practice.curriculum, practice.growth, list(seen.verdicts.values())
+    summary = summarize(seen.rollouts, verdicts, flags=seen.flags)
+    invalid, reward = (summary[name]["value"] for name in ("invalid_calls", "reward"))
+    seen_as = (
+        "nothing counted"
+        if None in (invalid, reward)
+        else f"{invalid:.0%} invalid calls, reward {reward:.2f}"
+    )
+    session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.training.steps} ({seen_as})")
     metrics = update(
         policy,
         practice.optimizer,
@@ -199,12 +209,11 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     clock.lap("update")
     run.append("lessons", metrics.pop("lessons"), "train", step)
     session.sampler.load(None, version=step + 1)
-    curriculum, growth, verdicts = practice.curriculum, practice.growth, list(seen.verdicts.values())
     curriculum.observe(verdicts, seen.rollouts)
     if recipe.monitors.quarantine:
         for proof in response.quarantined(seen.flags, seen.rollouts, practice.tasks):
             curriculum.quarantine(proof.tasks(practice.tasks), proof.reason)
-    metrics |= summarize(seen.rollouts, verdicts, flags=seen.flags) | {"switched_off": seen.off}
+    metrics |= summary | {"switched_off": seen.off}
     if seen.pay:
         names = dict.fromkeys(name for found in seen.pay for name in found.terms)
         metrics["pay"] = {n: sum(p.terms.get(n, 0.0) for p in seen.pay) / len(seen.pay) for n in names}
