@@ -112,15 +112,16 @@ def policy(attempt):
         )
 
     others = [*feedback.PLACEBOS, text(another_class("unknown_tool"))]
-    rows = [row("right", text("unknown_tool"))] * 4 + [row("faulty", PLANTED)] * 2
-    rows += [row("faulty", other) for other in ("", *others) for _ in range(2)]
-    rows += [row("right", other) for other in ("", *others)]
-    padded = packing.pad(rows)
+    weighed = [(row("right", text("unknown_tool")), 4.0), (row("faulty", PLANTED), 2.0)]
+    weighed += [(row("faulty", other), 2.0) for other in ("", *others)]
+    weighed += [(row("right", other), 1.0) for other in ("", *others)]
+    padded = packing.pad([imitated for imitated, _ in weighed])
+    weight_BN = padded.mask_BN * torch.tensor([[weight] for _, weight in weighed])
     optimizer = torch.optim.AdamW(policy.trainable.values(), lr=3e-3)
     for _ in range(80):
         optimizer.zero_grad()
         logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
-        (-(logps * padded.mask_BN).sum() / padded.mask_BN.sum()).backward()
+        (-(logps * weight_BN).sum() / weight_BN.sum()).backward()
         optimizer.step()
     return policy
 
