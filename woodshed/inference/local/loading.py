@@ -82,8 +82,9 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         made = PeftModel.from_pretrained(model, str(adapter)).eval()
         if weights.is_file():
+            kept = get_peft_model_state_dict(made, save_embedding_layers=False)  # "auto" may ask the hub
             with safe_open(weights, "pt") as file:
-                unused = sorted(set(file.keys()) - set(get_peft_model_state_dict(made)))
+                unused = sorted(set(file.keys()) - set(kept))
             if unused:
                 raise ModelError(
                     f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
