@@ -84,7 +84,7 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
         if weights.is_file():
             kept = get_peft_model_state_dict(made, save_embedding_layers=False)  # "auto" may ask the hub
             with safe_open(weights, "pt") as file:
-                unused = sorted(set(file.keys()) - set(kept))
+                unused = sorted(name for name in set(file.keys()) - set(kept) if "lora_" in name)
             if unused:
                 raise ModelError(
                     f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
