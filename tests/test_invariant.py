@@ -30,6 +30,16 @@ def randn(*shape: int, seed: int = 0, **options: Any) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(**options)
 
 
+def same_gradients(
+    ours: torch.Tensor, plain: torch.Tensor, inputs: list[torch.Tensor], *, atol: float, rtol: float
+) -> None:
+    """Of a weighed sum, in all inputs."""
+    weight = randn(*plain.shape, seed=8, device=plain.device, dtype=plain.dtype)
+    found, wanted = (torch.autograd.grad((each * weight).sum(), inputs) for each in (ours, plain))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
+
+
 class Module:
     """What attention asks of a layer."""
 
@@ -76,13 +86,7 @@ def test_few_queries_attend_as_if_keys_were_copied(queries: int, device: str, dt
     ours = invariant.attend_few(query, key, value, mask, 0.3)
     atol, rtol = (2e-2, 2e-2) if dtype == torch.bfloat16 else (2e-6, 2e-5)
     torch.testing.assert_close(ours, plain, atol=atol, rtol=rtol)
-    weight = randn(*plain.shape, seed=8, device=device, dtype=dtype)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), inputs),
-        torch.autograd.grad((plain * weight).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, atol=2 * atol, rtol=rtol)
+    same_gradients(ours, plain, inputs, atol=2 * atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("device", ["cpu", CARD])
@@ -101,13 +105,7 @@ def test_branches_attend_as_under_one_mask(device: str, dtype: torch.dtype):
     plain = scaled_dot_product_attention(query, key, value, mask, enable_gqa=True).transpose(1, 2)
     atol, rtol = (2e-2, 2e-2) if dtype == torch.bfloat16 else (2e-6, 2e-5)
     torch.testing.assert_close(ours, plain, atol=atol, rtol=rtol)
-    weight = randn(*plain.shape, seed=3, device=device, dtype=dtype)
-    for a, b in zip(
-        torch.autograd.grad((ours * weight).sum(), inputs),
-        torch.autograd.grad((plain * weight).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b, atol=4 * atol, rtol=rtol)
+    same_gradients(ours, plain, inputs, atol=4 * atol, rtol=rtol)
 
 
 def model_of(intermediate: int = 128, *, installed: bool = True) -> Any:
@@ -237,13 +235,7 @@ def test_causal_attention_and_its_gradient_are_pytorchs(dtype: torch.dtype):
             1, 2
         )
         torch.testing.assert_close(ours, plain, atol=atol, rtol=rtol)
-        weight = randn(*plain.shape, seed=4, device="cuda", dtype=dtype)
-        for a, b in zip(
-            torch.autograd.grad((ours * weight).sum(), inputs),
-            torch.autograd.grad((plain * weight).sum(), inputs),
-            strict=True,
-        ):
-            torch.testing.assert_close(a, b, atol=atol, rtol=rtol)
+        same_gradients(ours, plain, inputs, atol=atol, rtol=rtol)
 
 
 @on_a_card

@@ -90,9 +90,7 @@ class _Lines:
         stage, now = text.partition(",")[0], time.monotonic()
         if stage != self.stage:
             self.stage, self.began, self.told = stage, now, now
-            if (
-                not total or not done
-            ):  # nobody knows how long it takes, so a reader should know what is waited for
+            if not (total and done):  # a reader should know what is waited for, and nobody knows how long
                 tell(f"{text}{f': {done}/{total}' if total else ''}")
                 return
         finished = done >= total and now - self.began > WORTH_A_LINE_S

@@ -124,7 +124,7 @@ def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | Non
 def teacher_weights(folder: Path) -> dict[str, Tensor]:
     """The teacher's weights in a checkpoint; nothing where they do not move."""
     file = folder / "teacher.safetensors"
-    return _read(file, "delete that folder to resume before it") if file.is_file() else {}
+    return _read(file, EARLIER) if file.is_file() else {}
 
 
 def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
     file = run.path / "checkpoints" / name / "policy.safetensors"
     if not file.is_file():
         raise RunError(f"no checkpoint {name} in {run.path / 'checkpoints'}")
-    return _read(file, ANEW)
+    return _read(file, EARLIER if version else ANEW)
 
 
 def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
@@ -164,6 +164,7 @@ def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
     return target
 
 
+EARLIER = "delete that folder to resume before it"
 ANEW = "what a run began with cannot be made again: copy its recipe.toml and start under another name"
 
 
