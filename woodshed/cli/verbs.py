@@ -23,6 +23,7 @@ from woodshed.terminal import say, say_columns, tell
 if TYPE_CHECKING:
     from woodshed.evals.evaluation import Evaluation
     from woodshed.evals.measures import Row, Summary
+    from woodshed.evals.statistics import Estimate
     from woodshed.evals.suite import SuiteSettings
     from woodshed.inference.sampler import Sampler
     from woodshed.rundir import RunDir
@@ -209,7 +210,7 @@ def open_arm(text: str) -> list[RunDir]:
 
 def say_run(run: RunDir) -> None:
     """The headline of a run: its first against its last evaluation, or the only one."""
-    from woodshed.evals import arms, evaluation
+    from woodshed.evals import arms, conclusion, evaluation
     from woodshed.grading.monitors import drift
 
     found = evaluation.from_run(run, problems=[])
@@ -218,7 +219,9 @@ def say_run(run: RunDir) -> None:
     for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
-        say_rows(evaluation.before_after(found[0], found[-1]))
+        rows = evaluation.before_after(found[0], found[-1])
+        say(conclusion.conclude(rows))
+        say_rows(rows)
         say_effort(found[0], found[-1])
     elif found:
         say_summary(found[0].summary)
@@ -288,8 +291,12 @@ def say_summary(summary: Summary) -> None:
 
     table = [["", "figure [95% interval]", "counted", "smallest visible"]]
     solved = next(measure for measure in measures.MEASURES if measure.key == "solved")
-    figures = [(measure, measure.label, summary.estimates[measure.key]) for measure in measures.MEASURES]
-    figures += [(solved, name, figure) for name, figure in summary.passes.items() if not name.endswith("1")]
+    figures: list[tuple[measures.Figure, str, Estimate]] = [
+        (measure, measure.label, summary.estimates[measure.key]) for measure in measures.MEASURES
+    ]
+    for name, figure in summary.passes.items():
+        if name[5:] != "1":
+            figures.append((measures.pass_figure(name), measures.pass_figure(name).label, figure))
     if summary.num_void:
         figures.append((solved, "solve rate, void as failures", summary.strict["solved"]))
     for measure, label, estimate in figures:

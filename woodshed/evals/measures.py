@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from woodshed.evals import behaviour, statistics
+from woodshed.evals import behaviour, passes, statistics
 from woodshed.evals.behaviour import Behaviour
+from woodshed.evals.passes import Try
 from woodshed.evals.statistics import Difference, Estimate, Record
 from woodshed.feedback.detectors import is_untested
 from woodshed.records import CALL_FAULTS, Flag, Rollout, Turn, Verdict, to_json
@@ -45,18 +46,24 @@ class Graded:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """part / whole, summed over attempts."""
+class Figure:
+    """Anything that is measured: its name, and how it is written."""
 
     key: str
     label: str
     kind: Literal["share", "score", "count"]
     """Shares and scores lie in [0, 1], a share is written in percent; a count has no ceiling."""
     better: Literal["lower", "higher", ""]
+    of: str = field(default="attempts", kw_only=True)
+    """What the whole counts."""
+
+
+@dataclass(frozen=True)
+class Measure(Figure):
+    """part / whole, summed over attempts."""
+
     part: Callable[[Graded], float]
     whole: Callable[[Graded], float]
-    of: str = "attempts"
-    """What the whole counts."""
 
 
 def is_fault(turn: Turn) -> bool:
@@ -168,7 +175,7 @@ BEHAVIOUR = (
         "",
         lambda g: g.behaviour.message_chars,
         _turns,
-        "turns",
+        of="turns",
     ),
     Measure("context_tokens", "harness tokens", "count", "", lambda g: g.behaviour.context_tokens, _one),
     Measure(
@@ -211,14 +218,15 @@ class Summary:
     strict: dict[str, Estimate]
     """"solved" and "reward" where every void attempt counts as a failure."""
     passes: dict[str, Estimate]
-    """"pass@k", "pass^k" and "best@k" (of k attempts, the one that `promise` likes best) for k = 1, 2, 4, ..."""
+    """"pass@k", "pass^k" and "best@k" (of k attempts, the one that `promise` likes best) for k = 1, 2, 4, ... and the
+    most attempts that a task has."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One measure before and after."""
 
-    measure: Measure
+    measure: Figure
     before: Estimate
     after: Estimate
     change: Difference
@@ -281,7 +289,7 @@ def summary(graded: Sequence[Graded]) -> Summary:
         tools=_by_name(attempts, lambda b: b.calls, lambda b: b.call_errors, "calls"),
         error_kinds=_by_name(attempts, lambda b: b.error_kinds, lambda b: b.error_kinds, "all calls"),
         strict={key: _strict(measure, graded) for key, measure in _HEADLINE.items()},
-        passes=_passes(attempts),
+        passes=passes.estimates(tries(attempts)),
     )
 
 
@@ -301,23 +309,21 @@ def promise(graded: Graded) -> tuple[float, ...]:
     )
 
 
-def _passes(attempts: Sequence[Graded]) -> dict[str, Estimate]:
-    tasks: dict[str, list[Graded]] = {}
-    for attempt in attempts:
-        if _judged(attempt):
-            tasks.setdefault(attempt.rollout.task_id, []).append(attempt)
-    if not tasks:
-        return {}
-    solved = [sum(map(_solved, made)) for made in tasks.values()]
-    counts = [len(made) for made in tasks.values()]
-    scores = [[promise(attempt) for attempt in made] for made in tasks.values()]
-    rewards = [[float(_solved(attempt)) for attempt in made] for made in tasks.values()]
-    found = {}
-    for k in (2**power for power in range(min(counts).bit_length())):
-        found[f"pass@{k}"] = statistics.pass_at_k(solved, counts, k)
-        found[f"pass^{k}"] = statistics.pass_hat_k(solved, counts, k)
-        found[f"best@{k}"] = statistics.best_of_k(scores, rewards, k)
-    return found
+def tries(attempts: Iterable[Graded]) -> list[Try]:
+    """Judged attempts, as `passes` takes them; void ones left out."""
+    kept = [attempt for attempt in attempts if _judged(attempt) and not attempt.is_void]
+    return [Try(attempt.rollout.task_id, _solved(attempt), promise(attempt)) for attempt in kept]
+
+
+def pass_figure(name: str) -> Figure:
+    """How a name of `passes` is shown."""
+    kind, k = name[:5], name[5:]
+    said = {
+        "pass@": f"solved by any of {k}",
+        "pass^": f"solved by all of {k}",
+        "best@": f"best-looking of {k} solved",
+    }
+    return Figure(name, f"{name}: {said[kind]}", "share", "higher", of="tasks")
 
 
 def _strict(measure: Measure, graded: Sequence[Graded]) -> Estimate:
@@ -343,7 +349,7 @@ def _by_name(
         def part(graded: Graded) -> int:
             return bad_of(graded.behaviour).get(name, 0)
 
-        return Measure(name, name, "share" if of == "calls" else "count", "lower", part, whole, "calls")
+        return Measure(name, name, "share" if of == "calls" else "count", "lower", part, whole, of="calls")
 
     return {name: _estimate(measure(name), attempts) for name, _ in names}
 
@@ -368,6 +374,19 @@ def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Gr
             figures = [_estimate(measure, arm) for arm in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")
         rows.append(Row(measure, figures[0], figures[1], change, statistics.record(*totals)))
+    return rows + _pass_rows(sides)
+
+
+def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[Row]:
+    """pass@k and best@k of both sides, where tasks have several attempts."""
+    tables = [[passes.by_task(tries(run)) for run in arm] for arm in sides]
+    rows = []
+    for name in passes.headline(table for arm in tables for table in arm):
+        seeds = [[table[name] for table in arm] for arm in tables]
+        totals = [passes.pooled(arm) for arm in seeds]
+        change = statistics.arms(*seeds, is_share=True)
+        figures = [passes.estimate(arm) for arm in seeds]
+        rows.append(Row(pass_figure(name), figures[0], figures[1], change, statistics.record(*totals)))
     return rows
 
 
@@ -390,10 +409,10 @@ def _fault_share(kind: str, attempts: Sequence[Graded]) -> Estimate:
     def count(attempt: Graded) -> int:
         return sum(turn.error_kind == kind for turn in attempt.rollout.turns)
 
-    return _estimate(Measure(kind, kind, "share", "lower", count, _turns, "turns"), attempts)
+    return _estimate(Measure(kind, kind, "share", "lower", count, _turns, of="turns"), attempts)
 
 
-def write_figure(measure: Measure, value: float | None) -> str:
+def write_figure(measure: Figure, value: float | None) -> str:
     """A figure as people read it: "19.0%", "0.42", "412"."""
     if value is None:
         return "-"
@@ -402,32 +421,32 @@ def write_figure(measure: Measure, value: float | None) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def write_estimate(measure: Measure, estimate: Estimate) -> str:
+def write_estimate(measure: Figure, estimate: Estimate) -> str:
     """Figure and interval: "19.0% [15.1, 23.4]"."""
     return _with_interval(measure, estimate.value, estimate.low, estimate.high)
 
 
-def write_change(measure: Measure, change: Difference) -> str:
+def write_change(measure: Figure, change: Difference) -> str:
     """Difference and interval, signed; a change in shares is in percentage points."""
     return _with_interval(measure, change.value, change.low, change.high, sign=True)
 
 
-def write_detectable(measure: Measure, detectable: float | None) -> str:
+def write_detectable(measure: Figure, detectable: float | None) -> str:
     """The smallest difference that shows: "8.1 pp", "0.12"; "none" where no difference that there can be would."""
     if measure.kind != "count" and detectable is not None and detectable > 1:
         return "none"
     return write_figure(measure, detectable).replace("%", " pp")
 
 
-def write_counts(measure: Measure, estimate: Estimate) -> str:
+def write_counts(measure: Figure, estimate: Estimate) -> str:
     """What the figure was counted from: "83 / 437 turns"; the whole alone where the part is not a count."""
-    if measure.kind == "share":
+    if measure.kind == "share" and float(estimate.part).is_integer():
         return f"{estimate.part:.0f} / {estimate.whole:.0f} {measure.of}"
     return f"{estimate.whole:.0f} {measure.of}"
 
 
 def _with_interval(
-    measure: Measure, value: float | None, low: float | None, high: float | None, sign: bool = False
+    measure: Figure, value: float | None, low: float | None, high: float | None, sign: bool = False
 ) -> str:
     text = write_figure(measure, value)
     if value is not None and sign:

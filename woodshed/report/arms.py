@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from woodshed.evals import comparison, statistics
-from woodshed.evals.measures import Measure
+from woodshed.evals import comparison, passes, statistics
+from woodshed.evals.measures import Figure, Measure, pass_figure
 from woodshed.evals.statistics import Difference, Estimate, Sums
 from woodshed.report.gather import Line, Story
 
@@ -62,7 +62,7 @@ class Arm:
 class Row:
     """One measure of one arm."""
 
-    measure: Measure
+    measure: Figure
     before: Estimate
     after: Estimate | None
     change: Difference | None
@@ -121,6 +121,32 @@ def rows(arm: Arm, measures: Sequence[Measure]) -> list[Row]:
             )
         )
     return found
+
+
+def pass_rows(arm: Arm) -> list[Row]:
+    """pass@k and best@k of an arm, where its tasks have several attempts; like `rows`."""
+    sides = arm.sides()
+    tables = [[passes.by_task(_tries(lines)) for lines in side] for side in sides]
+    found = []
+    for name in passes.headline(table for side in tables for table in side):
+        before, after = ([table[name] for table in side] for side in tables)
+        found.append(
+            Row(
+                pass_figure(name),
+                passes.estimate(before),
+                passes.estimate(after) if after else None,
+                statistics.arms(before, after, is_share=True) if after else None,
+                tuple(tuple(passes.estimate([one]).value for one in side) for side in (before, after))
+                if len(before) > 1
+                else (),
+            )
+        )
+    return found
+
+
+def _tries(lines: Sequence[Line]) -> list[passes.Try]:
+    judged = [line for line in lines if line.result in ("solved", "failed")]
+    return [passes.Try(line.task_id, line.result == "solved", line.promise) for line in judged]
 
 
 def against(first: Arm, other: Arm, measures: Sequence[Measure]) -> list[tuple[Measure, Difference]]:

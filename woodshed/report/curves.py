@@ -72,6 +72,9 @@ def charts(arms: Sequence[Arm]) -> list[Chart]:
         of = f": {arm.name}" if len(arms) > 1 else ""
         for title, prefix, missing in FAMILIES:
             drawn.append(chart(title + of, _lines([arm], "train", _family([arm], prefix), missing)))
+        for phase, where in (("train", ""), ("eval", ", held out")):
+            title = f"solved: on average, by any of k attempts, by the best-looking of k{where}{of}"
+            drawn.append(chart(title, _lines([arm], phase, _passes(arm, phase))))
         drawn.append(chart("hint gain by class, nats a turn" + of, _gains(arm)))
     drawn += [
         chart("flagged rollouts", _flagged(arms)),
@@ -174,6 +177,16 @@ def _family(arms: Sequence[Arm], prefix: str) -> dict[str, str]:
         if name.startswith(prefix)
     }
     return dict(sorted(names.items()))
+
+
+def _passes(arm: Arm, phase: str) -> dict[str, str]:
+    """The average solve rate, pass@k and best@k for the largest k of a phase; nothing where tasks have one attempt."""
+    stories = arm.stories
+    names = {n for story in stories for points in story.metrics.get(phase, {}).values() for n in points}
+    sizes = [int(name.removeprefix("passes pass@")) for name in names if name.startswith("passes pass@")]
+    k = max(sizes, default=1)
+    lines = {"solved": "average"} | {f"passes {kind}@{k}": f"{kind}@{k}" for kind in ("pass", "best")}
+    return lines if k > 1 else {}
 
 
 def _gains(arm: Arm) -> Iterable[Labelled]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from woodshed.evals import arms, evaluation, ledger
 from woodshed.evals.ledger import Ledger
-from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault
+from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault, promise
 from woodshed.grading.monitors import drift
 from woodshed.grading.monitors.drift import Alarm
 from woodshed.records import (
@@ -71,6 +71,8 @@ class Line:
     integrity: tuple[str, ...]
     sums: Mapping[str, tuple[float, float]]
     """Measure -> its part and whole at this attempt."""
+    promise: tuple[float, ...]
+    """How good it looks without its verdict (`measures.promise`)."""
     archive: int
     place: int
 
@@ -257,6 +259,7 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
         flags=flags or (),
         integrity=() if verdict is None else verdict.integrity,
         sums={m.key: (float(m.part(graded)), float(m.whole(graded))) for m in (*MEASURES, *BEHAVIOUR)},
+        promise=promise(graded),
         archive=archive,
         place=place,
     )

@@ -23,6 +23,7 @@ from markupsafe import Markup
 
 from woodshed import __version__
 from woodshed.evals import effort, ledger, measures
+from woodshed.evals.conclusion import conclude
 from woodshed.evals.effort import Bucket, Spent
 from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
@@ -67,6 +68,8 @@ class Figures:
     """What the page says of one arm."""
 
     arm: Arm
+    conclusion: str
+    """What the headline shows and what it does not; empty where there is one evaluation."""
     headline: list[Row]
     behaviour: list[Row]
     faults: list[tuple[str, list[str]]]
@@ -165,9 +168,11 @@ def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
     refusals, warnings = first.doubts(arm)
     before, after = arm.sides()
     spent = _spent(line for lines in after or before for line in lines)
+    headline = arms.rows(arm, MEASURES)
     return Figures(
         arm,
-        arms.rows(arm, MEASURES),
+        conclude(headline, num_seeds=len(before)),
+        [*headline, *arms.pass_rows(arm)],
         arms.rows(arm, BEHAVIOUR),
         _faults(arm),
         arms.against(first, arm, MEASURES) if arm is not first and not refusals else [],

@@ -1,0 +1,68 @@
+"""The line that says what a run shows: a win, a loss, no change, nothing measured, and the published quickstart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from woodshed.evals import statistics
+from woodshed.evals.conclusion import conclude
+from woodshed.evals.measures import MEASURES, Figure
+from woodshed.evals.statistics import Difference, Estimate
+
+BY_KEY = {measure.key: measure for measure in MEASURES}
+
+
+@dataclass(frozen=True)
+class Row:
+    measure: Figure
+    before: Estimate
+    after: Estimate | None
+    change: Difference | None
+
+
+def row(key: str, before: list[float], after: list[float], whole: float = 1.0) -> Row:
+    """One attempt at each task on both sides."""
+    tasks = [str(n) for n in range(len(before))]
+    sides = [statistics.rate(side, [whole] * len(side), tasks, is_share=True) for side in (before, after)]
+    sums = [statistics.sums(side, [whole] * len(side), tasks) for side in (before, after)]
+    return Row(BY_KEY[key], sides[0], sides[1], statistics.difference(*sums, is_share=True))
+
+
+FEWER_FAULTS = row("invalid_calls", [2.0] * 20 + [1.0] * 3, [0.0] * 18 + [1.0] * 5, whole=5.0)
+NONE_SOLVED = row("solved", [0.0] * 23, [0.0] * 23)
+LESS_REWARD = row("reward", [0.5, 0.5, 0.4] + [0.0] * 20, [0.0] * 23)
+
+
+def test_what_fell_does_not_hide_that_nothing_was_solved():
+    line = conclude([FEWER_FAULTS, NONE_SOLVED, LESS_REWARD])
+    assert line == (
+        "Shown (one seed): invalid-call rate fell from 37.4% to 4.3%. Not shown, because within noise: a change in "
+        "solve rate (0 of 23 before, 0 of 23 after) and mean reward (0.06 before, 0.00 after)."
+    )
+
+
+def test_a_win_and_a_loss():
+    solved = row("solved", [0.0] * 20 + [1.0] * 3, [1.0] * 20 + [0.0] * 3)
+    worse = row("invalid_calls", [0.0] * 23, [2.0] * 20 + [1.0] * 3, whole=5.0)
+    line = conclude([worse, solved], num_seeds=3)
+    assert line == (
+        "Shown (3 seeds): solve rate rose from 3 of 23 to 20 of 23 and invalid-call rate rose from 0.0% to 37.4%, "
+        "which is worse."
+    )
+    lost = conclude([row("solved", [1.0] * 23, [0.0] * 23), FEWER_FAULTS])
+    assert "solve rate fell from 23 of 23 to 0 of 23, which is worse" in lost
+
+
+def test_no_change_and_nothing_measured():
+    assert conclude([NONE_SOLVED]).startswith("Shown (one seed): nothing. Not shown, because within noise")
+    unjudged = Row(BY_KEY["reward"], statistics.rate([], [], []), statistics.rate([], [], []), None)
+    assert conclude([NONE_SOLVED, unjudged]).endswith("Not measured: mean reward.")
+    assert conclude([]) == "" and conclude([Row(BY_KEY["solved"], NONE_SOLVED.before, None, None)]) == ""
+
+
+@pytest.mark.parametrize("num_tasks", [1, 2, 5])
+def test_few_tasks_show_nothing(num_tasks: int):
+    """One task leaves no interval, and five that all go one way are still chance."""
+    assert "Shown (one seed): nothing." in conclude([row("solved", [0.0] * num_tasks, [1.0] * num_tasks)])

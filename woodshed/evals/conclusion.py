@@ -1,0 +1,81 @@
+"""One line on what a run shows and what it does not, made from its figures whatever they are.
+
+A change is shown where its 95% interval, paired by task, excludes zero; every other one is named with what was counted,
+so that a figure that fell cannot hide one that stayed. Fewer tasks than `FEW` show nothing: five that all go one way
+are still p = 0.0625 by the exact test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from woodshed.evals.measures import Figure, write_figure
+from woodshed.evals.statistics import Difference, Estimate
+
+HEADLINE = ("solved", "reward", "invalid_calls")
+"""Keys of the measures that are spoken of, the question that matters most first."""
+
+FEW = 6  # tasks
+
+
+class Row(Protocol):
+    """A measure before and after."""
+
+    @property
+    def measure(self) -> Figure: ...
+    @property
+    def before(self) -> Estimate: ...
+    @property
+    def after(self) -> Estimate | None: ...
+    @property
+    def change(self) -> Difference | None: ...
+
+
+def conclude(rows: Iterable[Row], *, num_seeds: int = 1) -> str:
+    """The line; empty where nothing was measured twice."""
+    found = {row.measure.key: row for row in rows}
+    kept = [found[key] for key in HEADLINE if key in found]
+    if not any(row.after for row in kept):
+        return ""
+    missing = [row.measure.label for row in kept if row.change is None or row.change.value is None]
+    known = [row for row in kept if row.measure.label not in missing]
+    shown = [r for r in known if r.change and r.change.is_clear and r.change.num_tasks >= FEW]
+    unclear = [row for row in known if row not in shown]
+    of = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
+    parts = [
+        f"Shown ({of}): {_list([_moved(row) for row in shown])}." if shown else f"Shown ({of}): nothing."
+    ]
+    if unclear:
+        parts.append(
+            f"Not shown, because within noise: a change in {_list([_stayed(row) for row in unclear])}."
+        )
+    if missing:
+        parts.append(f"Not measured: {_list(missing)}.")
+    return " ".join(parts)
+
+
+def _moved(row: Row) -> str:
+    value = (row.change.value if row.change else None) or 0.0
+    better = (value < 0) == (row.measure.better == "lower")
+    way = "fell" if value < 0 else "rose"
+    return f"{row.measure.label} {way} from {_sides(row, ' to ')}{'' if better else ', which is worse'}"
+
+
+def _stayed(row: Row) -> str:
+    return f"{row.measure.label} ({_sides(row, ' before, ')} after)"
+
+
+def _sides(row: Row, between: str) -> str:
+    return between.join(_said(row.measure, side) for side in (row.before, row.after) if side)
+
+
+def _said(measure: Figure, figure: Estimate) -> str:
+    """A share of attempts as a count, anything else as it is written."""
+    if measure.key == "solved" and figure.whole:
+        return f"{figure.part:.0f} of {figure.whole:.0f}"
+    return write_figure(measure, figure.value)
+
+
+def _list(parts: Sequence[str]) -> str:
+    return "; ".join(parts[:-1]) + "; and " + parts[-1] if len(parts) > 2 else " and ".join(parts)
