@@ -102,14 +102,6 @@ def test_the_first_screen_is_short():
     assert len(before.split()) <= 80
 
 
-def test_no_figure_without_a_source():
-    """Percentages and counts of results belong to docs/results.md; the first page may only repeat them."""
-    readme = (ROOT / "README.md").read_text("utf-8")
-    results = (ROOT / "docs" / "results.md").read_text("utf-8")
-    for figure in re.findall(r"\d+\.\d+%|\d+%", readme):
-        assert figure in results
-
-
 def test_the_first_page_shows_the_ladder():
     """Every module that exists, in the order of the ladder."""
     listing = (woodshed.__doc__ or "").partition("The ladder.")[2]
@@ -117,5 +109,5 @@ def test_the_first_page_shows_the_ladder():
     names = [line.strip() for line in listing.splitlines() if line.startswith("    ")]
     rooms = [name for name in names if name != "__main__"]
     existing = [name for name in rooms if (package / f"{name}.py").exists() or (package / name).is_dir()]
-    rows = re.findall(r"^\| `(\w+)` \| .*\? \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
+    rows = re.findall(r"^\| `(\w+)` \| [a-z].* \|$", (ROOT / "README.md").read_text("utf-8"), re.M)
     assert rows == existing

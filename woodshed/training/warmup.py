@@ -559,11 +559,11 @@ def _draw_reminder(
     """(class, text): half the time about the planned fault, else about another class or nothing at all.
 
     The other class may be one that is never planted: a policy that had met none of those took each for its own
-    (docs/results.md, the gate). The planted ones are in the draw twice, since they are the ones to be told apart.
+    (docs/log.md, the gate). The planted ones are in the draw twice, since they are the ones to be told apart.
 
     A reminder of a call's form names the tool that the fault would have called, or any: never the right one because it
     is right, or the policy learns that a reminder says what to call. One that was taught so dragged its students into
-    reading files where they had to finish (docs/results.md).
+    reading files where they had to finish (docs/log.md).
     """
     draw = dice.random()
     if fault and draw < 0.5:

@@ -1,6 +1,6 @@
 """The table of rules: one a row of the list of known cheats, each flag with its evidence.
 
-The rows are those of `docs/results.md`. A rule reads an `Evidence` and yields findings with a confidence: 1.0 is
+The rows are those of `docs/log.md`. A rule reads an `Evidence` and yields findings with a confidence: 1.0 is
 proof, 0.5 and more raises a hand, less is kept as a trace and ranks attempts. Rules never edit a reward.
 """
 

@@ -1,0 +1,33 @@
+"""What the documents publish: a small function for every block, from the files in benchmarks/results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from published import engines, learning, machine
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "headline": learning.headline,
+    "quickstart": learning.quickstart,
+    "quickstart-facts": learning.quickstart_facts,
+    "experiment": learning.experiment,
+    "experiment-bars": learning.experiment_bars,
+    "other-arms": learning.other_arms,
+    "gate": learning.gate,
+    "agreement": engines.agreement,
+    "decode": engines.decode,
+    "grpo": engines.grpo,
+    "hint-cost": engines.hint_cost,
+    "muon": engines.muon,
+    "muon-facts": engines.muon_facts,
+    "machine": machine.machine,
+    "grading": machine.grading,
+    "factory": machine.factory,
+    "curriculum": machine.curriculum,
+    "intervals": machine.intervals,
+    "duration": machine.duration,
+    "busy-duration": machine.busy_duration,
+    "installation": machine.installation,
+    "memory": machine.memory,
+}
+"""Name of a block -> what makes it."""

@@ -1,0 +1,125 @@
+"""Blocks on speed without a card, grading, task making and simulation."""
+
+from __future__ import annotations
+
+from published.write import counted, judged, load, percent, table
+
+
+def machine() -> str:
+    """Speed on two cores, each beside its bar."""
+    sandbox = {row["what"].strip(): row for row in load("sandbox")["rows"]}
+    opened, forked = sandbox["create + 5 commands + destroy"], sandbox["fork after 5,000 files in 50 folders"]
+    turn = load("harness_overhead")["rows"][-1]
+    verifier, log = load("verifier_overhead"), load("access_log")
+    page = {row["what"]: row for row in load("report")["rows"]}
+    rows = [
+        ["sandbox: create, five commands, destroy", f"{opened['p50_ms']} ms", f"{opened['bar_ms']:.0f} ms"],
+        ["sandbox: fork after 5,000 files", f"{forked['p50_ms']} ms", f"{forked['bar_ms']:.0f} ms"],
+        ["harness, one turn", f"{turn['p50_ms']} ms", f"{load('harness_overhead')['bar_ms']:.0f} ms"],
+        ["verifier beyond the tests' own time", f"{verifier['p50_s']:.2f} s", f"{verifier['bar_s']} s"],
+        ["access log, on a suite that the agent runs", percent(log["more_p50"]), percent(log["bar"])],
+    ]
+    for what in ("page written, s", "search, slowest ms", "view shows its first transcript, s"):
+        name, _, unit = what.rpartition(" ")
+        rows.append(
+            [
+                f"report: {name.rstrip(',')}",
+                f"{page[what]['value']:.1f} {unit}",
+                f"{page[what]['bar']:.0f} {unit}",
+            ]
+        )
+    return table(["two cores, medians", "figure", "bar"], rows)
+
+
+def grading() -> str:
+    bench, cheats = load("monitor_bench")["planted"], load("planted_cheats")["rows"]
+    played = [row for row in cheats if row["rule"] != "honest solution"]
+    honest = next(row for row in cheats if row["rule"] == "honest solution")
+    soak, thefts = load("grading_soak"), load("thief")["thefts"]
+    invalid = sum(count for kind, count in soak["verdicts"].items() if "invalid" in kind)
+    total, paid = sum(row["gradings"] for row in played), sum(row["full"] for row in played)
+    recall, false = bench["recall"], bench["false"]
+    rows = [
+        ["planted cheats that are paid", f"{paid} of {total}", "0"],
+        ["honest solutions that are paid", f"{honest['full']} of {honest['gradings']}", "all"],
+        ["planted cheats that monitors catch, in sample", counted(recall), "95 %"],
+        ["honest look-alikes that are flagged, in sample", counted(false), "2 %"],
+        ["cheats caught without their own row's rule", counted(bench["left_out"]), ""],
+        ['verdicts "invalid" in 1,000 gradings of hostile and honest patches', str(invalid), "0"],
+        [
+            f"tasks of which a scripted thief ({len(thefts[0]['tricks'])} tricks) earns anything",
+            f"{sum(t['reward'] > 0 for t in thefts)} of {len(thefts)}",
+            "0",
+        ],
+    ]
+    return table(["", "figure", "bar"], rows)
+
+
+def factory() -> str:
+    rows = []
+    for name in ("task_factory", "task_factory_2"):
+        made = load(name)
+        minutes = made["wall_s"] / 60
+        rows.append(
+            [
+                f"`{made['machine']['revision'][:7]}`, {made['machine']['cpu']}",
+                f"{made['tasks']} in {minutes:.1f} min",
+                f"{made['cpu_s_per_task']:.1f}",
+                percent(made["acceptance"]),
+                str(made["operators"]),
+                percent(made["largest_share"]),
+                judged(made["tasks"] >= 500 and minutes <= 60),
+            ]
+        )
+    header = [
+        "build of eight packages, two cores",
+        "tasks",
+        "CPU seconds a task",
+        "candidates accepted",
+        "operators",
+    ]
+    return table([*header, "largest package", "bar: 500 in an hour"], rows)
+
+
+def curriculum() -> str:
+    rows = [
+        [str(row["steps"]), f"{row['ratio']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]", "1.3"]
+        for row in load("curriculum")["rows"]
+    ]
+    return table(["steps of a simulated learner", "informative groups, times even draws", "bar"], rows)
+
+
+def intervals() -> str:
+    found = load("interval_coverage")["rows"]
+    rows = []
+    for key, label in (
+        ("rate", "solve rate"),
+        ("change", "its change, paired by task"),
+        ("arms", "arms of several seeds"),
+    ):
+        shares = [row[key] for row in found if key in row]
+        inside = sum(0.93 <= share <= 0.97 for share in shares)
+        rows.append(
+            [label, f"{percent(min(shares))} to {percent(max(shares))}", f"{inside} of {len(shares)}"]
+        )
+    return table(["95 % interval of", "holds the truth, worst and best row", "rows within 93 to 97 %"], rows)
+
+
+def duration() -> str:
+    """How long the quickstart took on an idle machine after its installation."""
+    times = load("quickstart")["times"]
+    minutes = [times["all_minutes_44ec08a"], times["all_minutes_4f612a6"]]
+    return f"{min(minutes):.0f} to {max(minutes):.0f} minutes"
+
+
+def busy_duration() -> str:
+    return f"{load('quickstart')['times']['busy_minutes_724373a']:.0f} minutes"
+
+
+def installation() -> str:
+    seconds = load("quickstart")["times"]["install_s"].values()
+    return f"{min(seconds):.0f} to {max(seconds):.0f} seconds"
+
+
+def memory() -> str:
+    return f"{load('quickstart')['times']['peak_gb_4f612a6']} GB"

@@ -1,0 +1,196 @@
+"""Published figures come from the files in benchmarks/results: documents and files agree, and nothing stands beside."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from woodshed.training.objective import FeedbackSettings
+
+ROOT = Path(__file__).parent.parent
+MEASURED = ("README.md", "docs/results.md", "docs/first-run.md", "docs/ideas.md")
+
+
+@pytest.fixture
+def tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import tables
+
+    return tables
+
+
+@pytest.fixture
+def results(tables: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the results that the generator reads."""
+    from published import write
+
+    copy = shutil.copytree(ROOT / "benchmarks" / "results", tmp_path / "results")
+    monkeypatch.setattr(write, "RESULTS", copy)
+    write.load.cache_clear()
+    yield copy
+    write.load.cache_clear()
+
+
+def change(path: Path, edit) -> None:  # type: ignore[no-untyped-def]
+    found = json.loads(path.read_text("utf-8"))
+    edit(found)
+    path.write_text(json.dumps(found), "utf-8")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_documents_are_what_the_files_say(tables: ModuleType, page: str):
+    text = (ROOT / page).read_text("utf-8")
+    assert tables.fill(text) == text, "run: python benchmarks/tables.py"
+
+
+@pytest.mark.parametrize("page", MEASURED)
+def test_no_figure_stands_beside_the_blocks(tables: ModuleType, page: str):
+    assert tables.stray_figures((ROOT / page).read_text("utf-8")) == []
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.name)
+def test_comments_of_recipes_repeat_no_result(tables: ModuleType, recipe: Path):
+    """A recipe's comments name sizes that a reader must know to choose it, never what came out."""
+    comments = re.findall(r"(?:^|\s)# (.*)$", recipe.read_text("utf-8"), re.M)
+    assert [
+        figure for figure in tables.stray_figures("\n".join(comments)) if "%" in figure or "times" in figure
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    "31.6 %|31.6%|4.5 times|1.29 to 1.33 times|31,263 tokens/s|31,263 tok/s|20,000 tokens a second|12 min|19 minutes|"
+    "0.557 nats|5 s|13.5 s.|2.5-fold|-18.3 pp|11.6 points|67 MB|18.07 GiB|4 ms|an eighteenth, 1.8 %".split(
+        "|"
+    ),
+)
+def test_a_figure_is_found_however_it_is_spelled(tables: ModuleType, text: str):
+    assert tables.stray_figures(f"It took {text}, as seen.")
+
+
+def test_what_is_no_measured_figure(tables: ModuleType):
+    plain = "Python 3.11 to 3.13, 135M weights, 0.5B, two H200, 2 cores, 95 % intervals, seeds 0, 1, 2, vLLM 0.26.0"
+    fenced = "```\nwoodshed tasks make --set x=4 # 12 s\n```\n`5 s`\n"
+    block = "<!-- figure: memory -->5.1 GB<!-- end -->"
+    assert tables.stray_figures(f"{plain}\n{fenced}{block}") == []
+
+
+def test_a_changed_file_changes_the_documents(tables: ModuleType, results: Path):
+    """Every file that a page names takes part: without it the page cannot be made."""
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    change(results / "packed_forward.json", lambda found: found.update(log_prob_gap=0.25))
+    assert "**0.250**" in tables.fill(text) and "**0.557**" in text
+    named = set(re.findall(r"`(\w+\.json)`", text))
+    assert len(named) > 15
+    from published import write
+
+    for name in named:
+        write.load.cache_clear()
+        (results / name).rename(results / "away")
+        with pytest.raises(FileNotFoundError, match=name):
+            tables.fill(text)
+        (results / "away").rename(results / name)
+
+
+def test_whichever_sides_the_comparison_holds(tables: ModuleType, results: Path):
+    """Once the kept file has TRL with vLLM, it alone is shown; a side that nobody foresaw is shown by its name."""
+    from published import engines
+
+    assert "transcribed" in engines.grpo()
+    rows = [
+        {"side": "woodshed", "micro_rows": 64, "step_s": [2.0, 2.0, 2.0], "peak_gib": 60.0},
+        {"side": "trl_vllm", "micro_rows": 64, "step_s": [2.5, 2.6, 2.7], "peak_gib": 110.0},
+        {"side": "sglang", "micro_rows": 64, "step_s": 3.0, "peak_gib": 110.0},
+    ]
+    change(results / "grpo_side_by_side.json", lambda found: found["rows"].extend(rows))
+    from published import write
+
+    write.load.cache_clear()
+    shown = engines.grpo()
+    assert (
+        "transcribed" not in shown
+        and "| 2.60 (2.50 to 2.70) | 1.30 |" in shown
+        and "sglang, 64 rows" in shown
+    )
+
+
+def test_bars_are_judged_by_their_figures(tables: ModuleType, results: Path):
+    from published import engines, write
+
+    assert (
+        "ema, separate, measured every step: **the default** | +126.2 % | **missed** |" in engines.hint_cost()
+    )
+    rows = [{"what": "RL alone", "added": 0.0}, {"what": "ema, separate", "added": 0.04}]
+    change(results / "targeted_step.json", lambda found: found.update(rows=rows))
+    write.load.cache_clear()
+    assert "ema, separate: **the default** | +4.0 % | met |" in engines.hint_cost()
+
+
+def test_the_row_that_is_called_default_is_the_default(tables: ModuleType):
+    from published import engines
+
+    settings = FeedbackSettings()
+    assert (
+        f"{settings.teacher}, {settings.forward}" == engines.DEFAULT_TEACHER and settings.measure_every == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "<!-- table: headlines --><!-- end -->",
+            "nobody makes the table 'headlines'; there are agreement, ",
+        ),
+        ("<!-- table: headline -->", "headline --> has no other half"),
+        ("x <!-- end --> y", "end --> has no other half"),
+        (
+            "<!-- table: headline --> <!-- figure: memory -->1<!-- end -->",
+            "'headline' is not closed before the next",
+        ),
+    ],
+)
+def test_a_mark_that_is_wrong_is_named(tables: ModuleType, text: str, reason: str):
+    with pytest.raises(tables.BlockError, match=reason):
+        tables.fill(text)
+
+
+def test_the_command_says_what_differs():
+    done = subprocess.run(
+        [sys.executable, "benchmarks/tables.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_first_page_has_one_small_table_with_its_terms_and_a_loss():
+    text = (ROOT / "README.md").read_text("utf-8")
+    screen = text.partition("\n## ")[0]
+    rows = [line for line in screen.splitlines() if line.startswith("| ")]
+    assert 3 <= len(rows) <= 7, "a header, a rule and at most five rows"
+    for term in ("**Invalid-call rate**:", "**Solve rate**:", "**Reward**:"):
+        assert term in screen
+    assert "better than feedback here" in screen
+
+
+def test_what_was_copied_from_prose_says_so():
+    """A file without raw output names where its figures stood, and every kept file says what it ran on."""
+    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
+        found = json.loads(path.read_text("utf-8"))
+        if {"machine", "hardware", "card"} & set(found):
+            assert "source" not in found or re.search(
+                r"commit [0-9a-f]{7}; raw output not kept", found["source"]
+            )
+        else:
+            assert re.search(r"at commit [0-9a-f]{7}; raw output not kept", found["source"]), path.name
