@@ -86,6 +86,18 @@ def test_links_lead_somewhere(page: Path):
         assert target.startswith("https://") or (page.parent / target).exists(), target
 
 
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub makes addresses of them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_into_pages_meet_a_heading(page: Path):
+    for target, anchor in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", page.read_text("utf-8")):
+        assert anchor in anchors(page.parent / target if target else page), f"{target}#{anchor}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_files_that_are_named_exist(page: Path):
     if page.name == "CHANGELOG.md":

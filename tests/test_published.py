@@ -56,6 +56,16 @@ def test_no_figure_stands_beside_the_blocks(tables: ModuleType, page: str):
     assert tables.stray_figures((ROOT / page).read_text("utf-8")) == []
 
 
+def test_evidence_of_decisions_is_in_the_log(tables: ModuleType):
+    """A decision holds today, its figures are history: they stand in docs/log.md with the commit that wrote them."""
+    text = (ROOT / "docs" / "decisions.md").read_text("utf-8")
+    for found in re.findall(r"^\*Evidence\*: (.*?)^(?=\*|\n|#)", text, re.S | re.M):
+        assert tables.stray_figures(found) == [], f"move to docs/log.md with its commit: {found}"
+    log = (ROOT / "docs" / "log.md").read_text("utf-8").partition("## Evidence of decisions")[2]
+    entries = re.findall(r"^### .*\n\n(.*)$", log, re.M)
+    assert entries and all(re.match(r"\d{4}-\d\d-\d\d, `[0-9a-f]{7}`\. ", entry) for entry in entries)
+
+
 @pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.name)
 def test_comments_of_recipes_repeat_no_result(tables: ModuleType, recipe: Path):
     """A recipe's comments name sizes that a reader must know to choose it, never what came out."""
