@@ -100,4 +100,8 @@ def test_a_run_shows_them_on_screen_in_metrics_and_on_its_page(
     text = report.write(run).read_text("utf-8")
     assert "pass@3: solved by any of 3" in text and "best@3" in text
     say_run(run)
-    assert "pass@3: solved by any of 3" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "pass@3: solved by any of 3" in said
+    first = said.splitlines()[0]
+    assert first.startswith("Shown (one seed): ") and "solve rate" in first
+    assert text.index('class="conclusion"') < text.index('class="headline"')

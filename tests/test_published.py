@@ -144,6 +144,40 @@ def test_bars_are_judged_by_their_figures(tables: ModuleType, results: Path):
     assert "ema, separate: **the default** | +4.0 % | met |" in engines.hint_cost()
 
 
+def test_what_the_prose_says_of_the_tables_holds(tables: ModuleType):
+    """Sentences of README.md and docs/results.md that rank or deny, each against its file: change both together."""
+    from published.write import load
+
+    arms = load("targeted_feedback")["comparison"]
+    changes, name = {}, ""
+    for row in arms["table"][1:]:
+        name = row[0] or name
+        changes[name, row[2]] = [float(end) for end in re.findall(r"[-+][\d.]+", row[5])]
+        changes[name, row[2], "after"] = [float(row[4].rstrip("%"))]
+    for arm in ("rl", "kl-ema", "penalty"):
+        assert changes[arm, "solve rate"][1] < 0 < changes[arm, "solve rate"][2], "no arm solves clearly more"
+    rate = "invalid-call rate"
+    assert changes["penalty", rate, "after"] <= changes["kl-ema", rate, "after"], (
+        "a penalty does at least as well"
+    )
+    rewards = {
+        row[0]: [float(end) for end in re.findall(r"[-+][\d.]+", row[4])] for row in arms["against"][1:]
+    }
+    assert rewards["kl-ema"][2] < 0, "feedback earns clearly less reward than RL alone"
+    for row in load("engines")["decode"]:
+        is_quicker = row["woodshed"][1] > row["vllm"][1]
+        assert is_quicker == (row["model"] == "0.5B" and row["rows"] >= 128), (
+            "quicker where a small model fills a batch"
+        )
+    assert all(
+        found["seconds"]["woodshed"][1] > found["seconds"]["vllm"][1]
+        for found in load("engines")["agent_load"]
+    )
+    steps = [load(name)["rows"][0] for name in ("muon_step", "muon_step_2_cards")]
+    assert all(row["ms"]["dion"] < row["ms"]["ours"] for row in steps), "dion is a little quicker"
+    assert all(row["ceilings"]["transfers_ms"] == 0 for row in steps), "transfers were never timed"
+
+
 def test_the_row_that_is_called_default_is_the_default(tables: ModuleType):
     from published import engines
 
@@ -158,7 +192,7 @@ def test_the_row_that_is_called_default_is_the_default(tables: ModuleType):
     [
         (
             "<!-- table: headlines --><!-- end -->",
-            "nobody makes the table 'headlines'; there are agreement, ",
+            "nobody makes the table 'headlines'; there are against-rl, ",
         ),
         ("<!-- table: headline -->", "headline --> has no other half"),
         ("x <!-- end --> y", "end --> has no other half"),

@@ -11,6 +11,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "quickstart": learning.quickstart,
     "quickstart-facts": learning.quickstart_facts,
     "experiment": learning.experiment,
+    "against-rl": learning.against_rl,
     "experiment-bars": learning.experiment_bars,
     "other-arms": learning.other_arms,
     "gate": learning.gate,
