@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from lifelike import Shape, make_run
 
-from woodshed.evals import statistics
+from woodshed.evals import arms, card, evaluation, statistics
 from woodshed.evals.conclusion import conclude
 from woodshed.evals.measures import MEASURES, Figure
 from woodshed.evals.statistics import Difference, Estimate
@@ -66,3 +68,17 @@ def test_no_change_and_nothing_measured():
 def test_few_tasks_show_nothing(num_tasks: int):
     """One task leaves no interval, and five that all go one way are still chance."""
     assert "Shown (one seed): nothing." in conclude([row("solved", [0.0] * num_tasks, [1.0] * num_tasks)])
+
+
+def test_every_place_that_compares_begins_with_it(tmp_path: Path):
+    """The tables of an experiment, one line an arm with its seeds; the card of an exported model."""
+    runs = [make_run(tmp_path / str(seed), Shape(tasks=6, steps=2, attempts=2)) for seed in (0, 1)]
+    (line,) = arms.conclusions({"kl-ema": runs})
+    assert line.startswith("kl-ema: Shown (2 seeds): ")
+    rows = [row[2] for row in arms.table({"kl-ema": runs})]
+    assert "pass@2: solved by any of 2" in rows and "best@2: best-looking of 2 solved" in rows
+    first = evaluation.from_run(runs[0])
+    said = conclude(evaluation.before_after(first[0], first[-1]))
+    assert card.gather(runs[0], problems=[]).conclusion == said
+    text = card.write(runs[0], problems=[]).replace("\\", "")
+    assert said in text and text.index(said) < text.index("| before | after |")

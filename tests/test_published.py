@@ -97,7 +97,7 @@ def test_a_changed_file_changes_the_documents(tables: ModuleType, results: Path)
     """Every file that a page names takes part: without it the page cannot be made."""
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
     change(results / "packed_forward.json", lambda found: found.update(log_prob_gap=0.25))
-    assert "**0.250**" in tables.fill(text) and "**0.557**" in text
+    assert "** | 0.250 |" in tables.fill(text) and "** | 0.557 |" in text
     named = set(re.findall(r"`(\w+\.json)`", text))
     assert len(named) > 15
     from published import write
@@ -117,7 +117,7 @@ def test_whichever_sides_the_comparison_holds(tables: ModuleType, results: Path)
     assert "transcribed" in engines.grpo()
     rows = [
         {"side": "woodshed", "micro_rows": 64, "step_s": [2.0, 2.0, 2.0], "peak_gib": 60.0},
-        {"side": "trl_vllm", "micro_rows": 64, "step_s": [2.5, 2.6, 2.7], "peak_gib": 110.0},
+        {"side": "trl-vllm", "micro_rows": 64, "step_s": [2.5, 2.6, 2.7], "peak_gib": 110.0},
         {"side": "sglang", "micro_rows": 64, "step_s": 3.0, "peak_gib": 110.0},
     ]
     change(results / "grpo_side_by_side.json", lambda found: found["rows"].extend(rows))
@@ -130,6 +130,33 @@ def test_whichever_sides_the_comparison_holds(tables: ModuleType, results: Path)
         and "| 2.60 (2.50 to 2.70) | 1.30 |" in shown
         and "sglang, 64 rows" in shown
     )
+
+
+def test_the_engines_are_read_from_a_kept_measurement(tables: ModuleType, results: Path):
+    """Rows as benchmarks/generation.py writes them take the place of the transcribed ones."""
+    from published import engines, write
+
+    assert len(engines.decoded()) == 10
+    rate = [1000.0, 1100.0, 1200.0]
+    rows = [
+        {
+            "side": side,
+            "model": model,
+            "lora_rank": rank,
+            "load": name,
+            "whole_tokens_per_s": rate,
+            "whole_s": rate,
+        }
+        for side, model, rank in (("woodshed", "7b", 0), ("vllm", "7b", 0), ("woodshed", "Qwen2.5-0.5B", 0))
+        for name in ("128", "agent")
+    ]
+    rows[0] |= {"decode_tokens_per_s": [2200.0] * 3, "gap_max": 0.5, "unequal": 3, "compared": 4096}
+    change(results / "generation_h200.json", lambda found: (found.clear(), found.update(rows=rows)))
+    write.load.cache_clear()
+    one, agent = engines.decoded()
+    assert (one.what, one.is_small, one.num_rows) == ("7B, 128 rows, prompt 512", False, 128)
+    assert agent.ours == rate and "| 2.00 |" in engines.decode()
+    assert "1 load(s): 3 of 4,096 tokens differ | 0.500 |" in engines.agreement()
 
 
 def test_bars_are_judged_by_their_figures(tables: ModuleType, results: Path):
@@ -146,6 +173,7 @@ def test_bars_are_judged_by_their_figures(tables: ModuleType, results: Path):
 
 def test_what_the_prose_says_of_the_tables_holds(tables: ModuleType):
     """Sentences of README.md and docs/results.md that rank or deny, each against its file: change both together."""
+    from published import engines
     from published.write import load
 
     arms = load("targeted_feedback")["comparison"]
@@ -164,15 +192,11 @@ def test_what_the_prose_says_of_the_tables_holds(tables: ModuleType):
         row[0]: [float(end) for end in re.findall(r"[-+][\d.]+", row[4])] for row in arms["against"][1:]
     }
     assert rewards["kl-ema"][2] < 0, "feedback earns clearly less reward than RL alone"
-    for row in load("engines")["decode"]:
-        is_quicker = row["woodshed"][1] > row["vllm"][1]
-        assert is_quicker == (row["model"] == "0.5B" and row["rows"] >= 128), (
+    for found in engines.decoded():
+        is_quicker = found.ours[1] > found.other[1]
+        assert is_quicker == (found.is_small and found.num_rows >= 128), (
             "quicker where a small model fills a batch"
         )
-    assert all(
-        found["seconds"]["woodshed"][1] > found["seconds"]["vllm"][1]
-        for found in load("engines")["agent_load"]
-    )
     steps = [load(name)["rows"][0] for name in ("muon_step", "muon_step_2_cards")]
     assert all(row["ms"]["dion"] < row["ms"]["ours"] for row in steps), "dion is a little quicker"
     assert all(row["ceilings"]["transfers_ms"] == 0 for row in steps), "transfers were never timed"

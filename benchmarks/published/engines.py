@@ -2,66 +2,130 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from published.write import judged, load, middle, spread, table
 
 
+def _loads() -> list[dict[str, Any]]:
+    """Rows of `benchmarks/generation.py` over several loads; none where only older measurements are kept."""
+    for name in ("generation_h200", "generation"):
+        rows = load(name).get("rows")
+        if isinstance(rows, list):
+            return rows
+    return []
+
+
 def agreement() -> str:
-    way = load("generation_h200")["ways"][0]
     runs = [r for r in load("targeted_feedback")["runs"] if r["machine"].endswith("ba7def0")]
     gaps = [step["logp_gap_max"] for run in runs for step in run["steps"]]
     equal, seen = sum(gap == 0 for gap in gaps), load("engines")["agreement"]
-    packed = load("packed_forward")["log_prob_gap"]
-    rows = [
-        ["sampler against trainer, 128 rows", f"{way['gap_max']:.3f}"],
-        [f"the same in {seen['cells']} runs of other shapes and models", f"{seen['unequal']} tokens differ"],
-        [
-            f"the same in training before short products were padded: {equal} of {len(gaps)} steps equal",
-            f"{max(gaps):.3f}",
-        ],
-        ["vLLM's samples read by the same trainer", f"{seen['vllm_max_nats']:.3f}"],
-        ["**packed hinted turns against separate ones, in bfloat16**", f"**{packed:.3f}**"],
+    ours = [row for row in _loads() if "gap_max" in row]
+    if ours:
+        tokens, differ = sum(row["compared"] for row in ours), sum(row["unequal"] for row in ours)
+        rows = [
+            [
+                f"sampler against trainer, {len(ours)} load(s): {differ} of {tokens:,} tokens differ",
+                max(r["gap_max"] for r in ours),
+            ]
+        ]
+    else:
+        rows = [["sampler against trainer, 128 rows", load("generation_h200")["ways"][0]["gap_max"]]]
+    rows += [
+        [f"in training, before short products were padded: {equal} of {len(gaps)} steps equal", max(gaps)],
+        ["vLLM's samples read by the same trainer", seen["vllm_max_nats"]],
+        ["**packed hinted turns against separate ones**", load("packed_forward")["log_prob_gap"]],
     ]
-    return table(["largest difference of a token's log-prob", "nats"], rows)
+    shown = [[name, f"{gap:.3f}"] for name, gap in rows]
+    shown.insert(
+        1,
+        [f"the same in {seen['cells']} runs of other shapes and models", f"{seen['unequal']} tokens differ"],
+    )
+    return table(["bfloat16, largest difference of a token's log-prob", "nats"], shown)
 
 
-def _shape(row: Mapping[str, Any]) -> str:
-    return f"{row['model']}, {row['rows']} rows, prompt {row['prompt']:,}"
+@dataclass(frozen=True)
+class Decoded:
+    """Tokens a second of one load, as [lowest, median, highest]."""
+
+    what: str
+    is_small: bool
+    """The 0.5B model, not the shape of a 7B one."""
+    num_rows: int
+    """Rows of short prompts, 0 for other loads."""
+    ours: Sequence[float]
+    trained: Sequence[float] | None
+    """With an adapter."""
+    other: Sequence[float]
+    """vLLM's."""
+
+
+LOADS = {
+    "16": ("16 rows, prompt 512", 16),
+    "128": ("128 rows, prompt 512", 128),
+    "512": ("512 rows, prompt 512", 512),
+    "16 long": ("16 rows, prompt 8,192", 0),
+    "agent": ("an agent's load: 128 conversations of 5 turns", 0),
+}
+
+
+def decoded() -> list[Decoded]:
+    """Every load that was measured beside vLLM: the kept measurement, or the transcribed one until there is one."""
+    kept = [row for row in _loads() if row["load"] in LOADS]
+    if any(row["side"] == "vllm" for row in kept):
+        return list(_from_rows(kept))
+    found = []
+    for row in load("engines")["decode"]:
+        short = row["rows"] if row["prompt"] == 512 else 0
+        what = f"{row['model']}, {row['rows']} rows, prompt {row['prompt']:,}"
+        ours, lora, other = row["woodshed"], row.get("woodshed_lora_16"), row["vllm"]
+        found.append(Decoded(what, row["model"] == "0.5B", short, ours, lora, other))
+    for row in load("engines")["agent_load"]:
+        rates = {
+            name: [row["tokens"] / s for s in reversed(seconds)] for name, seconds in row["seconds"].items()
+        }
+        what = f"{row['model']}, {row['what']}"
+        found.append(Decoded(what, True, 0, rates["woodshed"], rates.get("woodshed_lora_16"), rates["vllm"]))
+    return found
+
+
+def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[Decoded]:
+    rates = {
+        (row["model"], row["load"], row["side"], row["lora_rank"]): row.get(
+            "decode_tokens_per_s", row["whole_tokens_per_s"]
+        )
+        for row in rows
+    }
+    for model, name in dict.fromkeys((row["model"], row["load"]) for row in rows):
+        ours, other = (rates.get((model, name, side, 0)) for side in ("woodshed", "vllm"))
+        if ours and other:
+            what, short = LOADS[name]
+            size = "7B" if "7b" in model.lower() else "0.5B"
+            trained = rates.get((model, name, "woodshed", 16))
+            yield Decoded(f"{size}, {what}", size == "0.5B", short, ours, trained, other)
 
 
 def decode() -> str:
-    """Tokens a second while decoding, every shape that was measured beside vLLM."""
+    """Tokens a second while decoding, or over the whole call for an agent's load."""
     rows = []
-    for row in load("engines")["decode"]:
-        ours, other, trained = row["woodshed"], row["vllm"], row.get("woodshed_lora_16")
-        ratio = f"{middle(ours) / middle(other):.2f}"
-        if trained:
-            ratio += f"; {middle(trained) / middle(other):.2f} with LoRA"
-        rows.append(
-            [_shape(row), spread(ours, 0), spread(trained, 0) if trained else "", spread(other, 0), ratio]
-        )
-    for load_ in load("engines")["agent_load"]:
-        sides = load_["seconds"]
-        ratio = f"{middle(sides['vllm']) / middle(sides['woodshed']):.2f}"
-        lora = sides.get("woodshed_lora_16")
-        if lora:
-            ratio += f"; {middle(sides['vllm']) / middle(lora):.2f} with LoRA"
-        seconds = [
-            f"{spread(sides[name])} s" if name in sides else ""
-            for name in ("woodshed", "woodshed_lora_16", "vllm")
-        ]
-        rows.append([f"{load_['model']}, {load_['what']}", *seconds, ratio])
-    header = ["shape", "Woodshed, tokens a second", "with LoRA 16, as it trains", "vLLM", "Woodshed / vLLM"]
+    for found in decoded():
+        ratio = f"{middle(found.ours) / middle(found.other):.2f}"
+        if found.trained:
+            ratio += f"; {middle(found.trained) / middle(found.other):.2f} with LoRA"
+        trained = spread(found.trained, 0) if found.trained else ""
+        rows.append([found.what, spread(found.ours, 0), trained, spread(found.other, 0), ratio])
+    header = ["tokens a second", "Woodshed", "with LoRA 16, as it trains", "vLLM", "Woodshed / vLLM"]
     return table(header, rows)
 
 
 SIDES = {
     "woodshed": "Woodshed",
     "trl": "TRL, generation by transformers (its slowest way)",
-    "trl_vllm": "TRL + vLLM on the same card, no importance correction",
-    "trl_vllm_importance": "TRL + vLLM, its default importance correction",
+    "trl-generate": "TRL, generation by transformers (its slowest way)",
+    "trl-vllm": "TRL + vLLM on the same card, no importance correction",
+    "trl-vllm, importance": "TRL + vLLM, its default importance correction",
 }
 
 
@@ -83,9 +147,9 @@ def _grpo(rows: Sequence[Mapping[str, Any]], micro_rows: str, when: str) -> list
 def grpo() -> str:
     """GRPO side by side: the sides of the kept measurement, and the transcribed ones until it has TRL with vLLM."""
     kept = load("grpo_side_by_side")
-    size = kept["settings"]["micro_rows"]
+    size = kept["settings"].get("micro_rows", "")
     rows = _grpo(kept["rows"], size, "kept file")
-    if not any(row["side"].startswith("trl_vllm") for row in kept["rows"]):
+    if not any(row["side"].startswith("trl-vllm") for row in kept["rows"]):
         rows += _grpo(load("engines")["grpo"], size, "transcribed")
     return table(["side", "seconds a step", "times Woodshed's", "peak GiB"], rows)
 
@@ -110,7 +174,9 @@ def hint_cost() -> str:
         ]
     rows = [
         [
-            f"{name}: **the default**" if name.startswith(DEFAULT_TEACHER) else name,
+            f"{name}: **the default**"
+            if name in (DEFAULT_TEACHER, f"{DEFAULT_TEACHER}, measured every step")
+            else name,
             f"{100 * added:+.1f} %",
             judged(added <= 0.05),
         ]

@@ -56,6 +56,8 @@ def say_arms(recipes: Mapping[str, Sequence[Recipe]]) -> None:
     if len(rows := arms.table(runs)) == 1:
         say("no arm was evaluated before and after, so there is nothing to compare")
         return
+    for line in arms.conclusions(runs):
+        say(line)
     say_columns(rows)
     if rows := arms.against(runs):
         say("")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from woodshed.evals import evaluation, measures
+from woodshed.evals.conclusion import conclude
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import Graded
 from woodshed.rundir import RunDir
 
 SHOWN = ("invalid_calls", "untested", "reward", "solved", "tokens")
-"""Measures of the tables, by their keys."""
+"""Measures of the tables, by their keys; pass@k and best@k stand beside them."""
 
 
 def table(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
@@ -23,7 +24,7 @@ def table(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
             continue
         seeds = str(len(sides[0]))
         for row in measures.compare_arms(*sides):
-            if row.measure.key in SHOWN:
+            if row.measure.key in SHOWN or "@" in row.measure.key:
                 figures = [measures.write_figure(row.measure, side.value) for side in (row.before, row.after)]
                 change = measures.write_change(row.measure, row.change)
                 rows.append([name, seeds, row.measure.label, *figures, change])
@@ -39,6 +40,15 @@ def table(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
             ["", "", f"{run.path.name} {reason}", "", "", ""] for run in runs if (reason := stopped(run))
         ]
     return rows
+
+
+def conclusions(arms: Mapping[str, Sequence[RunDir]]) -> list[str]:
+    """One line an arm on what its runs show and what they do not; arms without two evaluations are left out."""
+    sides = {name: found for name, runs in arms.items() if (found := _sides(runs))}
+    return [
+        f"{name}: {conclude(measures.compare_arms(*found), num_seeds=len(found[0]))}"
+        for name, found in sides.items()
+    ]
 
 
 def against(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:

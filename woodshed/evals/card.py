@@ -11,8 +11,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from woodshed.evals import evaluation, ledger, measures
+from woodshed.evals.conclusion import conclude
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.ledger import Costs, Ledger
+from woodshed.evals.measures import Figure
+from woodshed.evals.statistics import Estimate
 from woodshed.rundir import RunDir
 
 
@@ -32,6 +35,8 @@ class Card:
     last_step: int
     num_tasks: int
     num_void: int
+    conclusion: str
+    """What the scores show and what they do not; empty where there are not two evaluations."""
     rows: tuple[tuple[str, ...], ...]
     """Measure, before, after, change, smallest visible change; empty where there are not two evaluations."""
     figures: tuple[tuple[str, ...], ...]
@@ -87,6 +92,7 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
         last_step=found[-1].step if found else 0,
         num_tasks=summary.num_tasks if summary else 0,
         num_void=sum(each.summary.num_void for each in found),
+        conclusion=conclude(evaluation.before_after(found[0], found[-1])) if len(found) > 1 else "",
         rows=_rows(found),
         figures=_figures(found[-1]) if len(found) == 1 else (),
         hack_rate=measures.write_estimate(flagged, summary.estimates["flagged"])
@@ -118,13 +124,14 @@ def _rows(found: list[Evaluation]) -> tuple[tuple[str, ...], ...]:
 
 
 def _figures(only: Evaluation) -> tuple[tuple[str, ...], ...]:
+    summary = only.summary
+    figures: list[tuple[Figure, Estimate]] = [(m, summary.estimates[m.key]) for m in measures.MEASURES]
+    figures += [
+        (measures.pass_figure(name), figure) for name, figure in summary.passes.items() if name[5:] != "1"
+    ]
     return tuple(
-        (
-            measure.label,
-            measures.write_estimate(measure, only.summary.estimates[measure.key]),
-            measures.write_counts(measure, only.summary.estimates[measure.key]),
-        )
-        for measure in measures.MEASURES
+        (figure.label, measures.write_estimate(figure, found), measures.write_counts(figure, found))
+        for figure, found in figures
     )
 
 
