@@ -76,7 +76,7 @@ def test_every_place_that_compares_begins_with_it(tmp_path: Path):
     (line,) = arms.conclusions({"kl-ema": runs})
     assert line.startswith("kl-ema: Shown (2 seeds): ")
     rows = [row[2] for row in arms.table({"kl-ema": runs})]
-    assert "pass@2: solved by any of 2" in rows and "best@2: best-looking of 2 solved" in rows
+    assert "pass@2: solved by any of 2" in rows and "best@2: solved by the most promising of 2" in rows
     first = evaluation.from_run(runs[0])
     said = conclude(evaluation.before_after(first[0], first[-1]))
     assert card.gather(runs[0], problems=[]).conclusion == said

@@ -67,7 +67,10 @@ def graded(tasks: dict[str, list[int]]) -> list[measures.Graded]:
 
 def test_compared_in_pairs_beside_the_average():
     after = {task: [1, *made[1:]] for task, made in TASKS.items()}
-    rows = {row.measure.key: row for row in measures.compare(graded(TASKS), graded(after))}
+    listed = measures.compare(graded(TASKS), graded(after))
+    keys = [row.measure.key for row in listed]
+    assert keys[keys.index("solved") :][:3] == ["solved", "pass@3", "best@3"], "beside the average"
+    rows = dict(zip(keys, listed, strict=True))
     row = rows["pass@3"]
     assert (row.before.value, row.after.value) == (0.75, 1.0) and row.change.value == 0.25
     assert (row.record.up, row.record.down, row.record.same) == (1, 0, 3)

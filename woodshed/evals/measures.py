@@ -12,7 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 from woodshed.evals import behaviour, passes, statistics
 from woodshed.evals.behaviour import Behaviour
@@ -222,6 +222,16 @@ class Summary:
     most attempts that a task has."""
 
 
+class Named(Protocol):
+    """A row of a table of figures."""
+
+    @property
+    def measure(self) -> Figure: ...
+
+
+AnyRow = TypeVar("AnyRow", bound=Named)
+
+
 @dataclass(frozen=True)
 class Row:
     """One measure before and after."""
@@ -321,7 +331,7 @@ def pass_figure(name: str) -> Figure:
     said = {
         "pass@": f"solved by any of {k}",
         "pass^": f"solved by all of {k}",
-        "best@": f"best-looking of {k} solved",
+        "best@": f"solved by the most promising of {k}",
     }
     return Figure(name, f"{name}: {said[kind]}", "share", "higher", of="tasks")
 
@@ -374,7 +384,13 @@ def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Gr
             figures = [_estimate(measure, arm) for arm in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")
         rows.append(Row(measure, figures[0], figures[1], change, statistics.record(*totals)))
-    return rows + _pass_rows(sides)
+    return beside_the_average(rows, _pass_rows(sides))
+
+
+def beside_the_average(rows: Sequence[AnyRow], more: Sequence[AnyRow]) -> list[AnyRow]:
+    """Rows with pass@k and best@k behind the solve rate."""
+    place = next((n for n, row in enumerate(rows) if row.measure.key == "solved"), len(rows) - 1) + 1
+    return [*rows[:place], *more, *rows[place:]]
 
 
 def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[Row]:

@@ -73,7 +73,7 @@ def charts(arms: Sequence[Arm]) -> list[Chart]:
         for title, prefix, missing in FAMILIES:
             drawn.append(chart(title + of, _lines([arm], "train", _family([arm], prefix), missing)))
         for phase, where in (("train", ""), ("eval", ", held out")):
-            title = f"solved: on average, by any of k attempts, by the best-looking of k{where}{of}"
+            title = f"solved: on average, by any of k attempts, by the most promising of k{where}{of}"
             drawn.append(chart(title, _lines([arm], phase, _passes(arm, phase))))
         drawn.append(chart("hint gain by class, nats a turn" + of, _gains(arm)))
     drawn += [

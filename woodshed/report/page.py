@@ -172,7 +172,7 @@ def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
     return Figures(
         arm,
         conclude(headline, num_seeds=len(before)),
-        [*headline, *arms.pass_rows(arm)],
+        measures.beside_the_average(headline, arms.pass_rows(arm)),
         arms.rows(arm, BEHAVIOUR),
         _faults(arm),
         arms.against(first, arm, MEASURES) if arm is not first and not refusals else [],
