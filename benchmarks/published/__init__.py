@@ -18,6 +18,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "agreement": engines.agreement,
     "decode": engines.decode,
     "grpo": engines.grpo,
+    "step": engines.step,
     "hint-cost": engines.hint_cost,
     "muon": engines.muon,
     "muon-facts": engines.muon_facts,

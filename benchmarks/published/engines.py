@@ -154,6 +154,27 @@ def grpo() -> str:
     return table(["side", "seconds a step", "times Woodshed's", "peak GiB"], rows)
 
 
+def step() -> str:
+    """A step of training on a card."""
+    found, update = load("engines")["step_of_128"], load("engines")["update"]
+    seconds, bar = found["seconds"], found["bar"]
+    lora, full = update["lora_s"], update["full_s"]
+    rows = [
+        [
+            "attempts and verdicts of 128 attempts, 16 cores",
+            f"{min(seconds):.1f} to {max(seconds):.1f} s",
+            f"{bar} s: {judged(max(seconds) <= bar)}",
+        ],
+        ["update over 98,688 ids, LoRA in bfloat16", f"{spread(lora)} s", ""],
+        [
+            f"the same, full weights in float32, {update['full_gib']} GiB",
+            f"{spread(full)} s, {middle(full) / middle(lora):.0f} times as long",
+            "",
+        ],
+    ]
+    return table(["one H200, 0.5B", "", "bar"], rows)
+
+
 DEFAULT_TEACHER = "ema, separate"
 """How the settings' defaults read in a row of `hint_cost`; tests/test_docs.py holds it against the settings."""
 
