@@ -1,4 +1,4 @@
-"""What the documents publish: a small function for every block, from the files in benchmarks/results."""
+"""The blocks of the documents: a small function for every block, from the files in benchmarks/results."""
 
 from __future__ import annotations
 

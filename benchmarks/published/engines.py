@@ -176,11 +176,11 @@ def step() -> str:
 
 
 DEFAULT_TEACHER = "ema, separate"
-"""How the settings' defaults read in a row of `hint_cost`; tests/test_docs.py holds it against the settings."""
+"""The settings' defaults, as a row of `hint_cost` names them; tests/test_published.py compares the two."""
 
 
 def hint_cost() -> str:
-    """What hints add to an update: the kept measurement, or the transcribed one until that has the default teacher."""
+    """The cost of hints in an update: as kept, or as transcribed until the kept file has the default teacher."""
     kept = load("targeted_step")["rows"]
     if any(row["what"].startswith("ema") for row in kept):
         found = [(row["what"], row["added"]) for row in kept if row["what"] != "RL alone"]

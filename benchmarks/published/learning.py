@@ -214,7 +214,7 @@ OTHER_ARMS = {
 
 
 def other_arms() -> str:
-    """What else was tried from a warm-up of 80 steps; most runs were cut off before their last evaluation."""
+    """Other arms that were tried from a warm-up of 80 steps; most runs were cut off before their last evaluation."""
     rows = []
     for name, said in OTHER_ARMS.items():
         runs = [

@@ -106,7 +106,7 @@ def intervals() -> str:
 
 
 def duration() -> str:
-    """How long the quickstart took on an idle machine after its installation."""
+    """Minutes of the quickstart on an idle machine, after its installation."""
     times = load("quickstart")["times"]
     minutes = [times["all_minutes_44ec08a"], times["all_minutes_4f612a6"]]
     return f"{min(minutes):.0f} to {max(minutes):.0f} minutes"

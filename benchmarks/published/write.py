@@ -1,4 +1,4 @@
-"""How figures are read and written for the documents.
+"""Reading and writing of figures for the documents.
 
 Values that a file holds as [lowest, median, highest] are written with their spread. Bars stand beside the figure that
 they judge, and whether one is met is worked out here.

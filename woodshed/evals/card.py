@@ -36,7 +36,7 @@ class Card:
     num_tasks: int
     num_void: int
     conclusion: str
-    """What the scores show and what they do not; empty where there are not two evaluations."""
+    """One line on what the scores show and do not show; empty where there are not two evaluations."""
     rows: tuple[tuple[str, ...], ...]
     """Measure, before, after, change, smallest visible change; empty where there are not two evaluations."""
     figures: tuple[tuple[str, ...], ...]

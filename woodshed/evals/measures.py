@@ -55,7 +55,7 @@ class Figure:
     """Shares and scores lie in [0, 1], a share is written in percent; a count has no ceiling."""
     better: Literal["lower", "higher", ""]
     of: str = field(default="attempts", kw_only=True)
-    """What the whole counts."""
+    """The unit of the whole."""
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def tries(attempts: Iterable[Graded]) -> list[Try]:
 
 
 def pass_figure(name: str) -> Figure:
-    """How a name of `passes` is shown."""
+    """The figure that a name of `passes` stands for."""
     kind, k = name[:5], name[5:]
     said = {
         "pass@": f"solved by any of {k}",

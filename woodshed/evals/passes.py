@@ -23,7 +23,7 @@ class Try:
     task_id: str
     solved: bool
     promise: Any
-    """How good it looks to somebody who cannot see its verdict; anything that compares, more is better."""
+    """A rank given without its verdict; anything that compares, more is better."""
 
 
 def by_task(tries: Iterable[Try]) -> dict[str, Sums]:

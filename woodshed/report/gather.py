@@ -72,7 +72,7 @@ class Line:
     sums: Mapping[str, tuple[float, float]]
     """Measure -> its part and whole at this attempt."""
     promise: tuple[float, ...]
-    """How good it looks without its verdict (`measures.promise`)."""
+    """A rank given without its verdict (`measures.promise`)."""
     archive: int
     place: int
 

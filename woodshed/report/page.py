@@ -69,7 +69,7 @@ class Figures:
 
     arm: Arm
     conclusion: str
-    """What the headline shows and what it does not; empty where there is one evaluation."""
+    """One line on what the headline shows and does not show; empty where there is one evaluation."""
     headline: list[Row]
     behaviour: list[Row]
     faults: list[tuple[str, list[str]]]
