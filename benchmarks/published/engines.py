@@ -175,33 +175,37 @@ def step() -> str:
     return table(["one H200, 0.5B", "", "bar"], rows)
 
 
-DEFAULT_TEACHER = "ema, separate"
-"""The settings' defaults, as a row of `hint_cost` names them; tests/test_published.py compares the two."""
+DEFAULTS = "the settings' defaults"  # the row of benchmarks/targeted_step.py
+
+
+def default_way() -> str:
+    """The settings' defaults, as a transcribed row of `hint_cost` names them."""
+    from woodshed.training.objective import FeedbackSettings  # here, since it takes torch
+
+    settings = FeedbackSettings()
+    often = "every step" if settings.measure_every == 1 else f"every {settings.measure_every}th"
+    return f"{settings.teacher}, {settings.forward}, measured {often}"
 
 
 def hint_cost() -> str:
-    """The cost of hints in an update: as kept, or as transcribed until the kept file has the default teacher."""
-    kept = load("targeted_step")["rows"]
-    if any(row["what"].startswith("ema") for row in kept):
-        found = [(row["what"], row["added"]) for row in kept if row["what"] != "RL alone"]
+    """The cost of hints in an update: as kept, or as transcribed until the kept file has the settings' defaults."""
+    kept = {row["what"]: row["added"] for row in load("targeted_step")["rows"]}
+    if DEFAULTS in kept:
+        found = {name: added for name, added in kept.items() if not name.startswith("RL alone")}
+        default = DEFAULTS
     else:
         said = load("engines")["hint_cost"]
-        found = [
-            (
-                f"{row['teacher']}, {row['forward']}, measured {row['measured']}",
-                row["added"] if "added" in row else row["seconds"] / said["alone_s"] - 1,
-            )
-            for row in said["rows"]
-        ]
+        found, default = {}, default_way()
+        for row in said["rows"]:
+            name = f"{row['teacher']}, {row['forward']}, measured {row['measured']}"
+            found[name] = row["added"] if "added" in row else row["seconds"] / said["alone_s"] - 1
     rows = [
         [
-            f"{name}: **the default**"
-            if name in (DEFAULT_TEACHER, f"{DEFAULT_TEACHER}, measured every step")
-            else name,
+            f"{name}: **the default**" if name == default else name,
             f"{100 * added:+.1f} %",
             judged(added <= 0.05),
         ]
-        for name, added in found
+        for name, added in found.items()
     ]
     return table(
         ["teacher, forward, how often gradient norms are measured", "added to RL alone", "bar 5 %"], rows
