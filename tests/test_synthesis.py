@@ -410,7 +410,13 @@ def test_a_folder_is_copied_without_leftovers(tmp_path: Path):
     )
     (root / "outside").symlink_to("/etc")
     (root / "inside").symlink_to("pkg")
+    for place, mode in [("pkg/tags/data.txt", 0o444), ("pkg/tags", 0o555), (".mypy_cache/3.11", 0o555)]:
+        (root / place).chmod(mode)
     repository = sources.fetch(str(root), tmp_path / "copy")
+    for place in (root / "pkg/tags", root / ".mypy_cache/3.11"):
+        place.chmod(0o755)  # so that the test's own folder can be removed
+    assert (repository.tree / "pkg/tags/data.txt").stat().st_mode & 0o777 == 0o644
+    assert (repository.tree / "pkg/tags").stat().st_mode & 0o700 == 0o700
     found = {p.relative_to(repository.tree).as_posix() for p in repository.tree.rglob("*") if not p.is_dir()}
     assert found == {"LICENSE", "pkg/__init__.py", "pkg/tags/data.txt", "pkg/build/kept.py"}
     assert (repository.name, repository.version, repository.licence) == ("some-pkg", "0.0.0", "MIT")

@@ -71,9 +71,17 @@ def fetch(source: str, into: Path) -> Repository:
         name, version, resolved = _fetch_git(source, into)
     else:
         name, version, resolved = _fetch_folder(source, into)
+    _own(into)
     scrub(into, read_rules(rules_path()))
     digest = digest or tree_sha256(into)
     return Repository(plain_name(name), version, into, digest, _licence(into), resolved)
+
+
+def _own(tree: Path) -> None:
+    """Lets us change the copy, where what it is a copy of may only be read."""
+    for place in (tree, *tree.rglob("*")):
+        if not place.is_symlink():
+            place.chmod(place.stat().st_mode | (0o700 if place.is_dir() else 0o600))
 
 
 def plain_name(name: str) -> str:
