@@ -51,7 +51,7 @@ KINDS: dict[str, tuple[dict[str, str | bytes], tuple[str, ...], set[str]]] = {
             "space/odd/core.py": CODE,
             "tests/test_odd.py": "from space.odd.core import half, twice\n" + SUITE,
         },
-        ("space",),
+        ("space/odd",),
         IDS,
     ),
     "src layout": (

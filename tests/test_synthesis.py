@@ -578,7 +578,13 @@ def test_metadata_is_built_in_the_sandbox(tmp_path: Path):
         test_requirements=("freezegun", "hypothesis>=6", "mock", "pytest", "tabulate"),
         generated=("src/thing/_version.py",),
         entry_points="[console_scripts]\nthing = thing:main\n",
+        left_out=(
+            "more.txt: no file of this repository",
+            "pytest-cov: beside the tests, and no setting of pytest demands it",
+        ),
+        inside=described.inside,
     )
+    assert not described.inside.homes and not described.inside.elsewhere
     assert (repository.tree / "src/thing/_version.py").read_text() == "version = '0.0.0'\n"
 
 
