@@ -54,6 +54,18 @@ KINDS: dict[str, tuple[dict[str, str | bytes], tuple[str, ...], set[str]]] = {
         ("space/odd",),
         IDS,
     ),
+    "namespace shared with a dependency": (
+        {
+            "pyproject.toml": BUILD,
+            "tools/backend.py": BACKEND.replace('"space"', '"jaraco"').replace(
+                "Version: 1", "Version: 1\\nRequires-Dist: jaraco.functools"
+            ),
+            "jaraco/odd/__init__.py": CODE,
+            "tests/test_odd.py": "from jaraco.odd import half, twice\nimport jaraco.functools\n" + SUITE,
+        },
+        ("jaraco/odd",),
+        IDS,
+    ),
     "src layout": (
         {
             "src/odd/__init__.py": CODE,

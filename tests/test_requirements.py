@@ -151,7 +151,7 @@ def test_odd_tables_are_no_tracebacks(tmp_path: Path, text: str):
 def test_a_pyproject_that_is_no_toml_is_named(tmp_path: Path):
     for text in ("[project", "a = " + "[" * 5000, "\xff", "a = 1\na = 2"):
         with pytest.raises(TaskError, match=r"pyproject\.toml cannot be read"):
-            found(tmp_path, **{"pyproject.toml": text.encode("latin-1")})
+            found(tmp_path, METADATA, **{"pyproject.toml": text.encode("latin-1")})
 
 
 def test_ini_files_are_taken_as_they_are(tmp_path: Path):

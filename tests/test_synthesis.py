@@ -588,6 +588,55 @@ def test_metadata_is_built_in_the_sandbox(tmp_path: Path):
     assert (repository.tree / "src/thing/_version.py").read_text() == "version = '0.0.0'\n"
 
 
+EXTENDED = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
+NAMESPACES = {
+    "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+    "backend.py": """
+        import pathlib, zipfile
+
+        def build_wheel(out, config_settings=None, metadata_directory=None):
+            with zipfile.ZipFile(f"{out}/x.whl", "w") as wheel:
+                for file in pathlib.Path("src").rglob("*.py"):
+                    wheel.write(file, file.relative_to("src"))
+                wheel.writestr("x.dist-info/METADATA", "Name: named.thing\\nVersion: 1\\n")
+            return "x.whl"
+        """,
+    "src/plain/inner/core.py": "",
+    "src/pkgutil_style/__init__.py": "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n",
+    "src/pkgutil_style/one/__init__.py": "",
+    "src/pkgutil_style/two.py": "",
+    "src/resources_style/__init__.py": "__import__('pkg_resources').declare_namespace(__name__)\n",
+    "src/resources_style/deep/__init__.py": EXTENDED,
+    "src/resources_style/deep/er/__init__.py": "",
+    "src/real/__init__.py": EXTENDED + "def f(): pass\n",
+    "src/real/more.py": "",
+    "src/loose/a.py": "",
+    "src/loose/b/__init__.py": "",
+    "src/named/thing.py": "",
+    "src/named/tests/test_thing.py": "",
+    "src/alone.py": "",
+}
+
+
+def test_of_a_namespace_what_the_distribution_brings_is_its_own(tmp_path: Path):
+    described = project.read(sources.fetch(str(lay(tmp_path / "names", NAMESPACES)), tmp_path / "tree"))
+    assert described.packages == (
+        *("alone", "loose", "named.thing", "pkgutil_style.one", "pkgutil_style.two"),
+        *("plain.inner", "real", "resources_style.deep.er"),
+    )
+    assert described.requirements == ("setuptools<82",)
+    assert described.paths == (
+        *(
+            "src/alone.py",
+            "src/loose",
+            "src/named/thing.py",
+            "src/pkgutil_style/one",
+            "src/pkgutil_style/two.py",
+        ),
+        *("src/plain/inner", "src/real", "src/resources_style/deep/er"),
+    )
+
+
 @pytest.mark.parametrize(
     ("backend", "message"),
     [

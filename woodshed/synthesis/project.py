@@ -164,7 +164,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         packages=tuple(sorted(owned)),
         source_roots=tuple(dict.fromkeys([*roots, *required.roots])),
         paths=tuple(sorted(_place(tree, root, package) for package, root in owned.items())),
-        requirements=tuple(required.package),
+        requirements=(*required.package, *_for_namespaces(code)),
         test_requirements=tuple(required.tests),
         generated=tuple(generated),
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
@@ -359,6 +359,12 @@ def _owned(code: dict[str, bytes], package: str, distribution: str) -> Iterator[
             yield from _owned(code, f"{package}.{part}", distribution)
     else:
         yield package
+
+
+def _for_namespaces(code: dict[str, bytes]) -> list[str]:
+    """setuptools of the last version with pkg_resources, where a namespace cannot be declared without it."""
+    starts = [text for name, text in code.items() if name.endswith("__init__.py") and _is_marker(text)]
+    return ["setuptools<82"] if any(b"extend_path" not in text for text in starts) else []
 
 
 def _is_marker(start: bytes) -> bool:
