@@ -669,12 +669,64 @@ def test_builds_that_cannot_be_used(backend: str, message: str, tmp_path: Path):
             r"No module named 'yaml'.*--set 'extra_requirements=\[\"pyyaml\"\]'",
         ),
         ({"one.py": "", "test_one.py": "def test_x(): pass\n"}, "never import one"),
+        (
+            {
+                "one.py": "",
+                "conftest.py": "pytest_plugins = ['nobody_has_this']\n",
+                "test_one.py": "import one\n",
+            },
+            r"pytest does not run its tests.*Error importing plugin \"nobody_has_this\".*\nnobody_has_this: missing",
+        ),
     ],
 )
 def test_suites_that_cannot_be_used(files: dict[str, str], message: str, tmp_path: Path):
     repository = sources.fetch(str(lay(tmp_path / "one", files)), tmp_path / "tree")
     with pytest.raises(TaskError, match=f"(?s){message}"):
         baseline.measure(repository)
+
+
+def test_nobody_is_told_to_install_a_name_of_the_repository_or_of_a_module(tmp_path: Path):
+    root = lay(
+        tmp_path / "mono",
+        {
+            "one.py": "",
+            "test_one.py": "import one, core\n",
+            "test_two.py": "import one, wire.inner\n",
+            "test_three.py": "import one, unheard_of\n",
+            "test_four.py": "import one, yaml\n",
+            "packages/core/pyproject.toml": "[project]\nname = 'acme-core'\n",
+            "packages/core/src/core/__init__.py": "",
+            "deep/down/wire/inner.py": "",
+        },
+    )
+    repository = sources.fetch(str(root), tmp_path / "tree")
+    with pytest.raises(TaskError) as raised:
+        baseline.measure(repository, runs=1)
+    said = str(raised.value)
+    assert re.findall(r"extra_requirements=(\S*)'", said) == ['["pyyaml"]', '["NAME==VERSION"]']
+    assert "core, wire: a name of this repository" in said and "\nunheard_of: missing" in said
+    with pytest.raises(TaskError, match=r"Acme_Core is of the repository itself \(packages/core/src\)"):
+        baseline.measure(repository, runs=1, extra_requirements=["Acme_Core>=1"])
+
+
+def test_a_sibling_is_imported_from_where_it_lies(tmp_path: Path):
+    root = lay(
+        tmp_path / "mono",
+        {
+            "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+            "backend.py": NAMESPACES["backend.py"].replace(
+                "Version: 1", "Version: 1\\nRequires-Dist: Acme.Core>=3"
+            ),
+            "src/app/__init__.py": "import acme_core\ndef f(): return acme_core.ONE\n",
+            "packages/core/pyproject.toml": "[project]\nname = 'acme-core'\n",
+            "packages/core/src/acme_core/__init__.py": "ONE = 1\n",
+            "tests/test_app.py": "import app\ndef test_f(): assert app.f() == 1\n",
+        },
+    )
+    found = baseline.measure(sources.fetch(str(root), tmp_path / "tree"), runs=1)
+    assert found.stable == ("tests/test_app.py::test_f",) and found.allowed_paths == ("src/app",)
+    assert found.environment.source_roots == ("src", "packages/core/src")
+    assert not any(pin.startswith("acme") for pin in found.environment.requirements)
 
 
 def test_a_package_that_pytest_needs_is_refused(tmp_path: Path):
