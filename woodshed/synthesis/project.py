@@ -6,6 +6,7 @@ host reads the wheel as data.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -150,8 +151,9 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
     generated = _complete(tree, code, homes)
     name = canonicalize_name(metadata["Name"])
-    inside = siblings(tree, name, repository.beside)
-    required = requirements.find(tree, metadata, inside)
+    with _named(repository.name):
+        inside = siblings(tree, name, repository.beside)
+        required = requirements.find(tree, metadata, inside)
     if required.unfetched:
         raise TaskError(
             f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
@@ -172,6 +174,15 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         left_out=tuple(required.left_out),
         inside=inside,
     )
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A file that cannot be read is one of a repository, which the reason names."""
+    try:
+        yield
+    except TaskError as error:
+        raise TaskError(f"{name}: {error}") from None
 
 
 def _indented(line: str) -> str:
@@ -208,7 +219,8 @@ def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
 
 def _build(repository: Repository, timeout_s: float) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
-    system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
+    with _named(repository.name):
+        system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
     known = _BuildSystem.reading(repository.name, system)
     requires, backend = [*known.requires], known.build_backend
     if backend.startswith("setuptools."):
