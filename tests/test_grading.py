@@ -90,17 +90,23 @@ def test_only_the_tests_asked_for(repository: Sandbox):
     assert found.integrity == ()
 
 
-def test_what_pytest_benchmark_repeats_is_run_once(tiny_task: Task, tiny_repository: Path):
-    pins = ("py-cpuinfo2==10.1.1", "pytest-benchmark==5.3.1", *tiny_task.environment.requirements)
+def test_what_plugins_repeat_is_run_once(tiny_task: Task, tiny_repository: Path):
+    pins = ("py-cpuinfo2==10.1.1", "pytest-benchmark==5.3.1", "pytest-rerunfailures==16.7")
+    pins = (*pins, *tiny_task.environment.requirements)
     environment = dataclasses.replace(tiny_task.environment, requirements=pins)
     task = dataclasses.replace(tiny_task, environment=environment)
     test = b"def test_speed(benchmark):\n    calls = []\n    benchmark(calls.append, 1)\n    assert calls == [1]\n"
+    test += b"def test_fails(tries=[]):\n    tries.append(1)\n    assert tries[1:]\n"
     with open_sandbox(
         grading.with_runner(tasks.sandbox_spec(task, extra_lowers=(tiny_repository,)))
     ) as sandbox:
         sandbox.write("tests/test_speed.py", test)
-        ids = ["tests/test_speed.py::test_speed"]
-        assert run(sandbox, ids).outcomes == {ids[0]: "passed"}
+        sandbox.write("pytest.ini", b"[pytest]\nreruns = 2\nfilterwarnings = error\nno_such_key = 1\n")
+        ids = ["tests/test_speed.py::test_speed", "tests/test_speed.py::test_fails"]
+        found = run(sandbox, ids)
+        assert (found.outcomes, found.integrity) == (dict(zip(ids, ["passed", "failed"], strict=True)), ()), (
+            found
+        )
 
 
 def test_every_kind_of_outcome(repository: Sandbox):

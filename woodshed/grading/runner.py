@@ -50,8 +50,10 @@ IMPORT_MODE = re.compile(r"--import-mode[=\s\"',]+(prepend|append|importlib)")
 SEVERITY = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
 SHUFFLERS = {"randomly"}
 """Plugins that change the order of tests as soon as they are loaded."""
-ONCE = {"benchmark": "--benchmark-disable"}
-"""Plugins that repeat a test to measure its speed, and the option that lets them run it once."""
+ONCE = {"benchmark": "--benchmark-disable", "rerunfailures": "--reruns=0"}
+"""Plugins that repeat a test, to measure its speed or until it passes, and the option that lets them run it once."""
+HARMLESS = ("ignore::pytest.PytestAssertRewriteWarning", "ignore::pytest.PytestConfigWarning")
+"""Warnings about plugins that are named like modules, or not there: `filterwarnings = error` ends a session by them."""
 WATCHED = ("_pytest", "pytest", "pluggy", "unittest")
 
 
@@ -277,7 +279,13 @@ def arguments(request: dict) -> list[str]:
     workspace = request["workspace"]
     options = ["--rootdir", workspace, "--confcutdir", workspace, "--continue-on-collection-errors"]
     options += ["-p", "no:cacheprovider", "-o", "addopts=", "-o", "required_plugins="]
-    options += ["-q", "--tb=native", "--color=no", "--no-header"]
+    options += [
+        "-q",
+        "--tb=native",
+        "--color=no",
+        "--no-header",
+        *(word for w in HARMLESS for word in ("-W", w)),
+    ]
     for name in INI_FILES:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if mode := IMPORT_MODE.search(Path(workspace, name).read_text("utf-8")):

@@ -23,7 +23,7 @@ from woodshed.tasks.folder import is_protected
 
 Progress = Callable[[int, int, str], None]
 
-ERROR = re.compile(r"\bERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
+ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
 """Lines of pytest's output that say why it did not run."""
 PYTEST = frozenset("colorama exceptiongroup iniconfig packaging pluggy pygments tomli".split())
 """What pytest requires: public names, which no folder of a repository makes its own."""
