@@ -280,5 +280,7 @@ def test_the_rest_of_a_larger_repository_is_known_to_a_part_of_it(tmp_path: Path
     beyond = dict(enclosing(part))
     assert beyond["acme-core"] == "../core/src" and beyond["helpers"] == "../.."
     assert "app" not in beyond and "requests" not in beyond
-    inside = siblings(part, "app", enclosing(part))
+    (part / ".git").write_text("gitdir: elsewhere")
+    assert enclosing(part) == []  # a repository of its own
+    inside = siblings(part, "app", beyond.items())
     assert inside.place("Acme_Core") == "../core/src" and inside.place("six") == ""

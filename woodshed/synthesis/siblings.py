@@ -24,7 +24,7 @@ SOURCES = (".", "src", "lib", "python")
 """Where the modules of a project lie, below its folder."""
 ASIDE = {"doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 """Folders whose modules nobody imports by these names."""
-MOST_FOLDERS = 20_000
+MOST_FOLDERS = 200_000
 NOT_OURS = {"node_modules", "site-packages", "__pycache__"}
 
 
@@ -72,7 +72,8 @@ def names(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str]]:
             yield canonicalize_name(name), usual
         for path in sorted(path for root in roots for path in root.iterdir() if path != without):
             inner = path.relative_to(tree).as_posix()
-            is_module = path.suffix == ".py" or (path / "__init__.py").is_file()
+            is_module = path.suffix == ".py" and path.name not in DESCRIPTIONS
+            is_module = is_module or (path / "__init__.py").is_file()
             aside = is_protected(inner) or is_protected(f"{inner}/x.py") or ASIDE & {*Path(inner).parts}
             if is_module and not aside:
                 yield (
@@ -102,7 +103,7 @@ def dependencies(tree: Path, root: str) -> list[str]:
 
 def enclosing(folder: Path) -> list[tuple[str, str]]:
     """Names, with their places, in the rest of the repository that a folder lies in: one of git, or a workspace."""
-    for top in folder.parents:
+    for top in folder.parents if not (folder / ".git").exists() else ():
         if (top / ".git").exists() or _is_workspace(top):
             return [(name, os.path.relpath(top / root, folder)) for name, root in names(top, folder)]
     return []
