@@ -709,6 +709,22 @@ def test_nobody_is_told_to_install_a_name_of_the_repository_or_of_a_module(tmp_p
         baseline.measure(repository, runs=1, extra_requirements=["Acme_Core>=1"])
 
 
+def test_a_release_that_cannot_be_had_costs_no_other_requirement(tmp_path: Path):
+    files = {
+        "one.py": "",
+        "test_one.py": "import freezegun, one, six\ndef test_x(): pass\n",
+        "requirements-test.txt": "six\nfreezegun==0.0.0.0.1\n",
+    }
+    said: list[str] = []
+    repository = sources.fetch(str(lay(tmp_path / "one", files)), tmp_path / "tree")
+    found = baseline.measure(repository, runs=1, progress=lambda done, total, text: said.append(text))
+    assert found.stable == ("test_one.py::test_x",)
+    reasons = [text for text in said if "not installed" in text]
+    assert reasons == [
+        "measuring one, not installed: freezegun==0.0.0.0.1: no package index has a wheel of it for this Python"
+    ]
+
+
 def test_a_sibling_is_imported_from_where_it_lies(tmp_path: Path):
     root = lay(
         tmp_path / "mono",

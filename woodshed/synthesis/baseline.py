@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.grading.verifier import TestRun, run_tests, with_runner
@@ -18,7 +19,7 @@ from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import Result, Sandbox, SandboxSpec, open_sandbox
 from woodshed.synthesis import plugins, project, requirements
 from woodshed.synthesis.sources import Repository
-from woodshed.tasks.environment import prepare, python_path, resolve
+from woodshed.tasks.environment import NoWheelError, prepare, python_path, resolve
 from woodshed.tasks.folder import is_protected
 
 Progress = Callable[[int, int, str], None]
@@ -27,6 +28,8 @@ ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized a
 """Lines of pytest's output that say why it did not run."""
 PYTEST = frozenset("colorama exceptiongroup iniconfig packaging pluggy pygments tomli".split())
 """What pytest requires: public names, which no folder of a repository makes its own."""
+MOST_GIVEN_UP = 8
+"""Requirements of tests that are given up one by one; each costs a question to the package index."""
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
 IMPORTED_AS = {
@@ -266,22 +269,7 @@ def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Envi
         _refuse_own(
             re.split(r"[\s<>=!~;(\[@]", text)[0], "it was asked for as one of extra_requirements", described
         )
-    wishes, demanded = [*described.test_requirements], [*described.plugins]
-    lists = (
-        [*wishes, *demanded],
-        requirements.relaxed([*wishes, *demanded]),
-        requirements.relaxed(demanded),
-        [],
-    )
-    pins, given_up = tuple[str, ...](), ""
-    for tried in lists:
-        try:
-            pins = resolve([*needed, *tried], python=project.PYTHON)
-            break
-        except TaskError as error:
-            if not tried:
-                raise
-            given_up = given_up or f"{', '.join(wishes + demanded)}: not as asked for. {error}"
+    pins, given_up = _pins(needed, [*described.test_requirements, *described.plugins], described.plugins)
     for name in (pin.partition("==")[0] for pin in pins):
         _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
     environment = Environment(
@@ -292,8 +280,35 @@ def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Envi
         distribution=described.distribution,
         entry_points=described.entry_points,
     )
-    left_out = (*described.left_out, *filter(None, [given_up]))
-    return environment, replace(described, left_out=left_out)
+    return environment, replace(described, left_out=(*described.left_out, *given_up))
+
+
+def _pins(
+    needed: Sequence[str], wishes: list[str], demanded: Sequence[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Pins, and what was given up for them: a release that cannot be had, then what has none, then the rest."""
+    given_up = list[str]()
+    for _ in range(MOST_GIVEN_UP):
+        try:
+            return resolve([*needed, *wishes], python=project.PYTHON), given_up
+        except NoWheelError as error:
+            name = canonicalize_name(re.split(r"[\s<>=!~;(\[]", error.requirement)[0])
+            lost = [text for text in wishes if canonicalize_name(Requirement(text).name) == name]
+            if not lost:
+                break
+            given_up += [f"{text}: no package index has a wheel of it for this Python" for text in lost]
+            wishes = [text for text in wishes if text not in lost]
+            wishes += [text for text in requirements.relaxed(lost) if text not in lost]
+        except TaskError:
+            break
+    for tried in (requirements.relaxed(wishes), requirements.relaxed(demanded), []):
+        try:
+            return resolve([*needed, *tried], python=project.PYTHON), given_up
+        except TaskError as error:
+            if not tried:
+                raise
+            given_up.append(f"{', '.join(tried)}: cannot be installed together. {error}")
+    raise AssertionError("the last try is without any wish")
 
 
 def _refuse_own(name: str, cause: str, described: project.Project) -> None:

@@ -37,6 +37,14 @@ MOUNT = "/env"
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
 
+class NoWheelError(TaskError):
+    """A requirement for which no package index has a wheel."""
+
+    def __init__(self, said: str, requirement: str):
+        super().__init__(said)
+        self.requirement = requirement
+
+
 def cache_dir() -> Path:
     """Where built and fetched things are kept: $WOODSHED_CACHE, else ~/.cache/woodshed."""
     chosen = os.environ.get("WOODSHED_CACHE")
@@ -257,10 +265,11 @@ def _pip(python: Path, arguments: Sequence[str], version: str) -> None:
     lines = "\n    ".join(output.strip().splitlines()[-6:])
     missing = NO_WHEEL.search(output)
     if missing:
-        raise TaskError(
+        raise NoWheelError(
             f"requirement {missing[1]!r} has no wheel for Python {version} on {sysconfig.get_platform()}, or there "
             "is no such release, or no package index answered. Only wheels are installed, because building from "
-            f"source would run the package's code on this machine. pip said:\n    {lines}"
+            f"source would run the package's code on this machine. pip said:\n    {lines}",
+            missing[1],
         )
     raise TaskError(f"pip could not install {' '.join(arguments)}. pip said:\n    {lines}")
 
