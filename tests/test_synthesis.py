@@ -709,19 +709,21 @@ def test_nobody_is_told_to_install_a_name_of_the_repository_or_of_a_module(tmp_p
         baseline.measure(repository, runs=1, extra_requirements=["Acme_Core>=1"])
 
 
-def test_a_release_that_cannot_be_had_costs_no_other_requirement(tmp_path: Path):
+def test_a_requirement_that_cannot_be_had_costs_no_other_one(tmp_path: Path):
+    """Nor does one that would bring a second copy of the package."""
     files = {
-        "one.py": "",
-        "test_one.py": "import freezegun, one, six\ndef test_x(): pass\n",
-        "requirements-test.txt": "six\nfreezegun==0.0.0.0.1\n",
+        "more_itertools.py": "",
+        "test_one.py": "import freezegun, more_itertools, six\ndef test_x(): pass\n",
+        "requirements-test.txt": "six\nfreezegun==0.0.0.0.1\njaraco.functools\n",
     }
     said: list[str] = []
-    repository = sources.fetch(str(lay(tmp_path / "one", files)), tmp_path / "tree")
+    repository = sources.fetch(str(lay(tmp_path / "more_itertools", files)), tmp_path / "tree")
     found = baseline.measure(repository, runs=1, progress=lambda done, total, text: said.append(text))
     assert found.stable == ("test_one.py::test_x",)
     reasons = [text for text in said if "not installed" in text]
-    assert reasons == [
-        "measuring one, not installed: freezegun==0.0.0.0.1: no package index has a wheel of it for this Python"
+    assert [text.partition("not installed: ")[2] for text in reasons] == [
+        "freezegun==0.0.0.0.1: no package index has a wheel of it for this Python",
+        "jaraco.functools: it requires a copy of what the repository itself holds",
     ]
 
 

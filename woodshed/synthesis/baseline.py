@@ -269,8 +269,14 @@ def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Envi
         _refuse_own(
             re.split(r"[\s<>=!~;(\[@]", text)[0], "it was asked for as one of extra_requirements", described
         )
-    pins, given_up = _pins(needed, [*described.test_requirements, *described.plugins], described.plugins)
-    for name in (pin.partition("==")[0] for pin in pins):
+    wishes = [*described.test_requirements, *described.plugins]
+    pins, given_up = _pins(needed, wishes, described.plugins)
+    if _own_among(pins, described):
+        circular = _circular(wishes, described)
+        wishes, demanded = ([w for w in some if w not in circular] for some in (wishes, described.plugins))
+        pins, given_up = _pins(needed, wishes, demanded)
+        given_up += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
+    for name in _own_among(pins, described):
         _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
     environment = Environment(
         python=project.PYTHON,
@@ -311,6 +317,26 @@ def _pins(
     raise AssertionError("the last try is without any wish")
 
 
+def _own_among(pins: Sequence[str], described: project.Project) -> list[str]:
+    """Names of pins that stand for something that the repository itself holds."""
+    ours = described.distribution.partition("==")[0]
+    names = [pin.partition("==")[0] for pin in pins]
+    return [name for name in names if name == ours or (name not in PYTEST and described.inside.place(name))]
+
+
+def _circular(wishes: Sequence[str], described: project.Project) -> list[str]:
+    """Requirements of the tests, plugins above all, that bring a copy of the package with them."""
+
+    def brings(text: str) -> bool:
+        try:
+            return bool(_own_among(resolve([text], python=project.PYTHON), described))
+        except TaskError:
+            return False  # what cannot be had brings nothing
+
+    with ThreadPoolExecutor(4) as pool:
+        return [text for text, own in zip(wishes, pool.map(brings, wishes), strict=True) if own]
+
+
 def _refuse_own(name: str, cause: str, described: project.Project) -> None:
     """Raises a TaskError where something from a package index would stand for what the repository itself holds."""
     ours = described.distribution.partition("==")[0]
@@ -319,7 +345,7 @@ def _refuse_own(name: str, cause: str, described: project.Project) -> None:
             f"{ours} is needed by pytest or another requirement of its own tests, so a second copy of it would be "
             "installed beside the workspace; such a repository cannot be made into tasks"
         )
-    if name not in PYTEST and (place := described.inside.place(name)):
+    if place := described.inside.place(name):
         raise TaskError(
             f"{ours}: {name} is of the repository itself ({place}), and never fetched from a package index, where the "
             f"name may be a stranger's; {cause}. Give a source that holds one of the two only"
