@@ -166,7 +166,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         packages=tuple(sorted(owned)),
         source_roots=tuple(dict.fromkeys([*roots, *required.roots])),
         paths=tuple(sorted(_place(tree, root, package) for package, root in owned.items())),
-        requirements=(*required.package, *_for_namespaces(code)),
+        requirements=(*required.package, *_for_namespaces(tree, owned)),
         test_requirements=tuple(required.tests),
         generated=tuple(generated),
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
@@ -373,10 +373,15 @@ def _owned(code: dict[str, bytes], package: str, distribution: str) -> Iterator[
         yield package
 
 
-def _for_namespaces(code: dict[str, bytes]) -> list[str]:
+def _for_namespaces(tree: Path, owned: dict[str, str]) -> list[str]:
     """setuptools of the last version with pkg_resources, where a namespace cannot be declared without it."""
-    starts = [text for name, text in code.items() if name.endswith("__init__.py") and _is_marker(text)]
-    return ["setuptools<82"] if any(b"extend_path" not in text for text in starts) else []
+    for package, root in owned.items():
+        for above in Path(package.replace(".", "/")).parents:
+            start = tree / root / above / "__init__.py"  # wheels leave it out, the tree has it
+            text = start.read_bytes() if above.name and start.is_file() else b""
+            if _is_marker(text) and b"extend_path" not in text:
+                return ["setuptools<82"]
+    return []
 
 
 def _is_marker(start: bytes) -> bool:
