@@ -30,8 +30,8 @@ REQUIREMENT_FILES = (
 )
 DEV_FILES = ("*dev*requirements*.txt", "*requirements*dev*.txt", "requirements*/dev*.txt")
 NOT_FOR_TESTS = re.compile(
-    r"(tox|nox|coverage|codecov|coveralls|pytest-(cov|xdist|randomly|sugar|black|ruff|mypy.*|flake8|pylint|isort)|ruff|black"
-    r"|isort|flake8.*|pylint.*|mypy|pyright|pycodestyle|pydocstyle|pyflakes|bandit|pre-commit|twine|build|wheel|setuptools.*"
+    r"(tox|nox|coverage|codecov|coveralls|pytest-(cov|xdist|randomly|sugar|black|ruff|mypy.*|flake8|pylint|isort|checkdocs|enabler)"
+    r"|ruff|black|isort|flake8.*|pylint.*|mypy|pyright|pycodestyle|pydocstyle|pyflakes|bandit|pre-commit|twine|build|wheel|setuptools.*"
     r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
 )
 """Tools beside the tests: they cost time and must not steer the test runner. A setting of pytest may demand one."""
