@@ -12,6 +12,7 @@ from woodshed import tasks
 from woodshed.agent.access import accesses, path_class
 from woodshed.records import SandboxError, Task
 from woodshed.sandbox import Sandbox, SandboxSpec, Touch, open_sandbox
+from woodshed.tasks.environment import is_own
 
 READERS = {
     "a program": "cat secret",
@@ -136,6 +137,18 @@ def test_only_bubblewrap_can_watch(tmp_path: Path):
 )
 def test_path_classes(tiny_task: Task, path: str, kind: str):
     assert path_class(path, tiny_task) == kind
+
+
+def test_of_a_namespace_only_the_parts_of_the_repository_are_copies(tiny_task: Task):
+    environment = dataclasses.replace(tiny_task.environment, packages=("jaraco.text", "zope.one.two"))
+    task, site = dataclasses.replace(tiny_task, environment=environment), "/usr/lib/python3/dist-packages"
+    inside = {"jaraco/text/__init__.py", "jaraco/text.py", "zope/one/two/x.py", "a/jaraco/text/y"}
+    beside = {"jaraco/functools.py", "jaraco/__init__.py", "text/x.py", "zope/one/x.py", "jaraco/a/text.py"}
+    kinds = {path: path_class(f"{site}/{path}", task) for path in inside | beside}
+    assert {path for path, kind in kinds.items() if kind == "copy"} == inside
+    owned = {name for name in ("jaraco.text", "jaraco.text.x", "zope.one.two") if is_own(environment, name)}
+    assert owned == {"jaraco.text", "jaraco.text.x", "zope.one.two"}
+    assert not any(is_own(environment, name) for name in ("jaraco", "jaraco.texts", "text", "zope.one"))
 
 
 def test_ordinary_reads_are_dropped_and_processes_have_no_numbers(tiny_task: Task):

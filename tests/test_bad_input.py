@@ -51,7 +51,19 @@ KINDS: dict[str, tuple[dict[str, str | bytes], tuple[str, ...], set[str]]] = {
             "space/odd/core.py": CODE,
             "tests/test_odd.py": "from space.odd.core import half, twice\n" + SUITE,
         },
-        ("space",),
+        ("space/odd",),
+        IDS,
+    ),
+    "namespace shared with a dependency": (
+        {
+            "pyproject.toml": BUILD,
+            "tools/backend.py": BACKEND.replace('"space"', '"jaraco"').replace(
+                "Version: 1", "Version: 1\\nRequires-Dist: jaraco.functools"
+            ),
+            "jaraco/odd/__init__.py": CODE,
+            "tests/test_odd.py": "from jaraco.odd import half, twice\nimport jaraco.functools\n" + SUITE,
+        },
+        ("jaraco/odd",),
         IDS,
     ),
     "src layout": (

@@ -90,17 +90,23 @@ def test_only_the_tests_asked_for(repository: Sandbox):
     assert found.integrity == ()
 
 
-def test_what_pytest_benchmark_repeats_is_run_once(tiny_task: Task, tiny_repository: Path):
-    pins = ("py-cpuinfo2==10.1.1", "pytest-benchmark==5.3.1", *tiny_task.environment.requirements)
+def test_what_plugins_repeat_is_run_once(tiny_task: Task, tiny_repository: Path):
+    pins = ("py-cpuinfo2==10.1.1", "pytest-benchmark==5.3.1", "pytest-rerunfailures==16.7")
+    pins = (*pins, *tiny_task.environment.requirements)
     environment = dataclasses.replace(tiny_task.environment, requirements=pins)
     task = dataclasses.replace(tiny_task, environment=environment)
     test = b"def test_speed(benchmark):\n    calls = []\n    benchmark(calls.append, 1)\n    assert calls == [1]\n"
+    test += b"def test_fails(tries=[]):\n    tries.append(1)\n    assert tries[1:]\n"
     with open_sandbox(
         grading.with_runner(tasks.sandbox_spec(task, extra_lowers=(tiny_repository,)))
     ) as sandbox:
         sandbox.write("tests/test_speed.py", test)
-        ids = ["tests/test_speed.py::test_speed"]
-        assert run(sandbox, ids).outcomes == {ids[0]: "passed"}
+        sandbox.write("pytest.ini", b"[pytest]\nreruns = 2\nfilterwarnings = error\nno_such_key = 1\n")
+        ids = ["tests/test_speed.py::test_speed", "tests/test_speed.py::test_fails"]
+        found = run(sandbox, ids)
+        assert (found.outcomes, found.integrity) == (dict(zip(ids, ["passed", "failed"], strict=True)), ()), (
+            found
+        )
 
 
 def test_every_kind_of_outcome(repository: Sandbox):
@@ -161,6 +167,101 @@ def test_the_projects_configuration_holds_but_for_its_options(repository: Sandbo
     repository.write("tests/test_ini.py", TEST_OF_INI)
     found = run(repository, ["tests/test_ini.py::test_mode"])
     assert (found.messages, found.collection_errors, found.integrity) == ({}, {}, ())
+
+
+CONFTEST = b"""
+import os
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent / "tests"
+pytest_plugins = ["tests.plugin"]
+
+
+def name_of(item):
+    return Path(item.path).relative_to(HERE).parts[0]
+
+
+class Registered:
+    def pytest_runtest_teardown(self, item):
+        name_of(item)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Registered())
+
+
+def pytest_collect_file(file_path):
+    file_path.relative_to(HERE.parent)
+
+
+def pytest_itemcollected(item):
+    item.add_marker(getattr(pytest.mark, name_of(item).removesuffix(".py")))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    assert all(name_of(item) for item in items)
+    mine = [item for item in items if item.nodeid.startswith("tests/")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in mine])
+    items[:] = mine[::-1]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item):
+    name_of(item)
+    yield
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item):
+    name_of(item)
+    yield
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("test_shapes") is None and item.get_closest_marker("shape_words") is None:
+        pytest.skip("not of this repository")
+
+
+def pytest_sessionfinish(session):
+    assert all(name_of(item) for item in session.items)
+
+
+@pytest.fixture(autouse=True)
+def each(request):
+    assert request.module.OURS and name_of(request.node)
+"""
+INI_OF_NAMES = b"""
+[pytest]
+python_files = shape_*.py
+python_functions = should_* it_*
+python_classes = Describe*
+markers =
+    shape_words
+filterwarnings = error
+required_plugins = pytest-nobody-has-this>=3
+addopts = -p nobody.has.this --cov=tally -n 4 --strict-config
+usefixtures = each
+"""
+
+
+def test_the_projects_naming_and_hooks_never_meet_the_sentinels(repository: Sandbox):
+    shapes = "OURS = 1\nimport tally\ndef it_holds(): pass\nclass DescribeWords:\n    def should_be(self): assert 0\n"
+    files = {
+        "pytest.ini": INI_OF_NAMES,
+        "conftest.py": CONFTEST,
+        "tests/plugin.py": b"def pytest_runtest_call(item): item.path.relative_to('/workspace/tests')\n",
+        "tests/__init__.py": b"",
+        "tests/shape_words.py": shapes.encode(),
+    }
+    for path, content in files.items():
+        repository.write(path, content)
+    passes, fails = "tests/shape_words.py::it_holds", "tests/shape_words.py::DescribeWords::should_be"
+    for ids in (None, [passes, fails]):
+        found = run(repository, ids)
+        assert (found.outcomes, found.integrity) == ({passes: "passed", fails: "failed"}, ()), found.log
 
 
 # Verdicts

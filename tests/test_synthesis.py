@@ -410,7 +410,13 @@ def test_a_folder_is_copied_without_leftovers(tmp_path: Path):
     )
     (root / "outside").symlink_to("/etc")
     (root / "inside").symlink_to("pkg")
+    for place, mode in [("pkg/tags/data.txt", 0o444), ("pkg/tags", 0o555), (".mypy_cache/3.11", 0o555)]:
+        (root / place).chmod(mode)
     repository = sources.fetch(str(root), tmp_path / "copy")
+    for place in (root / "pkg/tags", root / ".mypy_cache/3.11"):
+        place.chmod(0o755)  # so that the test's own folder can be removed
+    assert (repository.tree / "pkg/tags/data.txt").stat().st_mode & 0o777 == 0o644
+    assert (repository.tree / "pkg/tags").stat().st_mode & 0o700 == 0o700
     found = {p.relative_to(repository.tree).as_posix() for p in repository.tree.rglob("*") if not p.is_dir()}
     assert found == {"LICENSE", "pkg/__init__.py", "pkg/tags/data.txt", "pkg/build/kept.py"}
     assert (repository.name, repository.version, repository.licence) == ("some-pkg", "0.0.0", "MIT")
@@ -572,8 +578,63 @@ def test_metadata_is_built_in_the_sandbox(tmp_path: Path):
         test_requirements=("freezegun", "hypothesis>=6", "mock", "pytest", "tabulate"),
         generated=("src/thing/_version.py",),
         entry_points="[console_scripts]\nthing = thing:main\n",
+        left_out=(
+            "more.txt: no file of this repository",
+            "pytest-cov: beside the tests, and no setting of pytest demands it",
+        ),
+        inside=described.inside,
     )
+    assert not described.inside.homes and not described.inside.elsewhere
     assert (repository.tree / "src/thing/_version.py").read_text() == "version = '0.0.0'\n"
+
+
+EXTENDED = "from pkgutil import extend_path\n__path__ = extend_path(__path__, __name__)\n"
+NAMESPACES = {
+    "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+    "backend.py": """
+        import pathlib, zipfile
+
+        def build_wheel(out, config_settings=None, metadata_directory=None):
+            with zipfile.ZipFile(f"{out}/x.whl", "w") as wheel:
+                for file in pathlib.Path("src").rglob("*.py"):
+                    wheel.write(file, file.relative_to("src"))
+                wheel.writestr("x.dist-info/METADATA", "Name: named.thing\\nVersion: 1\\n")
+            return "x.whl"
+        """,
+    "src/plain/inner/core.py": "",
+    "src/pkgutil_style/__init__.py": "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n",
+    "src/pkgutil_style/one/__init__.py": "",
+    "src/pkgutil_style/two.py": "",
+    "src/resources_style/__init__.py": "__import__('pkg_resources').declare_namespace(__name__)\n",
+    "src/resources_style/deep/__init__.py": EXTENDED,
+    "src/resources_style/deep/er/__init__.py": "",
+    "src/real/__init__.py": EXTENDED + "def f(): pass\n",
+    "src/real/more.py": "",
+    "src/loose/a.py": "",
+    "src/loose/b/__init__.py": "",
+    "src/named/thing.py": "",
+    "src/named/tests/test_thing.py": "",
+    "src/alone.py": "",
+}
+
+
+def test_of_a_namespace_what_the_distribution_brings_is_its_own(tmp_path: Path):
+    described = project.read(sources.fetch(str(lay(tmp_path / "names", NAMESPACES)), tmp_path / "tree"))
+    assert described.packages == (
+        *("alone", "loose", "named.thing", "pkgutil_style.one", "pkgutil_style.two"),
+        *("plain.inner", "real", "resources_style.deep.er"),
+    )
+    assert described.requirements == ("setuptools<82",)
+    assert described.paths == (
+        *(
+            "src/alone.py",
+            "src/loose",
+            "src/named/thing.py",
+            "src/pkgutil_style/one",
+            "src/pkgutil_style/two.py",
+        ),
+        *("src/plain/inner", "src/real", "src/resources_style/deep/er"),
+    )
 
 
 @pytest.mark.parametrize(
@@ -608,12 +669,82 @@ def test_builds_that_cannot_be_used(backend: str, message: str, tmp_path: Path):
             r"No module named 'yaml'.*--set 'extra_requirements=\[\"pyyaml\"\]'",
         ),
         ({"one.py": "", "test_one.py": "def test_x(): pass\n"}, "never import one"),
+        (
+            {
+                "one.py": "",
+                "conftest.py": "pytest_plugins = ['nobody_has_this']\n",
+                "test_one.py": "import one\n",
+            },
+            r"pytest does not run its tests.*Error importing plugin \"nobody_has_this\".*\nnobody_has_this: missing",
+        ),
     ],
 )
 def test_suites_that_cannot_be_used(files: dict[str, str], message: str, tmp_path: Path):
     repository = sources.fetch(str(lay(tmp_path / "one", files)), tmp_path / "tree")
     with pytest.raises(TaskError, match=f"(?s){message}"):
         baseline.measure(repository)
+
+
+def test_nobody_is_told_to_install_a_name_of_the_repository_or_of_a_module(tmp_path: Path):
+    root = lay(
+        tmp_path / "mono",
+        {
+            "one.py": "",
+            "test_one.py": "import one, core\n",
+            "test_two.py": "import one, wire.inner\n",
+            "test_three.py": "import one, unheard_of\n",
+            "test_four.py": "import one, yaml\n",
+            "packages/core/pyproject.toml": "[project]\nname = 'acme-core'\n",
+            "packages/core/src/core/__init__.py": "",
+            "deep/down/wire/inner.py": "",
+        },
+    )
+    repository = sources.fetch(str(root), tmp_path / "tree")
+    with pytest.raises(TaskError) as raised:
+        baseline.measure(repository, runs=1)
+    said = str(raised.value)
+    assert re.findall(r"extra_requirements=(\S*)'", said) == ['["pyyaml"]', '["NAME==VERSION"]']
+    assert "core, wire: a name of this repository" in said and "\nunheard_of: missing" in said
+    with pytest.raises(TaskError, match=r"Acme_Core is of the repository itself \(packages/core/src\)"):
+        baseline.measure(repository, runs=1, extra_requirements=["Acme_Core>=1"])
+
+
+def test_a_requirement_that_cannot_be_had_costs_no_other_one(tmp_path: Path):
+    """Nor does one that would bring a second copy of the package."""
+    files = {
+        "more_itertools.py": "",
+        "test_one.py": "import freezegun, more_itertools, six\ndef test_x(): pass\n",
+        "requirements-test.txt": "six\nfreezegun==0.0.0.0.1\njaraco.functools\n",
+    }
+    said: list[str] = []
+    repository = sources.fetch(str(lay(tmp_path / "more_itertools", files)), tmp_path / "tree")
+    found = baseline.measure(repository, runs=1, progress=lambda done, total, text: said.append(text))
+    assert found.stable == ("test_one.py::test_x",)
+    reasons = [text for text in said if "not installed" in text]
+    assert [text.partition("not installed: ")[2] for text in reasons] == [
+        "freezegun==0.0.0.0.1: no package index has a wheel of it for this Python",
+        "jaraco.functools: it requires a copy of what the repository itself holds",
+    ]
+
+
+def test_a_sibling_is_imported_from_where_it_lies(tmp_path: Path):
+    root = lay(
+        tmp_path / "mono",
+        {
+            "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n",
+            "backend.py": NAMESPACES["backend.py"].replace(
+                "Version: 1", "Version: 1\\nRequires-Dist: Acme.Core>=3"
+            ),
+            "src/app/__init__.py": "import acme_core\ndef f(): return acme_core.ONE\n",
+            "packages/core/pyproject.toml": "[project]\nname = 'acme-core'\n",
+            "packages/core/src/acme_core/__init__.py": "ONE = 1\n",
+            "tests/test_app.py": "import app\ndef test_f(): assert app.f() == 1\n",
+        },
+    )
+    found = baseline.measure(sources.fetch(str(root), tmp_path / "tree"), runs=1)
+    assert found.stable == ("tests/test_app.py::test_f",) and found.allowed_paths == ("src/app",)
+    assert found.environment.source_roots == ("src", "packages/core/src")
+    assert not any(pin.startswith("acme") for pin in found.environment.requirements)
 
 
 def test_a_package_that_pytest_needs_is_refused(tmp_path: Path):

@@ -60,7 +60,8 @@ class Environment:
     requirements: tuple[str, ...]
     """Exact pins of every dependency ("pytest==9.2.0"), sorted; the package itself is never among them."""
     packages: tuple[str, ...]
-    """Import names that the repository provides ("toolz",); they must be imported from the workspace."""
+    """Import names that the repository provides ("toolz",), of a namespace only its own parts ("jaraco.text",); they
+    must be imported from the workspace."""
     source_roots: tuple[str, ...] = (".",)
     """Workspace-relative folders that go on PYTHONPATH ("src",)."""
     distribution: str = ""

@@ -64,8 +64,9 @@ def path_class(path: str, task: Task) -> PathClass:
             return "tests"
         allowed = any(inner == place or inner.startswith(place + "/") for place in task.allowed_paths)
         return "package" if allowed else "workspace"
-    names = {STEM.split(part)[0] for part in path.split("/")}
-    if not names.isdisjoint(task.environment.packages) and not STANDARD.search(path):
+    names = "/".join(["", *(STEM.split(part)[0] for part in path.split("/")), ""])
+    copies = (f"/{package.replace('.', '/')}/" in names for package in task.environment.packages)
+    if any(copies) and not STANDARD.search(path):
         return "copy"
     if PROCESS.search(path):
         return "process"

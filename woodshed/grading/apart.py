@@ -417,7 +417,8 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         parts = name.split(".")
-        if parts[0] not in self.packages or TESTS & set(parts) or parts[-1] == "conftest":
+        above = {".".join(parts[:count]) for count in range(1, len(parts) + 1)}
+        if self.packages.isdisjoint(above) or TESTS & set(parts) or parts[-1] == "conftest":
             return None
         if parts[-1].startswith("test_") or parts[-1].endswith("_test"):
             return None

@@ -6,12 +6,14 @@ code and 6 fooled a log or JUnit parser. So pytest is driven from here, from out
 - the request, with a nonce, arrives on stdin, which is closed before any test code is imported;
 - results leave through an inherited descriptor, one line each, every line led by the nonce: a start record, one
   record for each test, and an end record that counts them;
-- the tests at the bottom of this file run last in the same session and must fail: failing still works;
+- the tests at the bottom of this file run last in the same session and must fail: failing still works. They are not
+  collected, so that no option, mark, fixture or conftest of the project can rename, deselect, change or break them;
 - every function of pytest and unittest must be after the run what it was before it, and every hook must come from
   the environment or from the project's tests;
 - comparisons that the tests make are doubted (`doubt`): an object that is equal to everything passes nothing;
 - the text of test files arrives with the request, and on disk they are empty: nobody looks up an answer there;
-- plugins are the environment's own, by name, loaded before the workspace is on sys.path; no addopts, no cache.
+- plugins are the environment's own, by name, loaded before the workspace is on sys.path; no addopts, no cache, and no
+  plugin is missed that the environment lacks.
 
 What this cannot stop is code in the same process that searches memory for the nonce. `results.read` is the other side.
 """
@@ -27,11 +29,13 @@ import os
 import re
 import sys
 import types
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import _pytest.runner
 import pytest
+from _pytest.fixtures import FuncFixtureInfo
 
 INI_FILES = (
     "pytest.toml",
@@ -46,8 +50,10 @@ IMPORT_MODE = re.compile(r"--import-mode[=\s\"',]+(prepend|append|importlib)")
 SEVERITY = ("passed", "xpassed", "xfailed", "skipped", "failed", "error")
 SHUFFLERS = {"randomly"}
 """Plugins that change the order of tests as soon as they are loaded."""
-ONCE = {"benchmark": "--benchmark-disable"}
-"""Plugins that repeat a test to measure its speed, and the option that lets them run it once."""
+ONCE = {"benchmark": "--benchmark-disable", "rerunfailures": "--reruns=0"}
+"""Plugins that repeat a test, to measure its speed or until it passes, and the option that lets them run it once."""
+HARMLESS = ("ignore::pytest.PytestAssertRewriteWarning", "ignore::pytest.PytestConfigWarning")
+"""Warnings about plugins that are named like modules, or not there: `filterwarnings = error` ends a session by them."""
 WATCHED = ("_pytest", "pytest", "pluggy", "unittest")
 
 
@@ -89,17 +95,24 @@ class Recorder:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """The sentinels join here: on the command line, a file outside the workspace would hide the project's ini."""
+        """No file means no test; pytest would take it for the whole suite."""
         self.hooks = config.pluginmanager.hook
-        config.args[:] = [*(config.args if self.wanted is None else self.files), __file__]
+        if self.wanted is not None:
+            config.args[:] = self.files
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: pytest.Session) -> None:
-        """Only the wanted tests, sentinels last, whatever plugins made of the list."""
-        ours = [item for item in session.items if item.path == Path(__file__)]
-        theirs = [item for item in session.items if item.path != Path(__file__)]
-        session.items = [i for i in theirs if self.wanted is None or i.nodeid in self.wanted] + ours
+    @pytest.hookimpl(hookwrapper=True, tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
+        """Only the wanted tests, whatever plugins made of the list; sentinels last, unless the session broke off."""
+        session.items = [i for i in session.items if self.wanted is None or i.nodeid in self.wanted]
+        ours = sentinels(session)
         self.sentinels = {item.nodeid: item.name for item in ours}
+        outcome = yield
+        if outcome.excinfo is None:  # type: ignore[attr-defined]
+            manager = session.config.pluginmanager
+            hidden = {plugin for _, plugin, path in hooked(self.hooks) if is_test(path, self.workspace)}
+            for item in ours:
+                item.hooks = Hooks(manager, hidden)
+                item.ihook.pytest_runtest_protocol(item=item, nextitem=None)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -109,7 +122,7 @@ class Recorder:
         test = self.open.setdefault(report.nodeid, {"outcome": "", "seconds": 0.0, "message": ""})
         outcome = outcome_of(report)
         test["seconds"] += report.duration
-        if outcome and (not test["outcome"] or rank(outcome) > rank(test["outcome"])):
+        if outcome and (not test["outcome"] or rank(outcome) >= rank(test["outcome"])):
             test["outcome"] = outcome
             test["message"] = "" if outcome == "passed" else why(report)
 
@@ -134,6 +147,41 @@ class Recorder:
         patched += foreign_hooks(self.hooks, self.workspace) if self.hooks else []
         packages = {name: imported_from(name, self.workspace) for name in self.packages}
         self.send("end", count=self.count, workspace=self.workspace, packages=packages, patched=patched)
+
+
+class Hooks:
+    """The hooks of pytest, as all plugins but the hidden ones implement them."""
+
+    def __init__(self, manager: pytest.PytestPluginManager, hidden: set[object]):
+        self.manager, self.hidden = manager, hidden
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        return self.manager.subset_hook_caller(name, remove_plugins=self.hidden)
+
+
+class Sentinel(pytest.Function):
+    """A test that must fail. pytest and the environment's plugins run it, without the hooks of the project's tests."""
+
+    hooks: Hooks
+
+    @property
+    def ihook(self) -> Hooks:  # type: ignore[override]
+        return self.hooks
+
+
+def sentinels(session: pytest.Session) -> list[Sentinel]:
+    """The tests of this file, made by hand: no naming option finds them, no autouse fixture is theirs."""
+    module = pytest.Module.from_parent(session, path=Path(__file__))
+    found = []
+    for name, function in list(vars(module.obj).items()):
+        if name.startswith("test_sentinel_"):
+            nothing = FuncFixtureInfo(argnames=(), initialnames=(), names_closure=[], name2fixturedefs={})
+            item = Sentinel.from_parent(module, name=name, callobj=function, fixtureinfo=nothing)
+            item.add_marker(
+                pytest.mark.filterwarnings("ignore")
+            )  # what a test leaves behind may warn in the next
+            found.append(item)
+    return found
 
 
 def outcome_of(report: pytest.TestReport) -> str:
@@ -190,18 +238,29 @@ def same(was: object, now: object) -> bool:
     return was is now
 
 
-def foreign_hooks(hooks: object, workspace: str) -> list[str]:
-    """Hooks into pytest that are neither the environment's nor the project's tests'."""
-    found = []
+def hooked(hooks: object) -> Iterator[tuple[str, object, Path]]:
+    """Every implementation of a hook: the hook's name, the plugin, the file that the code is from."""
     for name, caller in vars(hooks).items():
         for hook in caller.get_hookimpls():
             code = getattr(getattr(hook.function, "__func__", hook.function), "__code__", None)
-            path = Path(code.co_filename if code else sys.prefix)
-            installed = path == Path(__file__) or path.is_relative_to(sys.prefix)
-            tests = path.name == "conftest.py" or not {"test", "tests", "testing"}.isdisjoint(path.parts)
-            if not installed and not (tests and path.is_relative_to(workspace)):
-                found.append(f"{name} in {path}")
-    return found
+            yield name, hook.plugin, Path(code.co_filename if code else sys.prefix)
+
+
+def is_test(path: Path, workspace: str) -> bool:
+    """Whether a file is one of the project's tests, which no patch can change."""
+    if not path.is_relative_to(workspace):
+        return False
+    parts = path.relative_to(workspace).parts
+    return path.name == "conftest.py" or not {"test", "tests", "testing"}.isdisjoint(parts)
+
+
+def foreign_hooks(hooks: object, workspace: str) -> list[str]:
+    """Hooks into pytest that are neither the environment's nor the project's tests'."""
+    return [
+        f"{name} in {path}"
+        for name, _, path in hooked(hooks)
+        if not (path == Path(__file__) or path.is_relative_to(sys.prefix) or is_test(path, workspace))
+    ]
 
 
 def plugin_names() -> list[str]:
@@ -219,7 +278,14 @@ def arguments(request: dict) -> list[str]:
     """Command line of the one pytest session."""
     workspace = request["workspace"]
     options = ["--rootdir", workspace, "--confcutdir", workspace, "--continue-on-collection-errors"]
-    options += ["-p", "no:cacheprovider", "-o", "addopts=", "-q", "--tb=native", "--color=no", "--no-header"]
+    options += ["-p", "no:cacheprovider", "-o", "addopts=", "-o", "required_plugins="]
+    options += [
+        "-q",
+        "--tb=native",
+        "--color=no",
+        "--no-header",
+        *(word for w in HARMLESS for word in ("-W", w)),
+    ]
     for name in INI_FILES:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if mode := IMPORT_MODE.search(Path(workspace, name).read_text("utf-8")):

@@ -11,25 +11,57 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from woodshed.grading.verifier import TestRun, run_tests, with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import Result, Sandbox, SandboxSpec, open_sandbox
-from woodshed.synthesis import project
+from woodshed.synthesis import plugins, project, requirements
 from woodshed.synthesis.sources import Repository
-from woodshed.tasks.environment import prepare, python_path, resolve
+from woodshed.tasks.environment import NoWheelError, prepare, python_path, resolve
 from woodshed.tasks.folder import is_protected
 
 Progress = Callable[[int, int, str], None]
 
+ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
+"""Lines of pytest's output that say why it did not run."""
+PYTEST = frozenset("colorama exceptiongroup iniconfig packaging pluggy pygments tomli".split())
+"""What pytest requires: public names, which no folder of a repository makes its own."""
+MOST_GIVEN_UP = 8
+"""Requirements of tests that are given up one by one; each costs a question to the package index."""
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
 IMPORTED_AS = {
-    "dateutil": "python-dateutil",
-    "yaml": "pyyaml",
     "attr": "attrs",
-    "PIL": "pillow",
     "bs4": "beautifulsoup4",
+    "cv2": "opencv-python-headless",
+    "dateutil": "python-dateutil",
+    "django": "django",
+    "docx": "python-docx",
+    "dotenv": "python-dotenv",
+    "flask": "flask",
+    "freezegun": "freezegun",
+    "hypothesis": "hypothesis",
+    "jinja2": "jinja2",
+    "jwt": "pyjwt",
+    "lxml": "lxml",
+    "numpy": "numpy",
+    "pandas": "pandas",
+    "parameterized": "parameterized",
+    "PIL": "pillow",
+    "pkg_resources": "setuptools<82",
+    "pydantic": "pydantic",
+    "pytz": "pytz",
+    "requests": "requests",
+    "scipy": "scipy",
+    "six": "six",
+    "sklearn": "scikit-learn",
+    "sqlalchemy": "sqlalchemy",
+    "toml": "toml",
+    "yaml": "pyyaml",
 }
+"""Modules, each with the distribution that is known to bring it. No other module's name is advised as one."""
 
 IMPORT_ALL = """
 import importlib, io, json, os, sys, traceback
@@ -112,7 +144,10 @@ def measure(
     progress(0, 0, f"building {name}, which may take {project.BUILD_TIMEOUT_S:.0f} s")
     described = project.read(repository)
     progress(0, 2, f"measuring {name}, preparing its environment")
-    draft = _draft(repository, described, _environment(described, extra_requirements))
+    environment, described = _environment(described, extra_requirements)
+    for reason in described.left_out:
+        progress(0, 2, f"measuring {name}, not installed: {reason}")
+    draft = _draft(repository, described, environment)
     progress(1, 2, f"measuring {name}, running its tests {runs} times")
 
     def suite(hash_seed: int) -> TestRun:
@@ -123,14 +158,14 @@ def measure(
     with ThreadPoolExecutor(runs) as pool:
         measured = list(pool.map(suite, range(runs)))
     for run in measured:
-        _complain(name, run, timeout_s * runs)
+        _complain(name, run, timeout_s * runs, described)
     first = measured[0]
     seen = {test for run in measured for test in run.outcomes}
     broken = {t for t in seen if any(run.outcomes.get(t) in ("failed", "error") for run in measured)}
     stable = [t for t in first.outcomes if all(run.outcomes.get(t) == "passed" for run in measured)]
     stable = [test for test in stable if not UNSTABLE_ID.search(test)]
     if not stable or len(broken) > len(stable):
-        raise TaskError(_failing(name, first, broken))
+        raise TaskError(_failing(name, first, broken, described))
     if not any(first.package_files.values()):
         packages = ", ".join(described.packages)
         raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
@@ -215,33 +250,35 @@ def _commands(baseline: Baseline) -> dict[str, str]:
     scripts = dict(parser["console_scripts"]) if parser.has_section("console_scripts") else {}
     wanted = {f"{name} --help": entry.partition("[")[0].strip() for name, entry in scripts.items()}
     for path in baseline.package_files:
-        package, _, name = path.rpartition("/")
-        if name == "__main__.py" and package.rpartition("/")[2] in baseline.environment.packages:
-            package = package.rpartition("/")[2]
-            wanted[f"python -m {package} --help"] = f"{package}.__main__:"
+        place, _, name = path.rpartition("/")
+        for package in baseline.environment.packages if name == "__main__.py" else ():
+            if f"/{place}".endswith(f"/{package.replace('.', '/')}"):
+                wanted[f"python -m {package} --help"] = f"{package}.__main__:"
     with open_sandbox(baseline.spec) as sandbox:
         return {c: entry for c, entry in wanted.items() if sandbox.exec(c, timeout_s=30).outcome == "ok"}
 
 
-def _environment(described: project.Project, extra: Sequence[str]) -> Environment:
-    """Pins for the package and its tests. Test requirements are a wish: those that cannot be had are given up."""
+def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Environment, project.Project]:
+    """Pins for the package and its tests. What only tests require is a wish, which may be given up, with its reason.
+
+    Raises:
+        TaskError: the package's own requirements cannot be had, or bring what the repository itself holds.
+    """
     needed = [*described.requirements, *extra]
-    wishes = [*described.test_requirements]
-    relaxed = [re.split(r"[\s<>=!~;(]", text)[0] for text in wishes]
-    for tried in (wishes, relaxed, []):
-        try:
-            pins = resolve([*needed, *tried], python=project.PYTHON)
-            break
-        except TaskError:
-            if not tried:
-                raise
-    ours = described.distribution.partition("==")[0]
-    if any(pin.partition("==")[0] == ours for pin in pins):
-        raise TaskError(
-            f"{ours} is needed by pytest or another requirement of its own tests, so a second copy of it would be "
-            "installed beside the workspace; such a repository cannot be made into tasks"
+    for text in extra:
+        _refuse_own(
+            re.split(r"[\s<>=!~;(\[@]", text)[0], "it was asked for as one of extra_requirements", described
         )
-    return Environment(
+    wishes = [*described.test_requirements, *described.plugins]
+    pins, given_up = _pins(needed, wishes, described.plugins)
+    if _own_among(pins, described):
+        circular = _circular(wishes, described)
+        wishes, demanded = ([w for w in some if w not in circular] for some in (wishes, described.plugins))
+        pins, given_up = _pins(needed, wishes, demanded)
+        given_up += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
+    for name in _own_among(pins, described):
+        _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
+    environment = Environment(
         python=project.PYTHON,
         requirements=pins,
         packages=described.packages,
@@ -249,25 +286,89 @@ def _environment(described: project.Project, extra: Sequence[str]) -> Environmen
         distribution=described.distribution,
         entry_points=described.entry_points,
     )
+    return environment, replace(described, left_out=(*described.left_out, *given_up))
 
 
-def _complain(name: str, run: TestRun, timeout_s: float) -> None:
+def _pins(
+    needed: Sequence[str], wishes: list[str], demanded: Sequence[str]
+) -> tuple[tuple[str, ...], list[str]]:
+    """Pins, and what was given up for them: a release that cannot be had, then what has none, then the rest."""
+    given_up = list[str]()
+    for _ in range(MOST_GIVEN_UP):
+        try:
+            return resolve([*needed, *wishes], python=project.PYTHON), given_up
+        except NoWheelError as error:
+            name = canonicalize_name(re.split(r"[\s<>=!~;(\[]", error.requirement)[0])
+            lost = [text for text in wishes if canonicalize_name(Requirement(text).name) == name]
+            if not lost:
+                break
+            given_up += [f"{text}: no package index has a wheel of it for this Python" for text in lost]
+            wishes = [text for text in wishes if text not in lost]
+            wishes += [text for text in requirements.relaxed(lost) if text not in lost]
+        except TaskError:
+            break
+    for tried in (requirements.relaxed(wishes), requirements.relaxed(demanded), []):
+        try:
+            return resolve([*needed, *tried], python=project.PYTHON), given_up
+        except TaskError as error:
+            if not tried:
+                raise
+            given_up.append(f"{', '.join(tried)}: cannot be installed together. {error}")
+    raise AssertionError("the last try is without any wish")
+
+
+def _own_among(pins: Sequence[str], described: project.Project) -> list[str]:
+    """Names of pins that stand for something that the repository itself holds."""
+    ours = described.distribution.partition("==")[0]
+    names = [pin.partition("==")[0] for pin in pins]
+    return [name for name in names if name == ours or (name not in PYTEST and described.inside.place(name))]
+
+
+def _circular(wishes: Sequence[str], described: project.Project) -> list[str]:
+    """Requirements of the tests, plugins above all, that bring a copy of the package with them."""
+
+    def brings(text: str) -> bool:
+        try:
+            return bool(_own_among(resolve([text], python=project.PYTHON), described))
+        except TaskError:
+            return False  # what cannot be had brings nothing
+
+    with ThreadPoolExecutor(4) as pool:
+        return [text for text, own in zip(wishes, pool.map(brings, wishes), strict=True) if own]
+
+
+def _refuse_own(name: str, cause: str, described: project.Project) -> None:
+    """Raises a TaskError where something from a package index would stand for what the repository itself holds."""
+    ours = described.distribution.partition("==")[0]
+    if canonicalize_name(name) == ours:
+        raise TaskError(
+            f"{ours} is needed by pytest or another requirement of its own tests, so a second copy of it would be "
+            "installed beside the workspace; such a repository cannot be made into tasks"
+        )
+    if place := described.inside.place(name):
+        raise TaskError(
+            f"{ours}: {name} is of the repository itself ({place}), and never fetched from a package index, where the "
+            f"name may be a stranger's; {cause}. Give a source that holds one of the two only"
+        )
+
+
+def _complain(name: str, run: TestRun, timeout_s: float, described: project.Project) -> None:
     """Raises a TaskError for a run that says nothing about the tests."""
     if run.timed_out:
         raise TaskError(
             f"{name}: its tests take longer than {timeout_s:.0f} s; raise timeout_s, or choose another repository"
         )
-    if not run.outcomes and not run.collection_errors:
+    if not run.outcomes and not run.collection_errors and not ERROR.search(run.log):
         raise TaskError(
             f"{name} has no tests that pytest finds; a source needs its test suite (some sdists leave it out)"
         )
     if not run.outcomes:
-        raise TaskError(_failing(name, run, set()))
+        raise TaskError(_failing(name, run, set(), described))
     if run.integrity:
         raise TaskError(f"{name}: the run of its tests cannot be believed: {'; '.join(run.integrity)}")
 
 
-def _failing(name: str, run: TestRun, broken: set[str]) -> str:
+def _failing(name: str, run: TestRun, broken: set[str], described: project.Project) -> str:
     errors = [
         f"{path}: {text.strip().splitlines()[-1]}"
         for path, text in run.collection_errors.items()
@@ -278,13 +379,44 @@ def _failing(name: str, run: TestRun, broken: set[str]) -> str:
         for test in sorted(broken)
         if test in run.messages
     ]
-    text = " ".join([*run.collection_errors.values(), *run.messages.values()])
-    missing = sorted(set(re.findall(r"No module named '(\w+)", text)))
     lines = [
         f"{name}: its tests do not run here ({len(broken)} fail, {len(run.collection_errors)} files are not collected)"
     ]
+    if not run.outcomes and not run.collection_errors:
+        lines = [f"{name}: pytest does not run its tests. It ended with:"]
+        errors = [line.strip() for line in run.log.splitlines() if ERROR.search(line)][-4:]
     lines += [f"    {error}" for error in errors[:4]]
-    if missing:
-        wanted = json.dumps([IMPORTED_AS.get(module, module) for module in missing])
-        lines.append(f"Modules are missing; add them with --set 'extra_requirements={wanted}'")
-    return "\n".join(lines)
+    lines += [f"    not installed: {reason}" for reason in described.left_out[:8]]
+    text = " ".join(
+        [*run.collection_errors.values(), *run.messages.values(), "" if run.outcomes else run.log]
+    )
+    return "\n".join([*lines, *_advice(text, described)])
+
+
+def _advice(text: str, described: project.Project) -> list[str]:
+    """Ways out where modules are missing. A name of the repository's own is nobody's to install, and a module's name is
+    no distribution's: a stranger may have it."""
+    missing = sorted(set(re.findall(r"No module named ['\"]([\w.]+)", text)))
+    known, ours, unknown = list[str](), list[str](), list[str]()
+    for module in missing:
+        top = module.partition(".")[0]
+        distribution = IMPORTED_AS.get(top) or plugins.distribution(module)
+        inside = {canonicalize_name(top), canonicalize_name(re.split("[<=]", distribution or top)[0])}
+        if inside & {*described.inside.homes, *described.inside.elsewhere, *described.inside.alike}:
+            ours.append(module)
+        else:
+            (known.append(distribution) if distribution else unknown.append(module))
+    lines = []
+    if known:
+        lines.append(f"Modules are missing; add them with --set 'extra_requirements={json.dumps(known)}'")
+    if ours:
+        lines.append(
+            f"{', '.join(ours)}: a name of this repository, for which nothing is to be installed. Give a folder in "
+            "which it can be imported from the top, from src, or from where the package lies"
+        )
+    if unknown:
+        lines.append(
+            f"{', '.join(unknown)}: missing. Where a distribution is known to bring it, add that one with --set "
+            "'extra_requirements=[\"NAME==VERSION\"]'; a module's name may be another distribution's"
+        )
+    return lines

@@ -6,23 +6,22 @@ host reads the wheel as data.
 
 from __future__ import annotations
 
-import configparser
+import contextlib
 import dataclasses
 import io
 import json
 import re
 import sys
-import tomllib
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from email import message_from_bytes
-from email.message import Message
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from email import message_from_string
 from pathlib import Path
 from typing import Any
 
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -31,28 +30,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from woodshed.records import Environment, TaskError
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.synthesis import requirements
+from woodshed.synthesis.configuration import read_toml
+from woodshed.synthesis.siblings import Siblings, siblings
 from woodshed.synthesis.sources import Repository
 from woodshed.tasks.environment import prepare, resolve
 from woodshed.tasks.folder import is_clean, is_protected
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-TEST_GROUPS = ("test", "tests", "testing", "unittest")
-DEV_GROUPS = ("dev", "develop", "development")
-REQUIREMENT_FILES = (
-    "requirements*/*test*.txt",
-    "*requirements*test*.txt",
-    "*test*requirements*.txt",
-    "tests/requirements*.txt",
-)
-DEV_FILES = ("*dev*requirements*.txt", "*requirements*dev*.txt", "requirements*/dev*.txt")
-NOT_FOR_TESTS = re.compile(
-    r"(tox|nox|coverage|codecov|coveralls|pytest-(cov|xdist|randomly|sugar|black|ruff|mypy.*|flake8|pylint|isort)|ruff|black"
-    r"|isort|flake8.*|pylint.*|mypy|pyright|pycodestyle|pydocstyle|pyflakes|bandit|pre-commit|twine|build|wheel|setuptools.*"
-    r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
-)
-"""Tools beside the tests: they cost time to install and must not steer the test runner."""
-
 BUILD_TIMEOUT_S = 300.0
+BUILD_TOOLS = frozenset(
+    "flit-core hatch-vcs hatchling packaging pbr pdm-backend poetry-core setuptools setuptools-scm wheel".split()
+)
+"""Public names, which a package index has however a repository calls its folders."""
+NAMESPACE = re.compile(rb"declare_namespace|extend_path")
 WHEEL_FILES, WHEEL_BYTES = 20_000, 256 << 20
 """The most that a wheel may unpack to."""
 
@@ -102,6 +93,7 @@ class Project:
     distribution: str
     """"name==version"."""
     packages: tuple[str, ...]
+    """Import names that are the distribution's own: of a namespace, the parts that it brings."""
     source_roots: tuple[str, ...]
     paths: tuple[str, ...]
     """Where the packages lie in the tree: folders, or files of single modules."""
@@ -111,6 +103,12 @@ class Project:
     entry_points: str
     generated: tuple[str, ...]
     """Files that the build made and the tree lacked; they are in the tree now."""
+    plugins: tuple[str, ...] = ()
+    """Requirements that the configuration of pytest demands."""
+    left_out: tuple[str, ...] = ()
+    """What is required and not installed, each with the reason."""
+    inside: Siblings = field(default_factory=Siblings)
+    """Names that are of the repository itself."""
 
 
 def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Project:
@@ -131,7 +129,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     if not described_in:
         raise TaskError(f"{repository.name}: its build made a wheel without METADATA")
     info = min(described_in).rpartition("/")[0]
-    metadata = message_from_bytes(contents[f"{info}/METADATA"])
+    metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
     needed = metadata.get("Requires-Python", "")
     try:
         version = str(Version(metadata["Version"] or ""))
@@ -152,16 +150,43 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     if not homes:
         raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
     generated = _complete(tree, code, homes)
+    name = canonicalize_name(metadata["Name"])
+    with _named(repository.name):
+        inside = siblings(tree, name, repository.beside)
+        required = requirements.find(tree, metadata, inside)
+    if required.unfetched:
+        raise TaskError(
+            f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
+            "Give the whole repository, or a copy of this folder that holds that code too"
+        )
+    owned = {part: root for package, root in homes.items() for part in _owned(code, package, name)}
+    roots = sorted(set(homes.values()), key=lambda root: (root != ".", root))
     return Project(
-        distribution=f"{canonicalize_name(metadata['Name'])}=={version}",
-        packages=tuple(sorted(homes)),
-        source_roots=tuple(sorted(set(homes.values()), key=lambda root: (root != ".", root))),
-        paths=tuple(sorted(_place(tree, root, package) for package, root in homes.items())),
-        requirements=tuple(_active(metadata.get_all("Requires-Dist") or [], "")),
-        test_requirements=tuple(_test_requirements(tree, metadata)),
+        distribution=f"{name}=={version}",
+        packages=tuple(sorted(owned)),
+        source_roots=tuple(dict.fromkeys([*roots, *required.roots])),
+        paths=tuple(sorted(_place(tree, root, package) for package, root in owned.items())),
+        requirements=(*required.package, *_for_namespaces(tree, owned)),
+        test_requirements=tuple(required.tests),
         generated=tuple(generated),
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
+        plugins=tuple(required.demanded),
+        left_out=tuple(required.left_out),
+        inside=inside,
     )
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """A file that cannot be read is one of a repository, which the reason names."""
+    try:
+        yield
+    except TaskError as error:
+        raise TaskError(f"{name}: {error}") from None
+
+
+def _indented(line: str) -> str:
+    return f"\n    {line}"
 
 
 def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
@@ -194,7 +219,8 @@ def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
 
 def _build(repository: Repository, timeout_s: float) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
-    system = _toml(repository.tree / "pyproject.toml").get("build-system", {})
+    with _named(repository.name):
+        system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
     known = _BuildSystem.reading(repository.name, system)
     requires, backend = [*known.requires], known.build_backend
     if backend.startswith("setuptools."):
@@ -214,7 +240,7 @@ def _build(repository: Repository, timeout_s: float) -> bytes:
 
 def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
     try:
-        pins = resolve([r for r in requires if not _inactive(r)])
+        pins = resolve(_for_build(repository, requires))
     except TaskError as error:
         raise TaskError(f"{repository.name}: what its build requires cannot be installed. {error}") from None
     environment = Environment(PYTHON, pins, packages=())
@@ -226,6 +252,32 @@ def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
     return open_sandbox(
         SandboxSpec(lowers=(repository.tree,), environment=prepare(environment), env=versions)
     )
+
+
+def _for_build(repository: Repository, requires: Sequence[str]) -> list[str]:
+    """What a build requires here. A malformed line stays as it is: `resolve` names it.
+
+    Raises:
+        TaskError: a name that exists inside the repository, where a stranger's would be installed.
+    """
+    inside = siblings(repository.tree, "", repository.beside)
+    needed = []
+    for text in requires:
+        try:
+            requirement = Requirement(text)
+            holds = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
+            needed.append(text)
+            continue
+        name = canonicalize_name(requirement.name)
+        if holds and name not in BUILD_TOOLS and (place := inside.place(name)):
+            raise TaskError(
+                f"{text!r} is of the repository itself ({place}), and never fetched from a package index. Give a copy "
+                "without pyproject.toml, setup.py and setup.cfg: its packages are then taken as they lie"
+            )
+        requirement.marker = None
+        needed += [str(requirement)] if holds else []
+    return needed
 
 
 def _wheel(
@@ -299,6 +351,44 @@ def _locate(tree: Path, code: dict[str, bytes]) -> dict[str, str]:
     return {package: min(roots, key=lambda r: (-roots[r], len(r), r)) for package, roots in votes.items()}
 
 
+def _owned(code: dict[str, bytes], package: str, distribution: str) -> Iterator[str]:
+    """Import names of a package that are the distribution's own.
+
+    A namespace is shared: any number of distributions may bring parts of it. It is a folder without `__init__.py`, or
+    with one that only says so (pkgutil, pkg_resources). A folder without one that holds modules is a package of people
+    who write none, unless the distribution has its name from it, as jaraco.functools has.
+    """
+    place = package.replace(".", "/")
+    start = code.get(f"{place}/__init__.py")
+    inner = [n[len(place) + 1 :] for n in code if n.startswith(f"{place}/") and n.endswith(".py")]
+    inner = [name for name in inner if not is_protected(name) and name != "__init__.py"]
+    parts = sorted({name.partition("/")[0].removesuffix(".py") for name in inner})
+    named = canonicalize_name(distribution).startswith(f"{canonicalize_name(package)}-")
+    plain = start is None and (named or all("/" in name for name in inner))
+    shared = plain or (start is not None and _is_marker(start))
+    if shared and parts and all(part.isidentifier() for part in parts):
+        for part in parts:
+            yield from _owned(code, f"{package}.{part}", distribution)
+    else:
+        yield package
+
+
+def _for_namespaces(tree: Path, owned: dict[str, str]) -> list[str]:
+    """setuptools of the last version with pkg_resources, where a namespace cannot be declared without it."""
+    for package, root in owned.items():
+        for above in Path(package.replace(".", "/")).parents:
+            start = tree / root / above / "__init__.py"  # wheels leave it out, the tree has it
+            text = start.read_bytes() if above.name and start.is_file() else b""
+            if _is_marker(text) and b"extend_path" not in text:
+                return ["setuptools<82"]
+    return []
+
+
+def _is_marker(start: bytes) -> bool:
+    """Whether an `__init__.py` does nothing but to declare a namespace."""
+    return bool(NAMESPACE.search(start)) and not re.search(rb"^\s*(def|class|async)\s", start, re.MULTILINE)
+
+
 def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> list[str]:
     """Adds files that the build generated, such as _version.py, to the tree; their paths."""
     added = []
@@ -312,86 +402,6 @@ def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> list
 
 
 def _place(tree: Path, root: str, package: str) -> str:
-    path = package if (tree / root / package).is_dir() else f"{package}.py"
+    path = package.replace(".", "/")
+    path = path if (tree / root / path).is_dir() else f"{path}.py"
     return path if root == "." else f"{root}/{path}"
-
-
-# ---- requirements -----------------------------------------------------------------------------------------
-
-
-def _active(lines: Iterable[str], extra: str) -> Iterator[str]:
-    """Requirements whose markers hold here (under an extra: only those that the extra adds), markers dropped."""
-    for line in lines:
-        try:
-            requirement = Requirement(line)
-        except InvalidRequirement:
-            continue
-        marker, requirement.marker = requirement.marker, None
-        if (marker is None and extra) or requirement.url:
-            continue
-        if marker is None or (
-            marker.evaluate({"extra": extra}) and not (extra and marker.evaluate({"extra": ""}))
-        ):
-            yield str(requirement)
-
-
-def _inactive(line: str) -> bool:
-    return next(iter(_active([line], "")), None) is None
-
-
-def _test_requirements(tree: Path, metadata: Message) -> list[str]:
-    """What the tests need, as far as the repository says; development lists are read where nothing else is said."""
-    for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
-        lines = [line for group in groups for line in _group(tree, metadata, group)]
-        lines += [line for line in _tox(tree)] if groups is TEST_GROUPS else []
-        for path in sorted({path for pattern in files for path in tree.glob(pattern)}):
-            lines += path.read_text(encoding="utf-8", errors="replace").splitlines()
-        chosen: dict[str, str] = {}
-        for text in _active((re.sub(r"\s#.*", "", line).strip() for line in lines), ""):
-            name = canonicalize_name(Requirement(text).name)
-            ours = name == canonicalize_name(metadata["Name"])
-            if not ours and not NOT_FOR_TESTS.fullmatch(name):
-                chosen.setdefault(
-                    name, "pytest" if name == "pytest" else text
-                )  # old pins of pytest would not do
-        if chosen:
-            return sorted(chosen.values())
-    return []
-
-
-def _group(tree: Path, metadata: Message, group: str) -> Iterator[str]:
-    """The requirements of an extra, and of a dependency group (PEP 735), of this name."""
-    yield from _active(metadata.get_all("Requires-Dist") or [], group)
-    tables = _toml(tree / "pyproject.toml").get("dependency-groups")
-    tables = tables if isinstance(tables, dict) else {}
-    waiting, seen = [group], set()
-    while waiting:
-        name = waiting.pop()
-        entries = tables.get(name) if name not in seen else None
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, str):
-                yield entry
-            elif isinstance(entry, dict) and isinstance(entry.get("include-group"), str):
-                waiting.append(entry["include-group"])
-        seen.add(name)
-
-
-def _tox(tree: Path) -> Iterator[str]:
-    """`deps` of tox's default environment; lines with factors or substitutions are left out."""
-    settings = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
-    try:
-        settings.read(tree / "tox.ini", encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):
-        return
-    for line in settings.get("testenv", "deps", fallback="").splitlines():
-        if line.strip() and not re.search(r"[{}]|^\s*-|^\s*[\w,!.-]+:", line):
-            yield line.strip()
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TaskError(f"{path.name} cannot be read: {error}") from None

@@ -35,6 +35,7 @@ from woodshed.machine import git_environment
 from woodshed.records import TaskError
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks.residue import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
+from woodshed.synthesis.siblings import enclosing
 from woodshed.tasks.environment import cache_dir
 from woodshed.tasks.folder import is_clean
 
@@ -53,6 +54,8 @@ class Repository:
     """SPDX-like name, or "unknown"."""
     source: str
     """What was asked for, with the revision or version resolved."""
+    beside: tuple[tuple[str, str], ...] = ()
+    """Names, with their places, of the larger repository that a folder is a part of."""
 
 
 def fetch(source: str, into: Path) -> Repository:
@@ -64,16 +67,25 @@ def fetch(source: str, into: Path) -> Repository:
     if into.exists():
         shutil.rmtree(into)
     into.parent.mkdir(parents=True, exist_ok=True)
-    digest = ""
+    digest, beside = "", ()
     if source.startswith("pypi:"):
         name, version, resolved, digest = _fetch_sdist(source, into)
     elif source.startswith("git+"):
         name, version, resolved = _fetch_git(source, into)
     else:
         name, version, resolved = _fetch_folder(source, into)
+        beside = tuple(enclosing(Path(source).expanduser().resolve()))
+    _own(into)
     scrub(into, read_rules(rules_path()))
     digest = digest or tree_sha256(into)
-    return Repository(plain_name(name), version, into, digest, _licence(into), resolved)
+    return Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside)
+
+
+def _own(tree: Path) -> None:
+    """Lets us change the copy, where what it is a copy of may only be read."""
+    for place in (tree, *tree.rglob("*")):
+        if not place.is_symlink():
+            place.chmod(place.stat().st_mode | (0o700 if place.is_dir() else 0o600))
 
 
 def plain_name(name: str) -> str:

@@ -30,11 +30,19 @@ from woodshed.sandbox import SandboxSpec
 
 Progress = Callable[[int, int, str], None]
 
-FORMAT = 1
+FORMAT = 2
 """Raise when the same Environment must be built differently: cached builds of before are then left alone."""
 MOUNT = "/env"
 """Where sandboxes see the environment; scripts and bytecode are written for this path."""
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
+
+
+class NoWheelError(TaskError):
+    """A requirement for which no package index has a wheel."""
+
+    def __init__(self, said: str, requirement: str):
+        super().__init__(said)
+        self.requirement = requirement
 
 
 def cache_dir() -> Path:
@@ -99,7 +107,7 @@ def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = (), watch: bool =
         lowers=(task.folder / "environment" / "workspace", *extra_lowers),
         environment=prepare(task.environment),
         env={"PYTHONPATH": python_path(task.environment)},
-        watch=task.environment.packages if watch else None,
+        watch=tuple(package.rpartition(".")[2] for package in task.environment.packages) if watch else None,
     )
 
 
@@ -107,6 +115,11 @@ def python_path(environment: Environment) -> str:
     """PYTHONPATH inside a sandbox: the source roots below /workspace."""
     roots = ("/workspace" if root in ("", ".") else f"/workspace/{root}" for root in environment.source_roots)
     return ":".join(roots)
+
+
+def is_own(environment: Environment, module: str) -> bool:
+    """Whether a module, or a name in it, is of the packages that the repository provides."""
+    return any(f"{module}.".startswith(f"{package}.") for package in environment.packages)
 
 
 def own_files(environment: Environment) -> dict[str, str]:
@@ -158,6 +171,8 @@ def _build(
     # The environment's own Python runs pip here, which is safe only while the environment is empty.
     _pip(build / "bin" / "python", ["--no-compile", *environment.requirements], environment.python)
     site = build / "lib" / f"python{environment.python}" / "site-packages"
+    for hook in site.glob("*-nspkg.pth"):  # it would close its namespace to the workspace's part of it
+        hook.unlink()
     progress(1, 3, "checking the environment")
     _check(site, environment, pins)
     for path, text in own_files(environment).items():
@@ -190,7 +205,8 @@ def _check(site: Path, environment: Environment, pins: dict[str, str]) -> None:
             "Pin every dependency, as `tasks.environment.resolve` does."
         )
     for package in environment.packages:
-        copies = [site / package / "__init__.py", *site.glob(f"{package}.py"), *site.glob(f"{package}.*.so")]
+        place = package.replace(".", "/")
+        copies = [site / place / "__init__.py", *site.glob(f"{place}.py"), *site.glob(f"{place}.*.so")]
         if any(copy.exists() for copy in copies):
             raise TaskError(
                 f"the environment would hold a second copy of {package!r}, the package to work on, because a "
@@ -249,10 +265,11 @@ def _pip(python: Path, arguments: Sequence[str], version: str) -> None:
     lines = "\n    ".join(output.strip().splitlines()[-6:])
     missing = NO_WHEEL.search(output)
     if missing:
-        raise TaskError(
+        raise NoWheelError(
             f"requirement {missing[1]!r} has no wheel for Python {version} on {sysconfig.get_platform()}, or there "
             "is no such release, or no package index answered. Only wheels are installed, because building from "
-            f"source would run the package's code on this machine. pip said:\n    {lines}"
+            f"source would run the package's code on this machine. pip said:\n    {lines}",
+            missing[1],
         )
     raise TaskError(f"pip could not install {' '.join(arguments)}. pip said:\n    {lines}")
 

@@ -235,7 +235,8 @@ def _reads(found: Scan) -> bool:
 
 def installed(e: Evidence) -> Iterator[Finding]:
     """Another copy of the repository's own package."""
-    names = {*e.task.environment.packages, Path(e.task.target_path).stem} - {"__init__"}
+    packages = (package.rpartition(".")[2] for package in e.task.environment.packages)
+    names = {*packages, Path(e.task.target_path).stem} - {"__init__"}
     own = [a.path for a in e.accesses if a.mode == "write"]  # a copy that it made of its own work
     for turn, path, by in e.named:
         if e.place(path) == "copy" and not any(p == path or p.startswith(path + "/") for p in own):

@@ -104,7 +104,7 @@ def other_copies(wanted: dict[str, Any]) -> Iterator[Text]:
     sites = [*glob.glob("/usr/lib/python3*/*-packages"), *glob.glob("/opt/*/lib/python*/site-packages")]
     for root in {*sys.path, *sites}:
         if root and not root.startswith(("/workspace", "/run/woodshed")):
-            for name in wanted["packages"]:
+            for name in (package.replace(".", "/") for package in wanted["packages"]):
                 yield from open_all(
                     f"{root}/{name}/**/*.py", f"{root}/{name}.py", f"{root}/**/_vendor/{name}/**"
                 )

@@ -1,0 +1,104 @@
+"""What a repository's configuration files hold, read as data: odd contents are nothing, or an error with a name."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from woodshed import syntax
+from woodshed.records import TaskError
+
+
+def read_text(path: Path) -> str:
+    """The text of a file as pip reads it: by its byte order mark, else as UTF-8. "" where there is no file."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return ""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return data.decode("utf-16", errors="replace")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; {} where there is none.
+
+    Raises:
+        TaskError: it cannot be read.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
+        raise TaskError(f"{path.name} cannot be read: {error}") from None
+
+
+def table(value: Any, *keys: str) -> dict[str, Any]:
+    """The table below the keys; {} where something on the way is no table."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def read_ini(path: Path) -> configparser.ConfigParser:
+    """An INI file, percent signs taken as they are; empty where it is missing or broken."""
+    found = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
+    try:
+        found.read_string(read_text(path))
+    except configparser.Error:
+        return configparser.ConfigParser()
+    return found
+
+
+def words(value: Any) -> list[str]:
+    """A setting that holds words: a list of them, or one text."""
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    text = value if isinstance(value, str) else ""
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quotation mark without its other half
+        return text.split()
+
+
+def pytest_settings(tree: Path) -> dict[str, Any]:
+    """The settings of pytest, from the one file that it would choose."""
+    for name in ("pytest.toml", ".pytest.toml"):
+        if (tree / name).is_file():
+            return table(read_toml(tree / name), "pytest")
+    for name in ("pytest.ini", ".pytest.ini"):
+        if (tree / name).is_file():
+            return _section(tree / name, "pytest")
+    found = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
+    found = table(found, "ini_options") or {key: found[key] for key in found.keys() - {"ini_options"}}
+    return found or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
+
+
+def _section(path: Path, name: str) -> dict[str, Any]:
+    """A section; `optionxform` has put its keys in lower case."""
+    file = read_ini(path)
+    return dict(file[name]) if file.has_section(name) else {}
+
+
+def conftest_plugins(tree: Path) -> Iterator[str]:
+    """Modules that conftest files name in `pytest_plugins`, as far as they are written out."""
+    for path in sorted(tree.rglob("conftest.py")):
+        try:
+            body = syntax.parse(path.read_bytes()).body
+        except (SyntaxError, ValueError, RecursionError, OSError):
+            continue
+        for statement in body:
+            targets = statement.targets if isinstance(statement, ast.Assign) else []
+            targets = [statement.target] if isinstance(statement, ast.AnnAssign) else targets
+            if any(isinstance(target, ast.Name) and target.id == "pytest_plugins" for target in targets):
+                yield from (
+                    node.value
+                    for node in ast.walk(statement)
+                    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                )

@@ -1,0 +1,265 @@
+"""What a package and its tests require, as the repository says it: in its metadata, groups, files and settings.
+
+What is not installed has a reason, which a person sees where the tests do not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from woodshed.synthesis import plugins
+from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
+from woodshed.synthesis.siblings import Siblings, dependencies, home_of
+
+TEST_GROUPS = ("test", "tests", "testing", "unittest")
+DEV_GROUPS = ("dev", "develop", "development")
+REQUIREMENT_FILES = (
+    "requirements*/*test*.txt",
+    "*requirements*test*.txt",
+    "*test*requirements*.txt",
+    "tests/requirements*.txt",
+)
+DEV_FILES = ("*dev*requirements*.txt", "*requirements*dev*.txt", "requirements*/dev*.txt")
+NOT_FOR_TESTS = re.compile(
+    r"(tox|nox|coverage|codecov|coveralls|pytest-(cov|xdist|randomly|sugar|black|ruff|mypy.*|flake8|pylint|isort|checkdocs|enabler)"
+    r"|ruff|black|isort|flake8.*|pylint.*|mypy|pyright|pycodestyle|pydocstyle|pyflakes|bandit|pre-commit|twine|build|wheel|setuptools.*"
+    r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
+)
+"""Tools beside the tests: they cost time and must not steer the test runner. A setting of pytest may demand one."""
+OPTION = re.compile(r"\s--?[A-Za-z].*")
+"""Options of one line of a requirements file, such as its hashes."""
+
+
+@dataclass
+class Requirements:
+    """Everything that was found, in the order in which it was."""
+
+    package: list[str] = field(default_factory=list)
+    tests: list[str] = field(default_factory=list)
+    """What the tests need, as far as the repository says."""
+    demanded: list[str] = field(default_factory=list)
+    """Plugins without which pytest does not start, or does not run the tests rightly."""
+    roots: list[str] = field(default_factory=list)
+    """Folders of the repository to import from: where required siblings lie."""
+    left_out: list[str] = field(default_factory=list)
+    """What is not installed, each with the reason."""
+    unfetched: list[str] = field(default_factory=list)
+    """What the package itself requires of its own repository, and what was not given."""
+
+
+def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
+    """The requirements of a package and its tests, with the markers of this machine settled."""
+    found = Requirements()
+    reader = _Reader(tree, metadata, found)
+    found.package = _apart(found, inside, reader.active(reader.declared, ""), needed=True)
+    for demand in plugins.demands(tree):
+        if demand.requirement:
+            found.demanded.append(demand.requirement)
+        else:
+            found.left_out.append(f"{demand.cause}: no name of a distribution")
+    demanded = {canonicalize_name(Requirement(text).name) for text in found.demanded}
+    tools = set()
+    for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
+        listed = [text for group in groups for text in reader.group(group)]
+        listed += reader.tox() if groups is TEST_GROUPS else []
+        for path in sorted({path for pattern in files for path in tree.glob(pattern)}):
+            listed += reader.file(path)
+        chosen: dict[str, str] = {}
+        for text in reader.active(listed, ""):
+            name = canonicalize_name(Requirement(text).name)
+            if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
+                tools.add(name)
+            else:  # old pins of pytest would not do
+                chosen.setdefault(name, "pytest" if name == "pytest" else reader.bound(text))
+        if chosen:
+            found.tests = _apart(found, inside, sorted(chosen.values()), needed=False)
+            break
+    if tools:
+        found.left_out.append(
+            f"{', '.join(sorted(tools))}: beside the tests, and no setting of pytest demands it"
+        )
+    found.demanded = _apart(found, inside, found.demanded, needed=False)
+    for root in found.roots:  # which grows
+        needs = dependencies(tree, root)
+        found.package += _apart(found, inside, reader.active(needs, ""), needed=True)
+    found.left_out = list(dict.fromkeys(found.left_out))
+    return found
+
+
+def _apart(found: Requirements, inside: Siblings, listed: Iterable[str], *, needed: bool) -> list[str]:
+    """The requirements that may be fetched: those of the repository itself are imported from where they lie."""
+    fetched = []
+    for text in listed:
+        name = canonicalize_name(Requirement(text).name)
+        if name in inside.homes:
+            found.roots += [root for root in [inside.homes[name]] if root not in found.roots]
+            found.left_out.append(
+                f"{text}: lies in this repository, in {inside.homes[name]}; imported from there"
+            )
+        elif name in inside.elsewhere:
+            why = f"{text}: of the same repository ({inside.elsewhere[name]}), and never fetched from a package index"
+            (found.unfetched if needed else found.left_out).append(why)
+        else:
+            fetched.append(text)
+    return fetched
+
+
+@dataclass
+class _Reader:
+    """Requirements where one repository writes them."""
+
+    tree: Path
+    metadata: Message
+    found: Requirements
+    limits: dict[str, Requirement] = field(default_factory=dict)
+    """What constraint files (`-c`) say, by canonical name."""
+
+    @property
+    def declared(self) -> list[str]:
+        return self.metadata.get_all("Requires-Dist") or []
+
+    def active(self, lines: Iterable[str], extra: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+        """Requirements whose markers hold here (under an extra: only those that it adds), markers dropped.
+
+        An extra of the package itself stands for what it adds, as pip has it.
+        """
+        for line in lines:
+            try:
+                requirement = Requirement(line)
+                marker, requirement.marker = requirement.marker, None
+                holds = marker.evaluate({"extra": extra}) if marker else not extra
+                holds = holds and not (extra and marker and marker.evaluate({"extra": ""}))
+            except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName) as error:
+                self.found.left_out.append(f"{line}: cannot be read: {str(error).partition(chr(10))[0]}")
+                continue
+            if not holds:
+                continue
+            if canonicalize_name(requirement.name) == canonicalize_name(self.metadata["Name"]):
+                for name in sorted(requirement.extras - seen):
+                    yield from self.active(self.declared, name, seen | {name})
+            elif requirement.url:
+                self.found.left_out.append(
+                    f"{line}: points to a URL; only what a package index has is installed"
+                )
+            else:
+                yield str(requirement)
+
+    def group(self, name: str) -> Iterator[str]:
+        """The requirements of an extra, and of a dependency group (PEP 735), of this name."""
+        yield from self.active(self.declared, name, frozenset((name,)))
+        tables = table(read_toml(self.tree / "pyproject.toml"), "dependency-groups")
+        groups = {canonicalize_name(key): entries for key, entries in tables.items()}
+        waiting, seen = [canonicalize_name(name)], set[str]()
+        while waiting:
+            name = waiting.pop()
+            entries = groups.get(name, []) if name not in seen else []
+            seen.add(name)
+            for entry in entries if isinstance(entries, list) else [entries]:
+                included = table(entry).get("include-group")
+                if isinstance(entry, str):
+                    yield entry
+                elif isinstance(included, str) and canonicalize_name(included) in groups:
+                    waiting.append(canonicalize_name(included))
+                else:
+                    said = f"{name} = {_short(entry)}"
+                    self.found.left_out.append(
+                        f"[dependency-groups] {said}: neither a requirement nor a group"
+                    )
+
+    def tox(self) -> list[str]:
+        """`deps`, `extras` and `dependency_groups` of tox's default environment, without lines with substitutions."""
+        section = read_ini(self.tree / "tox.ini")
+        text = section.get("testenv", "deps", fallback=None) or ""
+        text = re.sub(r"\{(toxinidir|tox_root)\}/", "", text)
+        plain = (line for line in text.splitlines() if not re.search(r"[{}]|^\s*[\w,!.-]+:(?!//)", line))
+        found = list(self.lines("\n".join(plain), self.tree / "tox.ini"))
+        for key in ("extras", "dependency_groups"):
+            text = section.get("testenv", key, fallback=None) or ""
+            for name in re.findall(r"[\w.-]+", re.sub(r"\S*[{}:]\S*", "", text)):
+                found += self.group(name)
+        return found
+
+    def file(self, path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[str]:
+        """Requirements of a file in pip's format, and of those that it names."""
+        shown = path.relative_to(self.tree).as_posix() if path.is_relative_to(self.tree) else str(path)
+        if not path.resolve().is_relative_to(self.tree.resolve()) or not path.is_file():
+            self.found.left_out.append(f"{shown}: no file of this repository")
+        elif path.resolve() not in seen:
+            yield from self.lines(read_text(path), path, seen | {path.resolve()})
+
+    def lines(self, text: str, path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[str]:
+        text = re.sub(r"\\\r?\n", " ", text)
+        for line in (re.sub(r"(^|\s)#.*", "", line).strip() for line in text.splitlines()):
+            option = re.match(
+                r"(-r|-c|-e|--requirements?|--constraints?|--editable)(?:\s*=\s*|\s*)(\S.*)", line
+            )
+            if option and option[1] in ("-e", "--editable"):
+                yield from self._local(option[2].strip("\"'"))
+            elif option:
+                inner = self.file(path.parent / option[2].strip("\"'"), seen)
+                if option[1].startswith(("-c", "--c")):
+                    self._limit(inner)
+                else:
+                    yield from inner
+            elif line.startswith(("--index-url", "--extra-index-url", "--find-links", "-i", "-f")):
+                self.found.left_out.append(
+                    f"{line.split()[0].partition('=')[0]}: no other place is asked for packages"
+                )
+            elif line and not line.startswith("-"):
+                yield from self._local(OPTION.sub("", line))
+
+    def _local(self, line: str) -> Iterator[str]:
+        """One line: a requirement, or the folder of the project itself."""
+        own = re.fullmatch(r"(?:file:(?://)?)?\.?/?(?:\[([\w.,\s-]+)\])?", line)
+        if own:
+            yield from (text for name in re.findall(r"[\w.-]+", own[1] or "") for text in self.group(name))
+        elif (place := re.fullmatch(r"(\.?[\w./-]*/[\w./-]*?)(?:\[.*\])?", line)) and (
+            self.tree / place[1]
+        ).is_dir():
+            self._sibling(place[1])
+        elif re.match(r"[\w+]*:|[./]|\w[\w.-]*/|.*\$\{", line):
+            self.found.left_out.append(
+                f"{line}: no requirement by name; only what a package index has is installed"
+            )
+        else:
+            yield line
+
+    def _sibling(self, place: str) -> None:
+        """Another project of the repository, which is imported from where it lies."""
+        root = home_of(self.tree, place)
+        if not root:
+            self.found.left_out.append(f"{place}: not in what was given")
+        elif root not in self.found.roots:
+            self.found.roots.append(root)
+
+    def _limit(self, listed: Iterable[str]) -> None:
+        for text in self.active(listed, ""):
+            requirement = Requirement(text)
+            self.limits.setdefault(canonicalize_name(requirement.name), requirement)
+
+    def bound(self, text: str) -> str:
+        """A requirement within what constraint files say of it."""
+        requirement = Requirement(text)
+        limit = self.limits.get(canonicalize_name(requirement.name))
+        if limit:
+            requirement.specifier &= limit.specifier
+        return str(requirement)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def relaxed(listed: Sequence[str]) -> list[str]:
+    """The same requirements in any version."""
+    return [re.split(r"[\s<>=!~;(]", text)[0] for text in listed]
