@@ -93,8 +93,8 @@ class SynthesisSettings(Settings):
     extra_requirements: tuple[str, ...] = ()
     """Requirements of the tests that the repository does not declare, such as "mock"."""
     mapping_timeout_s: float = Field(default=1800.0, gt=0)
-    """Seconds for mapping tests to the lines that they touch. Tests that are not mapped by then are left to the proofs;
-    the same command with more seconds goes on with them."""
+    """Seconds for mapping tests to the lines that they touch, and most of them for finding those that judge time. Tests
+    that are not mapped by then are left to the proofs; the same command with more seconds goes on with them."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one run of a suite, here and when the task's attempts are graded; here half of them on the CPU."""
 

@@ -20,22 +20,25 @@ from woodshed.synthesis.baseline import Baseline, Progress
 SEES_A_CLOCK = re.compile(r"(?m)^\s*(?:import|from)\s[^#\n]*\b(?:time|timeit)\b|\b(?:now|utcnow)\(")
 PHASES = (2, 0)
 """Which look at a clock, of four, comes late: the end of the first span that is measured, or of the second."""
-SLOWER = 5
-"""So many times as long as a run of the suite the slowed one may take."""
+PATIENCE_S = 240.0
+"""More than its limit for the test that a run is in when it is over."""
 MOST_SHARE = 0.25
 """If more of a suite fails, it is not time that it judges, and nothing is left out."""
 
 
-def without_judges_of_time(baseline: Baseline, timeout_s: float, progress: Progress) -> Baseline:
-    """The baseline without the tests that fail where the process is slowed down; they are in `timed`."""
+def without_judges_of_time(baseline: Baseline, limit_s: float, progress: Progress) -> Baseline:
+    """The baseline without the tests that fail where the process is slowed down; they are in `timed`.
+
+    Of a suite that `limit_s` seconds are too few for, the first tests are tried.
+    """
     name, asked = baseline.repository.name, seeing(baseline)
     if not asked:
         return baseline
     progress(
-        0, 0, f"slowing down {name}, {len(asked)} tests that see a clock, at most {SLOWER * timeout_s:.0f} s"
+        0, 0, f"slowing down {name}, {len(asked)} tests that see a clock, at most {limit_s / 60:.0f} min"
     )
     with ThreadPoolExecutor(len(PHASES)) as pool:
-        runs = list(pool.map(lambda phase: _failing(baseline, asked, phase, SLOWER * timeout_s), PHASES))
+        runs = list(pool.map(lambda phase: _failing(baseline, asked, phase, limit_s), PHASES))
     failed = set().union(*runs)
     timed = tuple(test for test in baseline.stable if test in failed)
     if len(timed) == len(baseline.stable) or len(timed) > max(4.0, MOST_SHARE * len(baseline.stable)):
@@ -63,21 +66,17 @@ def seeing(baseline: Baseline) -> list[str]:
     return [test for test in baseline.stable if test.partition("::")[0] in files]
 
 
-def _failing(baseline: Baseline, tests: Sequence[str], phase: int, timeout_s: float) -> set[str]:
-    """Tests that fail in one phase; none where the run did not come to its end."""
+def _failing(baseline: Baseline, tests: Sequence[str], phase: int, limit_s: float) -> set[str]:
+    """Tests that fail in one phase; none where the run did not survive it."""
     script = Path(__file__).with_name("slowed.py")
     binds = {**baseline.spec.binds, "/run/woodshed/woodshed_slowed.py": script}
     with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
-        request = {
-            "ids": list(tests),
-            "phase": phase,
-            "workspace": sandbox.workspace,
-            "out": "/tmp/slowed.json",
-        }
+        request = {"ids": list(tests), "phase": phase, "seconds": limit_s, "workspace": sandbox.workspace}
+        request["out"] = "/tmp/slowed.json"
         result = sandbox.exec(
             verifier.PYTHON + "/run/woodshed/woodshed_slowed.py",
             stdin=json.dumps(request).encode(),
-            timeout_s=timeout_s,
+            timeout_s=limit_s + PATIENCE_S,
             max_output=1 << 14,
         )
         if result.outcome != "ok":

@@ -62,8 +62,8 @@ def measure(
     """
     session, began = session or trace, time.monotonic()
     kept.mkdir(parents=True, exist_ok=True)
-    pieces, total = list(_pieces(kept)), len(baseline.stable)
-    done = {test for piece in pieces for test in (*piece.tests, *piece.aside)}
+    pieces, total, stable = list(_pieces(kept)), len(baseline.stable), set(baseline.stable)
+    done = {test for piece in pieces for test in (*piece.tests, *piece.aside)} & stable
     waiting, before = deque(_chunks([test for test in baseline.stable if test not in done])), len(done)
     running: dict[Future[Piece], Sequence[str]] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -82,7 +82,7 @@ def measure(
                 chunk, piece = running.pop(future), future.result()
                 write_atomically(kept / f"{len(pieces):05}.json", json.dumps(to_json(piece)))
                 pieces.append(piece)
-                done.update(piece.tests, piece.aside)
+                done |= {*piece.tests, *piece.aside} & stable
                 if rest := [test for test in chunk if test not in done]:
                     waiting.appendleft(rest)
 

@@ -25,6 +25,9 @@ from woodshed.synthesis.maps import Map
 from woodshed.synthesis.project import PYTHON
 from woodshed.tasks import folder
 
+SLOWER = 5
+"""So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
+
 
 def measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
@@ -72,8 +75,9 @@ def _first(
     """The baseline, without tests that judge time; as an earlier call left it."""
     if known := read_kept(kept, {"contents"}):
         return _baseline(known, repository)
-    extra, limit_s = settings.extra_requirements, settings.timeout_s
-    measured = measure(repository, extra_requirements=extra, timeout_s=limit_s, progress=progress)
+    extra = settings.extra_requirements
+    measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
+    limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
     measured = clocks.without_judges_of_time(measured, limit_s, progress)
     measured = replace(measured, durations={})  # the only part that differs from run to run
     kept.parent.mkdir(parents=True, exist_ok=True)
