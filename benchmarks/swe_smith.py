@@ -26,7 +26,7 @@ from task_factory import EXTRA
 
 from woodshed import machine
 from woodshed.synthesis.bench import Bench, Rejected, SynthesisSettings, bench
-from woodshed.synthesis.make import measured_once
+from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.sources import fetch
 
 GENERATE = """

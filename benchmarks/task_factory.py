@@ -33,7 +33,8 @@ from woodshed.records import Task, TaskError
 from woodshed.rundir import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
 from woodshed.synthesis.bench import bench
-from woodshed.synthesis.make import candidates, measured_once
+from woodshed.synthesis.make import candidates
+from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import folder
 

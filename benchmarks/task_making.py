@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed import machine
-from woodshed.synthesis import SynthesisSettings, baseline, maps, sources
+from woodshed.synthesis import SynthesisSettings, baseline, mapping, sources
 from woodshed.synthesis.bench import Measured, bench
 from woodshed.synthesis.make import candidates, decide
 
@@ -58,7 +58,7 @@ def measure(source: str, count: int, jobs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
         measured = baseline.measure(sources.fetch(source, Path(scratch, "tree")))
-        found = maps.measure(measured)
+        found = mapping.measure(measured, Path(scratch, "map"), 1800)
         baseline_s = time.perf_counter() - began
         staging = Path(scratch, "staging")
         staging.mkdir()

@@ -130,11 +130,15 @@ def test_a_commit_is_reversed_and_tests_are_asked_for(words: Path, tmp_path: Pat
     assert not (written.folder / "environment/workspace/test_words.py").exists()
     assert [reason for task in tasks.values() for reason in synthesis.check(task)] == []
     lazy = Patch(files={written.target_path: "def test_nothing():\n    pass\n"})
-    verdict = verify(written, lazy)
+    verdict = verify(written, lazy, shaped=True)
     accepted = {test for test, outcome in verdict.outcomes.items() if outcome == "passed"}
     assert (
         accepted == {test for test in written.fail_to_pass if "test_accepts" in test} and not verdict.solved
     )
+    hostile = Patch(files={written.target_path: "def test_everything():\n    raise AssertionError\n"})
+    assert verdict.reward == verify(written, hostile, shaped=True).reward == 0
+    # the first of equals: what was there before passes one test, so no stub is better than it
+    assert reverted.behaviour_tests == reverted.fail_to_pass
 
 
 def test_tests_that_are_printed_elsewhere_are_not_asked_for(tmp_path: Path):

@@ -9,7 +9,7 @@ from conftest import WORDS
 
 from woodshed import grading, synthesis, tasks
 from woodshed.records import Patch, Task, TaskError
-from woodshed.synthesis import harden
+from woodshed.synthesis import harden, stubs
 from woodshed.synthesis.drafts import Parent, merge
 
 FAILED = WORDS[: WORDS.index("    found = {}")] + "    return {}\n"
@@ -31,6 +31,11 @@ def test_every_child_is_proven_from_its_folder_alone(made: dict[str, Task], tiny
     for operator, child in made.items():
         assert synthesis.check(tasks.load(child.folder)) == [], operator
         assert child.provenance["parent"] == tiny_task.id and child.id != tiny_task.id
+
+
+def test_children_know_their_tests_of_behaviour(made: dict[str, Task]):
+    assert made["H3"].stub_passes.keys() == set(stubs.KINDS)  # the whole function is gone
+    assert all(child.behaviour_tests and child.stub_passes for child in made.values())
 
 
 def test_what_solved_the_parent_does_not_solve_a_wider_child(made: dict[str, Task], tiny_task: Task):

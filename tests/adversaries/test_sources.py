@@ -17,7 +17,7 @@ from woodshed.records import Task, TaskError
 from woodshed.synthesis import project, sources
 from woodshed.synthesis.bench import LONGEST_NAME, folder_name
 from woodshed.synthesis.leaks import prints
-from woodshed.synthesis.make import _kept
+from woodshed.synthesis.measuring import read_kept
 from woodshed.synthesis.stats import rejected
 from woodshed.tasks import export, folder
 
@@ -260,11 +260,11 @@ def test_deep_code_is_printed_and_links_in_a_circle_are_dropped(tmp_path: Path):
 )
 def test_a_damaged_measurement_is_made_again(tmp_path: Path, text: str):
     kept = tmp_path / "kept.json"
-    assert _kept(kept) == {}
+    assert read_kept(kept) == {}
     kept.write_text(text)
-    assert _kept(kept) == {}
-    kept.write_text('{"contents": {"a/x.py": ""}, "map": {}, "copies": []}')
-    assert _kept(kept)
+    assert read_kept(kept) == {}
+    kept.write_text('{"contents": {"a/x.py": ""}, "map": {"unmapped": [], "timeout_s": 1}, "copies": []}')
+    assert read_kept(kept)
 
 
 def test_a_damaged_log_of_rejections_is_read_as_far_as_it_goes(tmp_path: Path):

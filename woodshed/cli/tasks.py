@@ -63,6 +63,8 @@ def make_tasks(
     with keeping(f"tasks that were finished are in {out}"), progress_bars() as progress:
         made = synthesis.make(sources, out, chosen, progress)
     say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
+    for note in made.notes:
+        say(note)
     for reason, count in made.rejected.most_common():
         say(f"{count:6} rejected: {reason}")
     if made.rejected:

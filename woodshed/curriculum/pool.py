@@ -332,12 +332,12 @@ class Curriculum:
 def difficulties(tasks: Iterable[Task]) -> dict[str, float]:
     """What is known before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
 
-    More hidden tests ask for more; a longer instruction says more, so it counts the other way.
+    More hidden tests of behaviour ask for more; a longer instruction says more, so it counts the other way.
     """
     listed = list(tasks)
     columns = [
         [float(task.level) for task in listed],
-        [math.log1p(len(task.fail_to_pass)) for task in listed],
+        [math.log1p(len(task.behaviour_tests)) for task in listed],
         [-math.log1p(len(task.instruction)) for task in listed],
     ]
     scores = [_z(column) for column in columns]

@@ -86,7 +86,8 @@ class GradingSettings(Settings):
     """How attempts are judged."""
 
     shaped: bool = False
-    """Reward the share of passed tests (fail-to-pass share times pass-to-pass share, at most 0.9) instead of 0 or 1."""
+    """Reward the share of passed tests (fail-to-pass share times pass-to-pass share, at most 0.9) instead of 0 or 1.
+    Of the fail-to-pass tests only those count that ask for more than a name (`Task.stub_passes`)."""
     jobs: int = Field(default=2, ge=1)
     """Verifications at the same time."""
     timeout_s: float | None = Field(default=None, gt=0)
@@ -563,7 +564,10 @@ def _reward(task: Task, run: TestRun, solved: bool, shaped: bool) -> float:
     def share(tests: Sequence[str]) -> float:
         return sum(run.outcomes[test] == "passed" for test in tests) / max(len(tests), 1)
 
-    return min(0.9, share(task.fail_to_pass) * (share(task.pass_to_pass) if task.pass_to_pass else 1.0))
+    # The stub that a patch resembles most decides: none of them earns anything, and no predicate loses half its tests.
+    idle = [set[str](), *map(set, task.stub_passes.values())]
+    behaviour = min(share([test for test in task.fail_to_pass if test not in tests]) for tests in idle)
+    return min(0.9, behaviour * (share(task.pass_to_pass) if task.pass_to_pass else 1.0))
 
 
 def _since(began: float) -> float:

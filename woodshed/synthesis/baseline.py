@@ -109,6 +109,8 @@ class Baseline:
     """Seconds per stable test, in the first run."""
     commands: dict[str, str] = field(default_factory=dict)
     """Commands that show their help and end well, to their entry point "module:function"."""
+    timed: tuple[str, ...] = ()
+    """Tests that judge how long something takes; like broken ones they are left out (`clocks`)."""
 
     @property
     def spec(self) -> SandboxSpec:

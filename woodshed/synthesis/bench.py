@@ -8,7 +8,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.strength import Strength
 
-GENERATOR = "woodshed-synthesis-9"
+GENERATOR = "woodshed-synthesis-10"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -92,13 +92,17 @@ class SynthesisSettings(Settings):
     """Least share of the original code's mutants that the hidden tests must notice."""
     extra_requirements: tuple[str, ...] = ()
     """Requirements of the tests that the repository does not declare, such as "mock"."""
+    mapping_timeout_s: float = Field(default=1800.0, gt=0)
+    """Seconds for mapping tests to the lines that they touch, and most of them for finding those that judge time. Tests
+    that are not mapped by then are left to the proofs; the same command with more seconds goes on with them."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one run of a suite, here and when the task's attempts are graded; here half of them on the CPU."""
 
     @property
     def fingerprint(self) -> str:
         """Of everything that changes a task; not of what only says how many and which come first."""
-        chosen = self.model_dump(mode="json", exclude={"limit", "jobs", "operators", "levels", "seed"})
+        order = {"limit", "jobs", "operators", "levels", "seed", "mapping_timeout_s"}
+        chosen = self.model_dump(mode="json", exclude=order)
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -180,7 +184,7 @@ class Bench:
     staging: Path
     """Where tasks lie until they are proven."""
     settings: SynthesisSettings
-    _strengths: dict[tuple[str, str], Strength] = field(default_factory=dict)
+    _strengths: dict[tuple[object, ...], Strength] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -212,15 +216,15 @@ class Bench:
         spec = self.baseline.spec
         return replace(spec, lowers=(*spec.lowers, layer))
 
-    def strength(self, function: Symbol) -> Strength:
-        """How much the tests that cover a function notice; measured once."""
+    def strength(self, function: Symbol, tests: Sequence[str]) -> Strength:
+        """How much some of the tests that cover a function notice; measured once."""
+        key = (*function.binding, *tests)
         with self._lock:
-            known = self._strengths.get(function.binding)
+            known = self._strengths.get(key)
         if known is None:
-            tests = self.map.names(self.survey.tests(function))
             known = strength.measure(self.spec(), self.code, function, tests, self.settings.timeout_s)
             with self._lock:
-                self._strengths[function.binding] = known
+                self._strengths[key] = known
         return known
 
     @contextlib.contextmanager
@@ -236,22 +240,30 @@ class Bench:
         Raises:
             Rejected: too_slow, timeout, not_believable.
         """
-        cpu_s = math.ceil(CPU_SHARE * self.settings.timeout_s)
-        run = run_tests(
-            sandbox,
-            ids=list(ids),
-            packages=self.baseline.environment.packages,
-            timeout_s=self.settings.timeout_s,
-            cpu_s=cpu_s,
-            hash_seed=hash_seed,
-        )
+        run = self.session(sandbox, ids, hash_seed)
         if run.out_of_cpu:
-            raise Rejected("too_slow", f"tests used more than {cpu_s} s of CPU")
+            raise Rejected("too_slow", f"tests used more than {self.cpu_s} s of CPU")
         if run.timed_out:
             raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
         if run.integrity:
             raise Rejected("not_believable", "; ".join(run.integrity))
         return run
+
+    def session(self, sandbox: Sandbox, ids: Iterable[str], hash_seed: int = 0) -> TestRun:
+        """Some tests, as far as they came."""
+        return run_tests(
+            sandbox,
+            ids=list(ids),
+            packages=self.baseline.environment.packages,
+            timeout_s=self.settings.timeout_s,
+            cpu_s=self.cpu_s,
+            hash_seed=hash_seed,
+        )
+
+    @property
+    def cpu_s(self) -> int:
+        """CPU seconds that one run of tests may use."""
+        return math.ceil(CPU_SHARE * self.settings.timeout_s)
 
 
 def lay(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:

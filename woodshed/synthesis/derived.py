@@ -51,7 +51,8 @@ def impossible(parent: Task, out: Path) -> Task:
             "parent": parent.id,
             "parent_operator": parent.operator,
         }
-        twin = replace(parent, id="", operator="impossible", provenance=facts)
+        idle = {kind: tuple(t for t in ids if t not in twins) for kind, ids in parent.stub_passes.items()}
+        twin = replace(parent, id="", operator="impossible", provenance=facts, stub_passes=idle)
         workspace = parent.folder / "environment" / "workspace"
         gold: dict[str, bytes | None] = {
             path: None if text is None else text.encode()
@@ -210,6 +211,8 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
 def _test_task(work: Bench, function: Symbol, name: str, right: int, wrong: int) -> Task:
     judge = f"{JUDGE}/test_judge.py"
     checks = f"{HOME}/check_{function.short}.py"
+    accepts = tuple(f"{judge}::test_accepts[{index}]" for index in range(right))
+    notices = tuple(f"{judge}::test_notices[{index}]" for index in range(wrong))
     text = (
         f"Write tests for `{function.name}` in {function.path}: a pytest file {checks} that stands alone and imports "
         f"the function from `{function.module}`. It must pass with the code as it is, and fail for each of {wrong} "
@@ -223,10 +226,8 @@ def _test_task(work: Bench, function: Symbol, name: str, right: int, wrong: int)
         instruction=text,
         environment=work.baseline.environment,
         allowed_paths=(HOME,),
-        fail_to_pass=(
-            *(f"{judge}::test_accepts[{index}]" for index in range(right)),
-            *(f"{judge}::test_notices[{index}]" for index in range(wrong)),
-        ),
+        fail_to_pass=(*accepts, *notices),
+        stub_passes={"a check that always passes": accepts, "a check that always fails": notices},
         pass_to_pass=(),
         operator="write_tests",
         level=2,

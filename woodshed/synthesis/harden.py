@@ -32,7 +32,8 @@ from woodshed.grading.verifier import run_tests, with_runner
 from woodshed.records import Rollout, Task, TaskError, Verdict
 from woodshed.rundir import RunDir, write_atomically
 from woodshed.sandbox import open_sandbox
-from woodshed.synthesis import drafts, leaks
+from woodshed.synthesis import drafts, leaks, stubs
+from woodshed.synthesis.bench import lay
 from woodshed.synthesis.drafts import Draft, Parent
 from woodshed.synthesis.proof import GENERATOR, check
 from woodshed.tasks import folder
@@ -174,13 +175,15 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
             _put(hidden, path, text)
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
         failing = _failing(task, workspace, hidden, ids)
+        lost = tuple(test for test in ids if test in failing)
         command = _visible_tests(task, workspace, ids, draft.command or task.test_command)
         passing = tuple(test for test in ids if test not in failing)
         gold = {path: text for path, text in draft.gold.items() if text != _shown(workspace, path)}
         child = dataclasses.replace(
             task,
             instruction=draft.instruction,
-            fail_to_pass=tuple(test for test in ids if test in failing),
+            fail_to_pass=lost,
+            stub_passes=_with_stubs(task, workspace, hidden, gold, lost),
             pass_to_pass=passing,
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
@@ -231,6 +234,28 @@ def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> f
     if found[0] != found[1]:
         raise Unproven("failures differ between two runs")
     return frozenset(found[0])
+
+
+def _with_stubs(
+    task: Task, workspace: Path, hidden: Path, gold: Mapping[str, str | None], failing: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """By kind of stub, the failing tests that pass with it.
+
+    Raises:
+        Unproven: all of them do.
+    """
+    spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace, hidden))
+    shown = {path: _shown(workspace, path) for path in gold if path.endswith(".py")}
+    found: dict[str, tuple[str, ...]] = {}
+    for kind, texts in stubs.stubs({path: gold[path] for path in shown}, shown).items():
+        with open_sandbox(with_runner(spec)) as sandbox:
+            lay(sandbox, texts)
+            packages, limit_s = task.environment.packages, task.verify_timeout_s
+            run = run_tests(sandbox, ids=failing, packages=packages, timeout_s=limit_s)
+        found[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
+        if failing and len(found[kind]) == len(failing):
+            raise Unproven(f"the hidden tests accept {stubs.KINDS[kind]}")
+    return found
 
 
 def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str) -> str:

@@ -6,7 +6,6 @@ same folders, and a run that was stopped goes on where it was. Combinations come
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import json
@@ -22,10 +21,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from woodshed.records import SandboxError, Task, TaskError, from_json, to_json
+from woodshed.records import SandboxError, Task, TaskError
 from woodshed.rundir import write_atomically
-from woodshed.synthesis import leaks, maps, sources
-from woodshed.synthesis.baseline import Baseline, Progress, measure
+from woodshed.synthesis import leaks, sources
+from woodshed.synthesis.baseline import Progress
 from woodshed.synthesis.bench import (
     GENERATOR,
     MAX_TRIES,
@@ -35,14 +34,12 @@ from woodshed.synthesis.bench import (
     Rejected,
     SynthesisSettings,
     bench,
-    texts,
 )
 from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
-from woodshed.synthesis.maps import Map
+from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.operators import LEVELS, Symbol
-from woodshed.synthesis.project import PYTHON
 from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.synthesis.stats import rejected
 from woodshed.tasks import folder
@@ -68,6 +65,8 @@ class MakeReport:
     """Candidates decided by this run."""
     seconds: float = 0.0
     """Time that deciding them took; fetching and the baseline are not in it."""
+    notes: list[str] = field(default_factory=list)
+    """Tests that were left out of every task, or not mapped, and why."""
 
 
 def make(
@@ -93,54 +92,29 @@ def make(
                 progress(0, 0, f"fetching {sources.without_secrets(source)}")
                 repository = sources.fetch(source, Path(scratch, "tree"))
                 measured = measured_once(repository, out, settings, progress)
+                report.notes += _notes(measured)
                 staging = Path(scratch, "staging")
                 staging.mkdir()
                 _make_from(bench(measured, staging, settings), out, report, progress)
     return report
 
 
-def measured_once(
-    repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
-) -> Measured:
-    """What is known about the repository, kept beside the tasks: all of a set share one environment, whenever made."""
-    asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
-    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-    kept = out / ".baselines" / f"{repository.name}-{key}.json"
-    known = _kept(kept)
-    if known:
-        for path, content in known.pop("contents").items():
-            (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
-            (repository.tree / path).write_bytes(base64.b64decode(content))
-        found, copied = known.pop("map"), known.pop("copies")
-        calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
-        baseline = from_json(Baseline, {**known, "repository": to_json(repository)})
-        copies = {(path, name): where for path, name, where in copied}
-        return Measured(baseline, Map(baseline.stable, found["lines"], calls), copies)
-    extra = settings.extra_requirements
-    measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
-    measured = replace(measured, durations={})  # the only part that differs from run to run
-    progress(0, 0, f"measuring {repository.name}, mapping its tests to its lines, searching for copies of it")
-    with ThreadPoolExecutor(1) as beside:
-        code = texts(measured, measured.package_files, ".py")
-        searching = beside.submit(leaks.copies, code, measured.spec)
-        found = maps.measure(measured)
-        copied = searching.result()
-    contents = {p: base64.b64encode((repository.tree / p).read_bytes()).decode() for p in measured.generated}
-    known = {**to_json(measured), "contents": contents, "map": {"lines": found.lines, "calls": found.calls}}
-    known["copies"] = [[*place, where] for place, where in copied.items()]
-    del known["repository"]
-    write_atomically(kept, json.dumps(known, indent=1))
-    return Measured(measured, found, copied)
-
-
-def _kept(file: Path) -> dict[str, Any]:
-    """What was measured before; nothing where it is not whole, or is not ours: then it is measured again."""
-    try:
-        known = json.loads(file.read_text(encoding="utf-8"))
-        whole = {"contents", "map", "copies"} <= known.keys() and all(map(folder.is_clean, known["contents"]))
-    except (FileNotFoundError, ValueError, AttributeError):
-        return {}
-    return known if whole else {}
+def _notes(measured: Measured) -> list[str]:
+    """What a person should know of a repository's tests."""
+    name, timed, unmapped = measured.baseline.repository.name, measured.baseline.timed, measured.map.unmapped
+    notes = []
+    if timed:
+        notes.append(
+            f"{name}: {len(timed)} tests are left out because they judge time, and fail on a busy machine: "
+            f"{', '.join(timed[:3])}{', ...' if len(timed) > 3 else ''}"
+        )
+    if unmapped:
+        notes.append(
+            f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
+            "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
+            "goes on where this one stopped."
+        )
+    return notes
 
 
 # ---- candidates -------------------------------------------------------------------------------------------

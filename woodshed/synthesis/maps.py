@@ -1,27 +1,18 @@
 """Which test touches which line, who calls whom, and who refers to whom: what a feature is made of.
 
-The test-to-line map comes from one run of the suite under coverage with a context per test (`tracer`), so lines that
-run while a module is imported count for no test. Sets of tests are integers, one bit per stable test of the baseline.
+The test-to-line map comes from runs of the suite under coverage with a context per test (`mapping`), so lines that run
+while a module is imported count for no test. Sets of tests are integers, one bit per stable test of the baseline.
 """
 
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
-from woodshed.grading import verifier
-from woodshed.records import Environment, TaskError
-from woodshed.sandbox import open_sandbox
-from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.names import Binding, Codebase, Module, definitions, dotted_parts
-from woodshed.synthesis.project import PYTHON
-from woodshed.tasks.environment import prepare, resolve
 
-COVERAGE = "coverage==7.17.5"
 AT_IMPORT = 1
 """The bit of a line that ran outside of any test."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -37,6 +28,8 @@ class Map:
     """Path to line to a hexadecimal set of tests; bit 0: ran outside of any test, when a module was imported."""
     calls: tuple[tuple[str, str, str, str], ...] = ()
     """Path and qualified name of a function that called, and of the one that it called; "" is a module's own code."""
+    unmapped: tuple[str, ...] = ()
+    """Tests of which nobody knows what they touch, for want of time."""
     _sets: dict[str, dict[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
     def covering(self, path: str, first: int, last: int) -> int:
@@ -56,58 +49,6 @@ class Map:
     def bits(self) -> dict[str, int]:
         """Test id to its bit."""
         return {test: 2 << i for i, test in enumerate(self.tests)}
-
-
-def measure(baseline: Baseline, timeout_s: float = 600.0) -> Map:
-    """One run of the suite under coverage and the profiler, in a sandbox.
-
-    Raises:
-        TaskError: the run gave no answer.
-    """
-    tool = Environment(PYTHON, resolve([COVERAGE], python=PYTHON), packages=())
-    (site,) = (prepare(tool) / "lib").glob("python*/site-packages")
-    tracer = Path(__file__).with_name("tracer.py")
-    binds = {**baseline.spec.binds, "/run/coverage": site, "/run/woodshed/woodshed_tracer.py": tracer}
-    files = [path for path in baseline.package_files if path.endswith(".py")]
-    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
-        request = {
-            "nonce": "",
-            "ids": None,
-            "packages": [],
-            "workspace": sandbox.workspace,
-            "files": [f"{sandbox.workspace}/{path}" for path in files],
-            "out": "/tmp/map.json",
-        }
-        result = sandbox.exec(
-            verifier.PYTHON + "/run/woodshed/woodshed_tracer.py",
-            stdin=json.dumps(request).encode(),
-            timeout_s=timeout_s,
-            max_output=1 << 14,
-        )
-        if result.outcome != "ok":
-            end = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
-            raise TaskError(
-                f"{baseline.repository.name}: the run that maps tests to lines ended as {result.outcome} after "
-                f"{result.seconds:.0f} s. It printed:\n    {end}"
-            )
-        answer = json.loads(sandbox.read("/tmp/map.json"))
-    return _restricted(answer, baseline.stable)
-
-
-def _restricted(answer: dict, stable: tuple[str, ...]) -> Map:
-    """The answer in terms of the stable tests: others have no bit."""
-    place = {test: i + 1 for i, test in enumerate(stable)}
-    moves = [(i + 1, place[test]) for i, test in enumerate(answer["tests"]) if test in place]
-    known: dict[str, str] = {}  # few distinct sets are behind many lines
-
-    def moved(text: str) -> str:
-        if text not in known:
-            bits = int(text, 16)
-            known[text] = f"{(bits & AT_IMPORT) | sum(1 << to for at, to in moves if bits >> at & 1):x}"
-        return known[text]
-
-    lines = {path: {n: moved(bits) for n, bits in found.items()} for path, found in answer["lines"].items()}
-    return Map(stable, lines, tuple((a, b, c, d) for a, b, c, d in answer["calls"]))
 
 
 # ---- the reference graph ----------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """From a candidate to a proven task, or to one reason why not. Cheap checks first; every run is in a sandbox.
 
 Proven means: the package still imports and its commands still start; every hidden fail-to-pass test fails three times,
-because of the deletion; what the agent is shown passes; the hidden tests notice most mutants of the original and accept
-no trivial answer; in the task's own folder the verifier sees these tests fail, and all others pass; and with the
-original code back these, and all others that run it, pass. `check` runs all tests both times.
+because of the deletion, and not each of them for a missing name alone (`stubs`); what the agent is shown passes; the
+hidden tests notice most mutants of the original and accept no trivial answer; in the task's own folder the verifier
+sees these tests fail, and all others pass; and with the original code back these, and all others that run it, pass.
+`check` runs all tests both times.
 
 Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
 no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
@@ -21,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from woodshed.grading.verifier import TestRun, verify
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.synthesis import derived, instructions, operators, visibility, wording
+from woodshed.synthesis import derived, instructions, operators, stubs, visibility, wording
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.bench import (
     GENERATOR,
@@ -142,9 +143,11 @@ def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str
 
 def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Set[str]) -> Task:
     """The task in its folder, as far as the tests that run the code, and others that it affects, prove it."""
-    outcomes, strength = _failures(work, candidate, deletion, affected)
+    outcomes = _failures(work, candidate, deletion, affected)
     fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
     pass_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] == "passed")
+    stub_passes = _with_stubs(work, deletion, fail_to_pass)
+    strength = _strength(work, deletion, stubs.idle(stub_passes))
     visible, command = visibility.show(work, deletion, outcomes, candidate.name)
     if work.settings.pass_to_pass == "near":
         pass_to_pass = near(pass_to_pass, fail_to_pass, command)
@@ -155,7 +158,7 @@ def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Se
     instruction = _instruction(work, deletion, command, fail_to_pass)
     facts = {**_facts(work, deletion), **strength}
     task = _task(work, candidate, deletion, instruction, command, fail_to_pass, pass_to_pass, facts)
-    return _write(work, task, deletion, visible)
+    return _write(work, dataclasses.replace(task, stub_passes=stub_passes), deletion, visible)
 
 
 def _without_copy(work: Bench, candidate: Candidate, deletion: Deletion) -> None:
@@ -240,18 +243,21 @@ def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
 
 def _failures(
     work: Bench, candidate: Candidate, deletion: Deletion, affected: Set[str]
-) -> tuple[dict[str, Outcome], dict[str, object]]:
-    """The outcome of every stable original test without the code, and what is known about the tests' strength.
+) -> dict[str, Outcome]:
+    """The outcome of every stable original test without the code.
 
-    The tests that run the code come first, with one test of each file that names what is gone: such files may not be
-    collected any more. Others that are known to be `affected` run where the first ones failed for the right reason. Of
-    the rest it is assumed that they pass, but for those of files that cannot be collected.
+    The tests that run the code come first, with one test of each file that names what is gone (such files may not be
+    collected any more) and all of them that are not mapped. Others that are known to be `affected` run where the first
+    ones failed for the right reason. Of the rest it is assumed that they pass, but for those of files that cannot be
+    collected.
     """
     stable = work.baseline.stable
     covering = set(work.map.names(candidate.tests)) or set(stable)
     gone = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(deletion.words)) or "(?!)")
     opening = {test.partition("::")[0]: test for test in reversed(stable)}
-    covering |= {test for file, test in opening.items() if gone.search(work.tests.get(file, ""))}
+    named = {path for path, text in work.tests.items() if gone.search(text)}
+    covering |= {test for file, test in opening.items() if file in named}
+    covering |= {test for test in work.map.unmapped if test.partition("::")[0] in named}
     first = [test for test in stable if test in covering]
     rest = [test for test in stable if test in affected - covering]
     outcomes: dict[str, Outcome] = dict.fromkeys(stable, "passed")
@@ -263,13 +269,25 @@ def _failures(
         outcomes |= run.outcomes
         outcomes |= {test: "missing" for test in stable if test.partition("::")[0] in run.collection_errors}
         _width(work, outcomes)
-        strength = _strength(work, deletion)
         if rest:
             run = work.run(sandbox, rest, HASH_SEEDS[0])
             _reasons(work, candidate, deletion, run)
             outcomes |= run.outcomes
             _width(work, outcomes)
-    return outcomes, strength
+    return outcomes
+
+
+def _with_stubs(work: Bench, deletion: Deletion, failing: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """By kind of stub, the failing tests that pass with it: they ask for names only."""
+    original = {path: work.code.texts[path] for path in deletion.changed if path in work.code.texts}
+    found: dict[str, tuple[str, ...]] = {}
+    for kind, texts in stubs.stubs(original, deletion.changed).items():
+        with work.opened({**deletion.changed, **texts}) as sandbox:
+            run = work.session(sandbox, failing, HASH_SEEDS[0])
+        found[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
+        if len(found[kind]) == len(failing):
+            raise Rejected("trivial", f"{len(failing)} failing tests accept {stubs.KINDS[kind]}")
+    return found
 
 
 def _width(work: Bench, outcomes: Mapping[str, Outcome]) -> None:
@@ -304,7 +322,7 @@ def _wrong_reason(work: Bench, candidate: Candidate, deletion: Deletion, run: Te
         strange.append("NotImplementedError")  # of somebody else's stub
     if re.search("|".join(strange), message):
         return message
-    known = candidate.tests | work.map.bits.get(test, 0) == candidate.tests
+    known = candidate.tests | work.map.bits.get(test, 0) == candidate.tests or test in work.map.unmapped
     return (
         ""
         if known or not candidate.tests or deletion.removed
@@ -312,10 +330,12 @@ def _wrong_reason(work: Bench, candidate: Candidate, deletion: Deletion, run: Te
     )
 
 
-def _strength(work: Bench, deletion: Deletion) -> dict[str, object]:
-    """The share of mutants that tests notice, over the functions that are missing."""
-    functions = _functions(work, deletion)[:MAX_MEASURED]
-    measured = [work.strength(function) for function in functions]
+def _strength(work: Bench, deletion: Deletion, idle: Set[str]) -> dict[str, object]:
+    """The share of mutants that tests notice, over the functions that are missing; `idle` tests have no say."""
+    functions = _functions(work, deletion)
+    asked = {f: [t for t in work.map.names(work.survey.tests(f)) if t not in idle] for f in functions}
+    functions = [function for function in functions if asked[function]][:MAX_MEASURED]
+    measured = [work.strength(function, asked[function]) for function in functions]
     if measured and all(one.trivial for one in measured):
         raise Rejected("trivial", f"{functions[0].name}: the tests accept `{measured[0].trivial[0]}`")
     tried, noticed = sum(one.mutants for one in measured), sum(one.noticed for one in measured)

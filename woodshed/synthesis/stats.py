@@ -29,6 +29,8 @@ class Row:
     share: float
     fail_to_pass: float
     """Medians, of these and the following."""
+    behaviour: float
+    """Of the fail-to-pass tests, those that fail also where all names are back without their behaviour."""
     pass_to_pass: float
     lines_removed: float
     words: float
@@ -92,6 +94,7 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> Row:
         len(tasks),
         len(tasks) / total,
         median([len(task.fail_to_pass) for task in tasks]),
+        median([len(task.behaviour_tests) for task in tasks]),
         median([len(task.pass_to_pass) for task in tasks]),
         median([float(task.provenance.get("lines_removed", 0)) for task in tasks]),
         median([len(task.instruction.split()) for task in tasks]),
@@ -100,10 +103,11 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> Row:
 
 def table(stats: Stats) -> list[list[str]]:
     """The rows as text, for aligned columns."""
-    head = ["", "", "tasks", "share", "F2P", "P2P", "lines", "words"]
+    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "lines", "words"]
     return [head] + [
         [row.group, row.name, str(row.tasks), f"{row.share:.0%}"]
-        + [f"{value:g}" for value in (row.fail_to_pass, row.pass_to_pass, row.lines_removed, row.words)]
+        + [f"{value:g}" for value in (row.fail_to_pass, row.behaviour, row.pass_to_pass)]
+        + [f"{value:g}" for value in (row.lines_removed, row.words)]
         for row in stats.rows
     ]
 

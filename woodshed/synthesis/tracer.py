@@ -1,4 +1,4 @@
-"""Runs the suite once inside a sandbox and notes what each test touches. Standard library, pytest and coverage.
+"""Runs some tests once inside a sandbox and notes what each test touches. Standard library, pytest and coverage.
 
 The session is the one that `grading.runner` makes. Coverage is switched to the test's id while a test and its fixtures
 run; what runs between tests, imports above all, belongs to no test. Calls between functions of the repository are
@@ -6,6 +6,7 @@ seen by the profiler. The answer is a JSON file:
 
     tests   ids, in the order they ran in
     lines   path to line to a hexadecimal set of bits: bit 0 for "outside of any test", bit i + 1 for tests[i]
+    stopped whether the session ended before its tests did, because its seconds were over
     calls   [path of the caller, its qualified name, path of the called, its qualified name]
 """
 
@@ -15,6 +16,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -30,6 +32,11 @@ try:
 except ModuleNotFoundError:  # read on the host, not run in a sandbox
     from woodshed.grading import runner
 
+clock = time.monotonic  # as it is before tests can replace it
+
+MOST_EVENTS = 200_000
+"""Of a test; whoever calls more than that has shown whom it calls."""
+
 
 class Mapper(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
     """The runner's plugin, with coverage and the profiler around every test."""
@@ -37,11 +44,16 @@ class Mapper(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
     def __init__(self, request: dict, cover: coverage.Coverage, channel: int) -> None:
         super().__init__(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
         self.cover, self.tests, self.ours = cover, [], set(request["files"])
+        self.now, self.seconds, self.began = Path(request["now"]), request["seconds"], 0.0
+        self.stopped, self.events = False, 0
         self.calls: dict[tuple[int, int], tuple[CodeType, CodeType]] = {}
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        self.began = self.began or clock()
+        self.now.write_text(item.nodeid, "utf-8")
         self.tests.append(item.nodeid)
+        self.events = 0
         self.cover.switch_context(item.nodeid)
         threading.setprofile(self.note)
         sys.setprofile(self.note)
@@ -49,8 +61,14 @@ class Mapper(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
         self.cover.switch_context("")
+        if clock() > self.began + self.seconds:
+            self.stopped = True
+            item.session.shouldstop = "its seconds are over"
 
     def note(self, frame: FrameType, event: str, argument: object) -> None:
+        self.events += 1
+        if self.events > MOST_EVENTS:
+            sys.setprofile(None)
         code, caller = frame.f_code, frame.f_back
         if event == "call" and code.co_filename in self.ours and caller is not None:
             self.calls[id(caller.f_code), id(code)] = (caller.f_code, code)
@@ -73,7 +91,7 @@ def answer(mapper: Mapper, workspace: str) -> dict:
         for a, b in mapper.calls.values()
         if a.co_filename in mapper.ours
     }
-    return {"tests": mapper.tests, "lines": lines, "calls": sorted(calls)}
+    return {"tests": mapper.tests, "lines": lines, "calls": sorted(calls), "stopped": mapper.stopped}
 
 
 def main() -> None:

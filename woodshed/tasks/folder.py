@@ -6,7 +6,7 @@
     environment/own/          metadata and scripts that stand for the installed distribution
     environment/workspace/    the repository as the agent sees it, with the gap in it
     tests/files/              original tests and configuration, byte for byte: laid over the workspace for grading
-    tests/expected.json       which tests must pass
+    tests/expected.json       which tests must pass, and which of them pass with a stub
     tests/test.sh             grades in a fresh box under Harbor, with the same runner that `grading` uses
     solution/files/           the gold patch, whole files; solution/deletes lists files that it removes
 
@@ -309,6 +309,7 @@ def _record(folder: Path) -> Task:
         **ours,
         "fail_to_pass": expected.get("fail_to_pass"),
         "pass_to_pass": expected.get("pass_to_pass"),
+        "stub_passes": expected.get("stub_passes", {}),
         "name": folder.name,
         "folder": str(folder),
         "instruction": _text(folder / "instruction.md"),
@@ -354,6 +355,13 @@ def _lint(task: Task, folder: Path) -> None:
         raise TaskError(f"{folder}: no test fails before the gold patch, so there is nothing to learn")
     if twice := sorted(set(task.fail_to_pass) & set(task.pass_to_pass)):
         raise TaskError(f"{folder}: test {twice[0]!r} is both fail-to-pass and pass-to-pass")
+    for kind, passing in task.stub_passes.items():
+        if strange := sorted(set(passing) - set(task.fail_to_pass)):
+            raise TaskError(
+                f"{folder}: stub_passes.{kind} names {strange[0]!r}, which is no fail-to-pass test"
+            )
+    if not task.behaviour_tests:
+        raise TaskError(f"{folder}: every fail-to-pass test passes with a stub, so there is nothing to learn")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", task.name) or ".." in task.name:
         raise TaskError(f"{folder}: a task's folder name holds letters, digits, '.', '_' and '-' only")
     tests = dict(_tree(folder / "tests" / "files"))
@@ -364,6 +372,8 @@ def _lint(task: Task, folder: Path) -> None:
 
 def _content_id(task: Task, folder: Path) -> str:
     record = {k: v for k, v in to_json(task).items() if k not in ("id", "name", "folder")}
+    if not task.stub_passes:  # tasks made before this was known keep their ids
+        del record["stub_passes"]
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=True).encode())
     for part in HASHED:
         for path, file in _tree(folder / part):
@@ -464,6 +474,7 @@ def _written_files(task: Task) -> dict[str, bytes]:
     expected = {
         "fail_to_pass": record["fail_to_pass"],
         "pass_to_pass": record["pass_to_pass"],
+        "stub_passes": record["stub_passes"],
         "packages": record["environment"]["packages"],
         "timeout_s": task.verify_timeout_s,
     }

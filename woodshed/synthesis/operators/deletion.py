@@ -160,8 +160,11 @@ def code_body(function: Function) -> list[ast.stmt]:
 def is_declaration(function: Function) -> bool:
     """Overloads, abstract methods and bodies that do nothing."""
     names = {(dotted_parts(d) or [""])[-1] for d in function.decorator_list}
-    if names & {"overload", "abstractmethod", "setter", "deleter"}:
-        return True
+    return bool(names & {"overload", "abstractmethod", "setter", "deleter"}) or is_empty(function)
+
+
+def is_empty(function: Function) -> bool:
+    """Whether a body does nothing, or only raises NotImplementedError."""
     for statement in code_body(function):
         match statement:
             case ast.Pass() | ast.Expr(value=ast.Constant()):

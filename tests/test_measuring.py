@@ -1,0 +1,209 @@
+"""What is measured of a repository once: its tests mapped to lines in pieces, and those left out that judge time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from woodshed.records import TaskError
+from woodshed.synthesis import SynthesisSettings, baseline, bench, clocks, mapping, measuring, sources
+from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.make import _notes
+from woodshed.synthesis.mapping import Piece, merged
+
+CODE = """
+def one():
+    return 1
+
+
+def two():
+    return one() + 1
+
+
+def spin():
+    for _ in range(300_000):
+        one()
+    return two()
+"""
+TESTS = """
+import os
+import time
+from datetime import datetime
+from timeit import repeat, timeit
+
+import pytest
+from short import one, spin, two
+
+
+def test_one():
+    assert one() == 1
+
+
+def test_two():
+    assert two() == 2
+
+
+def test_spin():
+    assert spin() == 2
+
+
+def spans(sizes):
+    for size in sizes:
+        began = time.perf_counter()
+        sum(range(size))
+        yield time.perf_counter() - began
+
+
+def test_near_linear():
+    short, long = spans((100_000, 200_000))
+    assert one() and long < 20 * short + 0.2
+
+
+def test_not_faster():
+    short, long = spans((100_000, 300_000))
+    assert one() and long > short - 0.2
+
+
+def test_quick():
+    assert timeit(one, number=10) < 1
+
+
+def test_date():
+    began = datetime.now()
+    two()
+    assert (datetime.now() - began).total_seconds() < 1
+
+
+def test_best_of_many():
+    assert min(repeat(one, number=10, repeat=20)) < 1
+
+
+def test_looks_but_does_not_judge(tmp_path):
+    began = time.time()
+    (tmp_path / "x").write_text("x")
+    assert began - 1 < (tmp_path / "x").stat().st_mtime < time.time() + 1
+
+
+def test_waits_at_least():
+    began = time.monotonic()
+    time.sleep(0.01)
+    assert time.monotonic() - began >= 0.009
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
+    root = tmp_path_factory.mktemp("short") / "short"
+    root.mkdir()
+    (root / "short.py").write_text(CODE)
+    (root / "test_short.py").write_text(TESTS)
+    (root / "test_plain.py").write_text("import short\n\n\ndef test_plain():\n    assert short.two() == 2\n")
+    return baseline.measure(sources.fetch(str(root), root.with_name("tree")), runs=1)
+
+
+def names(tests: Sequence[str]) -> set[str]:
+    return {test.partition("::")[2].removeprefix("test_") for test in tests}
+
+
+def test_a_map_is_made_in_pieces_and_gone_on_with(measured: Baseline, tmp_path: Path):
+    whole = mapping.measure(measured, tmp_path / "whole", 300)
+    assert whole.unmapped == () and ("short.py", "two", "short.py", "one") in whole.calls
+    assert names(whole.names(whole.covering("short.py", 7, 7))) >= {"two", "spin", "plain", "date"}
+    first, *others = measured.stable
+    kept = tmp_path / "kept"
+    asked: list[list[str]] = []
+    told: list[str] = []
+
+    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+        """The real one, which a killed process would have ended after its first test."""
+        asked.append(list(tests))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return mapping.trace(baseline, tests, 1e-6 if len(asked) == 1 else seconds)
+
+    with pytest.raises(KeyboardInterrupt):
+        mapping.measure(
+            measured, kept, 300, lambda done, total, text: told.append(f"{done}/{total} {text}"), session
+        )
+    (kept / "99999.json").write_text('{"torn')
+    again = mapping.measure(measured, kept, 300, session=session)
+    assert asked == [[first, *others], others, others]
+    assert again.lines.keys() == whole.lines.keys() and again.unmapped == ()
+    assert [again.names(again.covering("short.py", n, n)) for n in range(2, 12)] == [
+        whole.names(whole.covering("short.py", n, n)) for n in range(2, 12)
+    ]
+    assert told[0] == "0/11 mapping short, its tests to its lines, at most 5 min"
+    assert told[-1].startswith("1/11 ")
+
+
+def test_a_test_that_no_session_survives_is_put_aside(measured: Baseline, tmp_path: Path):
+    bad = measured.stable[1]
+
+    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+        if bad in tests:
+            return Piece((), {}, (), (bad,))
+        return Piece(tuple(tests), {"short.py": {"2": "2"}}, (), ())
+
+    found = mapping.measure(measured, tmp_path, 300, session=session)
+    assert found.unmapped == (bad,) and found.names(found.covering("short.py", 2, 2)) == [measured.stable[0]]
+
+
+def test_what_time_does_not_reach_is_left_unmapped(measured: Baseline, tmp_path: Path):
+    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+        time.sleep(0.2)
+        return Piece(tuple(tests[:1]), {}, (), ())
+
+    found = mapping.measure(measured, tmp_path, 0.1, session=session)
+    assert found.unmapped == measured.stable[1:]
+
+
+def test_pieces_are_merged_by_test():
+    one = Piece(
+        ("a", "strange", "b"), {"m.py": {"1": "1", "2": "a", "10": "4"}}, (("m.py", "f", "m.py", "g"),), ()
+    )
+    two = Piece(("c",), {"m.py": {"2": "3"}, "n.py": {"1": "2"}}, (("m.py", "f", "m.py", "g"),), ())
+    found = merged([one, two], ("a", "b", "c", "d"))
+    assert found.lines == {"m.py": {"1": "1", "2": "f", "10": "0"}, "n.py": {"1": "8"}}
+    assert found.calls == (("m.py", "f", "m.py", "g"),) and found.unmapped == ("d",)
+
+
+def test_a_session_that_never_began_says_so(measured: Baseline, tmp_path: Path):
+    (measured.repository.tree / "conftest.py").write_text("raise SystemExit('no way')")
+    try:
+        with pytest.raises(TaskError, match="before any test"):
+            mapping.trace(measured, measured.stable, 10)
+    finally:
+        (measured.repository.tree / "conftest.py").unlink()
+
+
+def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, tmp_path: Path):
+    settings = SynthesisSettings(mapping_timeout_s=0.001, timeout_s=60)
+    said: list[str] = []
+
+    def measure(settings: SynthesisSettings) -> bench.Measured:
+        said.clear()
+        return measuring.measured_once(
+            measured.repository, tmp_path, settings, lambda done, total, text: said.append(text)
+        )
+
+    short = measure(settings)
+    first = set(short.map.unmapped)
+    assert any("building short" in text for text in said)
+    assert measure(settings) == short and said == []
+    longer = measure(settings.model_copy(update={"mapping_timeout_s": 300}))
+    assert longer.baseline == short.baseline and longer.map.unmapped == () and longer.map.lines
+    assert not any("building" in text for text in said)
+    assert measure(settings) == longer and said == []
+    (kept,) = (tmp_path / ".baselines").iterdir()
+    assert json.loads(kept.read_text())["map"]["unmapped"] == [] and kept.suffix == ".json"
+    assert names(longer.baseline.timed) == {"near_linear", "not_faster", "quick", "date"}
+    assert set(longer.baseline.stable) == set(measured.stable) - set(longer.baseline.timed)
+    assert set(longer.baseline.timed) <= set(longer.baseline.broken)  # so the agent is not shown them
+    assert names(measured.stable) - names(clocks.seeing(measured)) == {"plain"}
+    assert "4 tests are left out because they judge time" in _notes(longer)[0]
+    assert not first or "tests could not be mapped" in _notes(short)[1]
+    assert settings.fingerprint == SynthesisSettings(timeout_s=60).fingerprint

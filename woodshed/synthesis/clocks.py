@@ -1,0 +1,84 @@
+"""Tests that judge time are found before a task is made of them: on a busy machine they fail an honest solution.
+
+Those that can see a clock run once more while the process is slowed down (`slowed`), in two phases at once; what fails
+then, and passed three times before, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+from woodshed.grading import verifier
+from woodshed.sandbox import open_sandbox
+from woodshed.synthesis.baseline import Baseline, Progress
+
+SEES_A_CLOCK = re.compile(r"(?m)^\s*(?:import|from)\s[^#\n]*\b(?:time|timeit)\b|\b(?:now|utcnow)\(")
+PHASES = (2, 0)
+"""Which look at a clock, of four, comes late: the end of the first span that is measured, or of the second."""
+PATIENCE_S = 240.0
+"""More than its limit for the test that a run is in when it is over."""
+MOST_SHARE = 0.25
+"""If more of a suite fails, it is not time that it judges, and nothing is left out."""
+
+
+def without_judges_of_time(baseline: Baseline, limit_s: float, progress: Progress) -> Baseline:
+    """The baseline without the tests that fail where the process is slowed down; they are in `timed`.
+
+    Of a suite that `limit_s` seconds are too few for, the first tests are tried.
+    """
+    name, asked = baseline.repository.name, seeing(baseline)
+    if not asked:
+        return baseline
+    progress(
+        0, 0, f"slowing down {name}, {len(asked)} tests that see a clock, at most {limit_s / 60:.0f} min"
+    )
+    with ThreadPoolExecutor(len(PHASES)) as pool:
+        runs = list(pool.map(lambda phase: _failing(baseline, asked, phase, limit_s), PHASES))
+    failed = set().union(*runs)
+    timed = tuple(test for test in baseline.stable if test in failed)
+    if len(timed) == len(baseline.stable) or len(timed) > max(4.0, MOST_SHARE * len(baseline.stable)):
+        return baseline
+    return replace(
+        baseline,
+        stable=tuple(test for test in baseline.stable if test not in failed),
+        broken=tuple(sorted({*baseline.broken, *timed})),
+        timed=timed,
+    )
+
+
+def seeing(baseline: Baseline) -> list[str]:
+    """Stable tests of files that mention a clock; all of them where the package, a conftest or a helper does."""
+
+    def mentions(path: str) -> bool:
+        file = baseline.repository.tree / path
+        return SEES_A_CLOCK.search(file.read_bytes().decode(errors="replace")) is not None
+
+    holding = {test.partition("::")[0] for test in baseline.stable}
+    shared = [path for path in (*baseline.package_files, *baseline.test_files) if path not in holding]
+    if any(mentions(path) for path in shared if path.endswith(".py")):
+        return list(baseline.stable)
+    files = {path for path in holding if mentions(path)}
+    return [test for test in baseline.stable if test.partition("::")[0] in files]
+
+
+def _failing(baseline: Baseline, tests: Sequence[str], phase: int, limit_s: float) -> set[str]:
+    """Tests that fail in one phase; none where the run did not survive it."""
+    script = Path(__file__).with_name("slowed.py")
+    binds = {**baseline.spec.binds, "/run/woodshed/woodshed_slowed.py": script}
+    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
+        request = {"ids": list(tests), "phase": phase, "seconds": limit_s, "workspace": sandbox.workspace}
+        request["out"] = "/tmp/slowed.json"
+        result = sandbox.exec(
+            verifier.PYTHON + "/run/woodshed/woodshed_slowed.py",
+            stdin=json.dumps(request).encode(),
+            timeout_s=limit_s + PATIENCE_S,
+            max_output=1 << 14,
+        )
+        if result.outcome != "ok":
+            return set()
+        return set(json.loads(sandbox.read("/tmp/slowed.json"))["failed"])

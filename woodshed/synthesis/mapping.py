@@ -1,0 +1,177 @@
+"""Maps the tests of a baseline to lines in sessions, each of them kept; a long suite as far as time allows.
+
+A session runs some of the tests under coverage and the profiler (`tracer`) and stops between two of them after
+SESSION_S, so that little is lost when it is stopped, and a later call goes on behind it. A test that a session does not
+survive is put aside. Tests without a map take away nothing that is true: the proof of a task runs them all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from woodshed.grading import verifier
+from woodshed.records import Environment, TaskError, from_json, to_json
+from woodshed.rundir import write_atomically
+from woodshed.sandbox import Result, open_sandbox
+from woodshed.synthesis.baseline import Baseline, Progress
+from woodshed.synthesis.maps import AT_IMPORT, Map
+from woodshed.synthesis.project import PYTHON
+from woodshed.tasks.environment import prepare, resolve
+
+COVERAGE = "coverage==7.17.5"
+TESTS_EACH = 250
+"""Most tests of one session."""
+SESSION_S = 60.0
+"""A session stops between two tests after so long."""
+PATIENCE_S = 240.0
+"""More for the test that runs then, and for reading the lines; what takes longer is put aside."""
+AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one session found."""
+
+    tests: tuple[str, ...]
+    """Ids in the order they ran in; bit i + 1 of every set is tests[i]."""
+    lines: dict[str, dict[str, str]]
+    """As in `Map`."""
+    calls: tuple[tuple[str, str, str, str], ...]
+    aside: tuple[str, ...]
+    """Tests that did not run, or that the session did not survive."""
+
+
+def measure(
+    baseline: Baseline,
+    kept: Path,
+    limit_s: float,
+    progress: Progress = lambda done, total, text: None,
+    session: Callable[[Baseline, Sequence[str], float], Piece] | None = None,
+) -> Map:
+    """The map, as far as `limit_s` seconds reach; the folder `kept` holds what earlier calls found.
+
+    Raises:
+        TaskError: a session gave no answer and does not say which test it ended in.
+    """
+    session, began = session or trace, time.monotonic()
+    kept.mkdir(parents=True, exist_ok=True)
+    pieces, total, stable = list(_pieces(kept)), len(baseline.stable), set(baseline.stable)
+    done = {test for piece in pieces for test in (*piece.tests, *piece.aside)} & stable
+    waiting, before = deque(_chunks([test for test in baseline.stable if test not in done])), len(done)
+    running: dict[Future[Piece], Sequence[str]] = {}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        while True:
+            passed_s = time.monotonic() - began
+            progress(
+                len(done), total, _told(baseline, limit_s, passed_s, len(done) - before, total - len(done))
+            )
+            while waiting and len(running) < AT_ONCE and passed_s < limit_s:
+                chunk = waiting.popleft()
+                seconds = min(SESSION_S, limit_s - passed_s)
+                running[pool.submit(session, baseline, chunk, seconds)] = chunk
+            if not running:
+                return merged(pieces, baseline.stable)
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                chunk, piece = running.pop(future), future.result()
+                write_atomically(kept / f"{len(pieces):05}.json", json.dumps(to_json(piece)))
+                pieces.append(piece)
+                done |= {*piece.tests, *piece.aside} & stable
+                if rest := [test for test in chunk if test not in done]:
+                    waiting.appendleft(rest)
+
+
+def _told(baseline: Baseline, limit_s: float, passed_s: float, done: int, left: int) -> str:
+    """What is done and how long it may take, in words."""
+    text = f"mapping {baseline.repository.name}, its tests to its lines, at most {limit_s / 60:.0f} min"
+    if not done or not left:
+        return text
+    rest_s = min(passed_s / done * left, max(limit_s - passed_s, 0))
+    return f"{text}, about {rest_s / 60:.0f} min left"
+
+
+def _chunks(tests: list[str]) -> Iterator[list[str]]:
+    for at in range(0, len(tests), TESTS_EACH):
+        yield tests[at : at + TESTS_EACH]
+
+
+def _pieces(kept: Path) -> Iterator[Piece]:
+    """What earlier calls found; files that are torn or not ours are passed over."""
+    for file in sorted(kept.glob("*.json")):
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            yield from_json(Piece, json.loads(file.read_text("utf-8")))
+
+
+def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+    """One session over some tests, which stops between two of them after so many seconds.
+
+    Raises:
+        TaskError: it gave no answer, and no test of it had begun.
+    """
+    tool = Environment(PYTHON, resolve([COVERAGE], python=PYTHON), packages=())
+    (site,) = (prepare(tool) / "lib").glob("python*/site-packages")
+    tracer = Path(__file__).with_name("tracer.py")
+    binds = {**baseline.spec.binds, "/run/coverage": site, "/run/woodshed/woodshed_tracer.py": tracer}
+    files = [path for path in baseline.package_files if path.endswith(".py")]
+    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
+        request = {
+            "nonce": "",
+            "ids": list(tests),
+            "packages": [],
+            "workspace": sandbox.workspace,
+            "files": [f"{sandbox.workspace}/{path}" for path in files],
+            "out": "/tmp/map.json",
+            "now": "/tmp/now",
+            "seconds": seconds,
+        }
+        result = sandbox.exec(
+            verifier.PYTHON + "/run/woodshed/woodshed_tracer.py",
+            stdin=json.dumps(request).encode(),
+            timeout_s=seconds + PATIENCE_S,
+            max_output=1 << 14,
+        )
+        if result.outcome != "ok":
+            now = sandbox.exec(["cat", "/tmp/now"]).stdout.decode(errors="replace")
+            return _put_aside(baseline, result, now, tests)
+        answer = json.loads(sandbox.read("/tmp/map.json"))
+    ran = set(answer["tests"])
+    aside = () if answer["stopped"] else tuple(test for test in tests if test not in ran)
+    calls = tuple((a, b, c, d) for a, b, c, d in answer["calls"])
+    return Piece(tuple(answer["tests"]), answer["lines"], calls, aside)
+
+
+def _put_aside(baseline: Baseline, result: Result, now: str, tests: Sequence[str]) -> Piece:
+    """The test that a session ended in; the others are tried again without it."""
+    if now in tests:
+        return Piece((), {}, (), (now,))
+    end = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
+    raise TaskError(
+        f"{baseline.repository.name}: the run that maps tests to lines ended as {result.outcome} after "
+        f"{result.seconds:.0f} s, before any test. It printed:\n    {end}"
+    )
+
+
+def merged(pieces: Sequence[Piece], stable: tuple[str, ...]) -> Map:
+    """One map of the stable tests; of others nothing is kept but that a line ran."""
+    place = {test: i + 1 for i, test in enumerate(stable)}
+    lines: dict[str, dict[str, int]] = {}
+    for piece in pieces:
+        moves = [(i + 1, place[test]) for i, test in enumerate(piece.tests) if test in place]
+        known: dict[str, int] = {}  # few distinct sets are behind many lines
+        for path, found in piece.lines.items():
+            into = lines.setdefault(path, {})
+            for n, text in found.items():
+                if text not in known:
+                    bits = int(text, 16)
+                    known[text] = bits & AT_IMPORT | sum(1 << to for at, to in moves if bits >> at & 1)
+                into[n] = into.get(n, 0) | known[text]
+    texts = {path: {n: f"{lines[path][n]:x}" for n in sorted(lines[path], key=int)} for path in sorted(lines)}
+    calls = tuple(sorted({call for piece in pieces for call in piece.calls}))
+    seen = {test for piece in pieces for test in piece.tests}
+    return Map(stable, texts, calls, tuple(test for test in stable if test not in seen))

@@ -1,0 +1,113 @@
+"""What is known about a repository before anything is taken away, measured once and kept beside the tasks.
+
+First the baseline, then which tests touch which lines, then what also stands in libraries. Each part is kept as soon as
+it is known, so that what was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from woodshed.records import from_json, to_json
+from woodshed.rundir import write_atomically
+from woodshed.synthesis import clocks, leaks, mapping, sources
+from woodshed.synthesis.baseline import Baseline, Progress, measure
+from woodshed.synthesis.bench import GENERATOR, Measured, SynthesisSettings, texts
+from woodshed.synthesis.maps import Map
+from woodshed.synthesis.project import PYTHON
+from woodshed.tasks import folder
+
+SLOWER = 5
+"""So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
+
+
+def measured_once(
+    repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
+) -> Measured:
+    """What is known about the repository: all tasks of a set share one environment, whenever made.
+
+    A map that wanted time is gone on with where `settings.mapping_timeout_s` was raised since.
+    """
+    asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
+    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    home = out / ".baselines" / f"{repository.name}-{key}"
+    kept, parts = home.with_name(f"{home.name}.json"), home.with_name(f"{home.name}.parts")
+    if (known := read_kept(kept)) and _is_enough(known["map"], settings.mapping_timeout_s):
+        found, copied = known.pop("map"), known.pop("copies")
+        calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
+        baseline = _baseline(known, repository)
+        copies = {(path, name): where for path, name, where in copied}
+        return Measured(
+            baseline, Map(baseline.stable, found["lines"], calls, tuple(found["unmapped"])), copies
+        )
+    baseline = _first(repository, parts / "baseline.json", settings, progress)
+    with ThreadPoolExecutor(1) as beside:
+        code = texts(baseline, baseline.package_files, ".py")
+        searching = beside.submit(leaks.copies, code, baseline.spec)
+        found = mapping.measure(baseline, parts / "map", settings.mapping_timeout_s, progress)
+        progress(0, 0, f"searching for copies of {repository.name}")
+        copied = searching.result()
+    known = _with_contents(baseline)
+    known["map"] = {"lines": found.lines, "calls": found.calls, "unmapped": found.unmapped}
+    known["map"]["timeout_s"] = settings.mapping_timeout_s
+    known["copies"] = [[*place, where] for place, where in copied.items()]
+    write_atomically(kept, json.dumps(known, indent=1))
+    if not found.unmapped:
+        shutil.rmtree(parts, ignore_errors=True)
+    return Measured(baseline, found, copied)
+
+
+def _is_enough(found: Mapping[str, Any], timeout_s: float) -> bool:
+    return not found["unmapped"] or timeout_s <= found["timeout_s"]
+
+
+def _first(
+    repository: sources.Repository, kept: Path, settings: SynthesisSettings, progress: Progress
+) -> Baseline:
+    """The baseline, without tests that judge time; as an earlier call left it."""
+    if known := read_kept(kept, {"contents"}):
+        return _baseline(known, repository)
+    extra = settings.extra_requirements
+    measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
+    limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
+    measured = clocks.without_judges_of_time(measured, limit_s, progress)
+    measured = replace(measured, durations={})  # the only part that differs from run to run
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(kept, json.dumps(_with_contents(measured), indent=1))
+    return measured
+
+
+def _with_contents(baseline: Baseline) -> dict[str, Any]:
+    tree = baseline.repository.tree
+    contents = {p: base64.b64encode((tree / p).read_bytes()).decode() for p in baseline.generated}
+    known = {**to_json(baseline), "contents": contents}
+    del known["repository"]
+    return known
+
+
+def _baseline(known: dict[str, Any], repository: sources.Repository) -> Baseline:
+    for path, content in known.pop("contents").items():
+        (repository.tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (repository.tree / path).write_bytes(base64.b64decode(content))
+    return from_json(Baseline, {**known, "repository": to_json(repository)})
+
+
+def read_kept(file: Path, parts: Set[str] = frozenset({"contents", "map", "copies"})) -> dict[str, Any]:
+    """What was measured before; nothing where it is not whole, or is not ours: then it is measured again."""
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        whole = parts <= known.keys() and all(map(folder.is_clean, known["contents"]))
+        whole = (
+            whole and {"unmapped", "timeout_s"} <= known.get("map", {"unmapped": 0, "timeout_s": 0}).keys()
+        )
+    except (FileNotFoundError, ValueError, AttributeError):
+        return {}
+    return known if whole else {}
