@@ -229,7 +229,8 @@ class Attempt:
     def fork(self) -> Attempt:
         """The same attempt once more, in a fork of its sandbox."""
         twin = copy.copy(self)
-        twin.sandbox, twin.turns, twin._ids = self.sandbox.fork(), list(self.turns), list(self._ids)
+        twin.sandbox = self.sandbox.fork()
+        twin.turns, twin.accesses, twin._ids = list(self.turns), list(self.accesses), list(self._ids)
         return twin
 
     def finish(self) -> Rollout:

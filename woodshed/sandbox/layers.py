@@ -105,6 +105,20 @@ def find(layers: Sequence[Path], path: str) -> Path | None:
     return None
 
 
+def alters(layer: Path, path: str) -> bool:
+    """Tell whether a layer stands in front of a file of the layers below it: the kernel copies a file up before anything
+    about it changes, and marks what is gone. A folder in a layer hides nothing by itself."""
+    node = layer
+    for part in path.split("/"):
+        node = node / part
+        info = _info(node)
+        if info is _NOTHING:
+            return False
+        if not stat.S_ISDIR(info.st_mode) or _opaque(node):
+            return True
+    return True
+
+
 def _info(path: Path) -> os.stat_result:
     try:
         return path.lstat()
