@@ -27,6 +27,7 @@ from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS, ToolSettings
+from woodshed.boundary import contained
 from woodshed.inference.renderer import Context, Renderer
 from woodshed.inference.sampler import Sample, Sampler, SampleRequest
 from woodshed.records import (
@@ -239,7 +240,15 @@ class Attempt:
         try:
             if ended != "sandbox_lost":
                 original = self.task.folder / "environment" / "workspace"
-                patch = extract(self.sandbox, original, max_bytes=self.settings.patch_file_bytes)
+                patch = contained(
+                    lambda: extract(
+                        self.sandbox,
+                        original,
+                        max_bytes=self.settings.patch_file_bytes,
+                        allowed=self.task.allowed_paths,
+                    ),
+                    lambda error: Patch({}, {".": f"the workspace cannot be read: {error}"}),
+                )
         except SandboxError:
             ended = "sandbox_lost"
         finally:

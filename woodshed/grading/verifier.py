@@ -28,6 +28,7 @@ from typing import Literal, cast
 
 from pydantic import Field
 
+from woodshed.boundary import contained
 from woodshed.grading import interface, results
 from woodshed.grading.compiled import compiled_tests
 from woodshed.records import (
@@ -67,6 +68,7 @@ SUSPECT = re.compile(
     r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
 )
 """Words of code that reaches for its caller, for the tests, or for how values are compared."""
+UNREADABLE = "the patch cannot be compared with the interface that it has to keep"
 LOST = "the sandbox was lost twice with this patch, and held without it"
 
 
@@ -241,7 +243,8 @@ def verify(
         run = _test_patch(task, taken, expected, limit_s)
         if _solves(run):
             texts = {path: None if data is None else data.decode() for path, data in taken.items()}
-            run = dataclasses.replace(run, integrity=tuple(interface.lost_by(task, texts)[:MOST_NOTES]))
+            lost = contained(lambda: interface.lost_by(task, texts), lambda error: [f"{UNREADABLE}: {error}"])
+            run = dataclasses.replace(run, integrity=tuple(lost[:MOST_NOTES]))
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)
             notes.append(f"judged apart: {len(judged)} of {len(task.fail_to_pass)} fail-to-pass tests")

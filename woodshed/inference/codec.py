@@ -178,6 +178,7 @@ class JsonCodec:
                 and body.keys() <= {"name", "arguments"}
                 and isinstance(body.get("name"), str)
                 and isinstance(body.get("arguments", {}), dict)
+                and not _is_deep(body)
                 and _is_utf8(body)
             )
             if text.startswith(self.closing, tail):
@@ -202,6 +203,22 @@ def _recover(text: str, start: int, opening: str, closing: str) -> tuple[None, i
     if end >= 0 and (following < 0 or end < following):
         return None, end + len(closing), True
     return None, (following + 1 if following >= 0 else len(text)), following >= 0
+
+
+DEEPEST = 32
+"""Lists and objects inside each other; what is deeper is unparseable, since not everything that reads it could."""
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _is_utf8(value: Any) -> bool:

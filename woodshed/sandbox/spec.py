@@ -115,6 +115,8 @@ class Change:
     kind: Literal["added", "modified", "deleted"]
     file_type: FileType
     """What it is now; what it was, where it was deleted."""
+    size: int = field(default=0, compare=False)
+    """Bytes of the file that it is now."""
 
 
 @dataclass(frozen=True)
