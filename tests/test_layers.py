@@ -88,3 +88,82 @@ def test_runs_that_begin_and_end_meanwhile_cost_no_honest_attempt(tiny_task: Tas
         thread.join()
     assert (verdict.integrity, verdict.reward) == ((), 1.0)
     assert grading.verify(tiny_task, Patch({})).reward == 0.0
+
+
+def python(code: str) -> str:
+    return f"/env/bin/python -c '{code}'"
+
+
+RENAMED = python('import os; os.rename("t", "u")')
+RENAMES = {
+    "mv": "mv t u",
+    "os.rename": RENAMED,
+    "shutil.move": python('import shutil; shutil.move("t", "u")'),
+    "by descriptor": python(
+        'import os; f = os.open(".", 0); os.rename("t", "u", src_dir_fd=f, dst_dir_fd=f)'
+    ),
+    "absolute": python('import os; os.rename("/workspace/t/", "/workspace/u")'),
+    "through a link": "ln -s /workspace /tmp/w; " + python('import os; os.rename("/tmp/w/t", "u")'),
+    "onto an empty folder": "mkdir u; " + RENAMED,
+    "there and back and there": RENAMED + " && mv u t && " + RENAMED,
+    "written before": "echo x >> t/a.py; sed -i '$d' t/a.py; " + RENAMED,
+    "a part of it before": "mv t/deep t/d && mv t/d t/deep && " + RENAMED,
+}
+
+
+@pytest.mark.parametrize("watch", [None, ()])
+def test_folders_are_renamed_as_on_a_plain_disk(lower: Path, watch: tuple[str, ...] | None):
+    (lower / "t" / "deep").mkdir()
+    (lower / "t" / "deep" / "run.sh").write_text("#!/bin/sh\n")
+    (lower / "t" / "deep" / "run.sh").chmod(0o755)
+    (lower / "t" / "link").symlink_to("deep/run.sh")
+    os.utime(lower / "t" / "a.py", (1, 1))
+    expected = {
+        ("t", "deleted"),
+        ("u", "added"),
+        *(
+            (f"{top}/{name}", kind)
+            for top, kind in (("t", "deleted"), ("u", "added"))
+            for name in ("a.py", "deep", "deep/run.sh", "link")
+        ),
+    }
+    with open_sandbox(SandboxSpec((lower,), watch=watch)) as sandbox:
+        for name, command in RENAMES.items():
+            with sandbox.fork() as fork:
+                result = fork.exec(command)
+                assert result.outcome == "ok", (name, result.stderr)
+                assert {(change.path, change.kind) for change in fork.diff()} == expected, name
+                shown = fork.exec("cat u/a.py; readlink u/link; test -x u/deep/run.sh; ls -a").stdout.decode()
+                assert shown.startswith("def test(): pass\ndeep/run.sh\n") and "woodshed" not in shown, name
+                assert fork.altered(["t/a.py"]) == ["t/a.py"]
+                if watch is not None:
+                    assert "/workspace/t/a.py" in [t.path for t in fork.touched() if t.mode == "write"], name
+        with sandbox.fork() as fork, fork.fork() as later:  # after a fork, what was written is a lower layer
+            assert later.exec("mkdir -p n/m; touch n/m/x").outcome == "ok"
+            with later.fork() as last:
+                command = '/env/bin/python -c \'import os; os.rename("n", "k"); os.rename("k/m", "t/m")\''
+                assert last.exec(command).outcome == "ok"
+                assert {c.path for c in last.diff()} == {"k", "t/m", "t/m/x"}
+
+
+def test_git_mv_of_a_folder(lower: Path):
+    with open_sandbox(SandboxSpec((lower,))) as sandbox:
+        git = "git -c user.name=a -c user.email=a@b"
+        assert sandbox.exec(f"git init -q . && git add . && {git} commit -qm one").outcome == "ok"
+        with sandbox.fork() as fork:
+            result = fork.exec("git mv t lib && git status --porcelain")
+            assert (result.outcome, result.stdout) == ("ok", b"R  t/a.py -> lib/a.py\n"), result.stderr
+            assert fork.read("lib/a.py") == b"def test(): pass\n"
+
+
+def test_a_folder_that_cannot_be_copied_stays_whole(lower: Path):
+    for spoil in (
+        "truncate -s 200M t/b t/c",
+        "mkdir t/shut; chmod 0 t/shut",
+        "mkdir t/shut; touch t/shut/x; chmod 555 t/shut",
+        python('import os; os.chdir("t"); [(os.mkdir("d"), os.chdir("d")) for _ in range(150)]'),
+    ):
+        with open_sandbox(SandboxSpec((lower,))) as sandbox:
+            assert sandbox.exec(spoil).outcome == "ok"
+            assert b"Invalid cross-device link" in sandbox.exec(RENAMED).stderr
+            assert sandbox.exec("cat t/a.py; ls -A").stdout == b"def test(): pass\nkept.py\nt\n"

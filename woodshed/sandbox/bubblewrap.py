@@ -59,7 +59,13 @@ def _start(spec: SandboxSpec, home: store.Store, frozen: Sequence[Path]) -> _Run
     work.mkdir()
     command = [str(find_bwrap()), *rootfs.arguments(spec, home.path, frozen, upper, work)]
     supervisor = control.launch(
-        command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=group is None, watch=spec.watch
+        command,
+        workspace=WORKSPACE,
+        limits=limits,
+        log=log,
+        fallbacks=group is None,
+        watch=spec.watch,
+        moves=spec.user == "agent",
     )
     now = _Running(supervisor, layer, group)
     if group and not group.admit_child(supervisor.process.pid):  # long before any command runs

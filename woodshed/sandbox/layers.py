@@ -2,8 +2,8 @@
 
 A layer is a folder. The upper layer of a sandbox holds what was written to its workspace; a deletion is a character
 device 0/0 (a whiteout), and a folder that replaces another one carries the attribute user.overlay.opaque
-(kernel.org, Documentation/filesystems/overlayfs). Rename redirects are off where bubblewrap mounts: a renamed folder
-is copied by `mv`, so a layer holds nothing but entries, whiteouts and opaque folders.
+(kernel.org, Documentation/filesystems/overlayfs). Rename redirects are off where bubblewrap mounts: a folder is copied
+before it is renamed (`watcher`), so a layer holds nothing but entries, whiteouts and opaque folders.
 """
 
 from __future__ import annotations
