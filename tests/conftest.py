@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from woodshed import boundary
 from woodshed.records import Environment, Task
 from woodshed.tasks import folder
 
@@ -20,6 +21,7 @@ def pytest_configure() -> None:
     """A shell that starts the suite in the background has it ignore Ctrl-C, which some tests are about. Without a GPU
     Triton's kernels are interpreted, which it must know before it is imported."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    boundary.strict = True
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("TRITON_INTERPRET", "1")
 

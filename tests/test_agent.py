@@ -184,6 +184,33 @@ def test_the_context_is_never_overrun(task: Task, sandbox: Sandbox) -> None:
         Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r", context_length=length - 100)
 
 
+def test_the_two_sides_of_a_fork_share_nothing_that_changes(task: Task) -> None:
+    sandbox = open_sandbox(SandboxSpec((task.folder / "environment" / "workspace",), watch=()))
+    attempt = Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r")
+    write = "<call>write_file {}\n<<<<\nx\n>>>>\n</call>"
+
+    def act(one: Attempt, message: str) -> None:
+        one.act(ScriptedSampler(renderer(), lambda _: message).sample([one.request()])[0])
+
+    act(attempt, write.format("both.py"))
+    twin = attempt.fork()
+    for name, value in vars(attempt).items():
+        if isinstance(value, list | dict | set | bytearray) or value is sandbox:
+            assert vars(twin)[name] is not value, name
+    act(attempt, write.format("first.py"))
+    act(twin, write.format("second.py"))
+    for one, own in ((attempt, "first.py"), (twin, "second.py")):
+        act(one, FINISH)
+        rollout = one.finish()
+        assert sorted(access.path for access in rollout.accesses) == [
+            "/workspace/both.py",
+            f"/workspace/{own}",
+        ]
+        assert sorted(rollout.patch.files) == ["both.py", own]
+        assert len(rollout.turns) == 3
+        assert rollout.turns[1].text == write.format(own)
+
+
 def test_a_lost_sandbox_voids_the_attempt(task: Task, sandbox: Sandbox) -> None:
     sampler = ScriptedSampler(renderer(), [READ, READ])
     attempt = Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r")

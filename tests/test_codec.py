@@ -131,18 +131,41 @@ def test_what_is_written_is_read(codec):
     assert refused == 0 if codec is not PLAIN else 0 < refused < 2000
 
 
-def test_plain_blocks_express_everything_but_fence_lines():
+def test_plain_blocks_express_everything():
     dice = random.Random(1)
     for _ in range(3000):
-        old, new = some_text(dice), some_text(dice)
-        arguments = {"path": "a b.py", "old": old, "new": new}
-        has_fence = any(line.rstrip() in FENCES for text in (old, new) for line in text.split("\n"))
-        try:
-            text = PLAIN.format("edit_file", arguments, TOOLS)
-        except ValueError:
-            assert has_fence
-        else:
-            assert PLAIN.parse(text, TOOLS)[1][0].arguments == arguments
+        arguments = {"path": "a b.py", "old": some_text(dice), "new": some_text(dice)}
+        text = PLAIN.format("edit_file", arguments, TOOLS)
+        assert PLAIN.parse(text, TOOLS)[1][0].arguments == arguments
+
+
+@pytest.mark.parametrize(
+    "line", ["====", ">>>>", "<<<<", "====  ", "<<<<<", "=====\n====\n>>>>>>>", "</call>", "<call>"]
+)
+def test_a_line_that_is_a_fence_is_written_between_longer_ones(line):
+    for arguments in ({"old": line, "new": f"a\n{line}\nb"}, {"old": f"Head\n{line}", "new": ""}):
+        text = PLAIN.format("edit_file", {"path": "a.rst", **arguments}, TOOLS)
+        (call,) = PLAIN.parse(f"{text}\n{text}", TOOLS)[1][:1]
+        assert (call.error_kind, call.arguments) == (None, {"path": "a.rst", **arguments})
+    text = PLAIN.format("write_file", {"path": "a.rst", "content": line}, TOOLS)
+    assert PLAIN.parse(text, TOOLS)[1][0].arguments["content"] == line
+
+
+@pytest.mark.parametrize(
+    ("body", "number", "line"),
+    [
+        ("<<<<\nold\n====\nHead\n====\n>>>>", 4, "===="),
+        ("<<<<\nold\n====\na\n>>>>\nb\n>>>>", 6, ">>>>"),
+        ("<<<<<\na\n=====\n=====\n>>>>>", 3, "====="),
+    ],
+)
+def test_a_fence_in_the_text_is_named(body, number, line):
+    raw = f"<call>edit_file a.rst\n{body}\n</call>"
+    call = PLAIN.parse(raw, TOOLS)[1][0]
+    assert call.error_kind == "unparseable"
+    said = problem(call, TOOLS)
+    assert f"line {number} of its text is {line}, which is a fence" in said
+    assert f"write {'<' * (len(line) + 1)}, {'=' * (len(line) + 1)}" in said
 
 
 @pytest.mark.parametrize(
@@ -281,8 +304,6 @@ def test_what_cannot_be_written_is_refused():
         ("read_file", {"path": "a\nb"}),
         ("shell", {"command": " ls"}),
         ("shell", {"command": "echo </call>"}),
-        ("edit_file", {"path": "a", "old": "====", "new": ""}),
-        ("write_file", {"path": "a", "content": "a\n>>>>  \nb"}),
     ]:
         with pytest.raises(ValueError, match=r"view|argument|plain"):
             PLAIN.format(name, arguments, TOOLS)

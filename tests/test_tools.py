@@ -38,7 +38,9 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 
 def use(sandbox: Sandbox, tool: str, **arguments: object) -> Observation:
-    return tools.run(Call("call_0", tool, dict(arguments), ""), sandbox, SETTINGS)
+    changed = {name: arguments.pop(name) for name in [*arguments] if name in ToolSettings.model_fields}
+    settings = SETTINGS.model_copy(update=changed)
+    return tools.run(Call("call_0", tool, arguments, ""), sandbox, settings)
 
 
 # --- read_file
@@ -182,14 +184,139 @@ def test_search_is_sorted_capped_and_counts_the_rest(box: Box) -> None:
 
 def test_search_takes_what_is_no_regular_expression_as_plain_text(box: Box) -> None:
     sandbox = box({"a.py": b"def f(\nx = '--'\n$HOME `id`\n"})
-    assert use(sandbox, "search", pattern="def f(").text == "a.py:1:def f("
+    assert use(sandbox, "search", pattern="def f(").text == (
+        "[plain text, no regular expression: missing ), unterminated subpattern at position 5]\na.py:1:def f("
+    )
     assert use(sandbox, "search", pattern="--").text == "a.py:2:x = '--'"
     assert use(sandbox, "search", pattern="`id`").text == "a.py:3:$HOME `id`"
     seen = use(sandbox, "search", pattern="absent")
     assert (seen.text, seen.error_kind) == ("no hits", None)
     assert use(sandbox, "search", pattern="x", path="absent").error_kind == "bad_path"
     assert use(sandbox, "search", pattern="").error_kind == "bad_arguments"
-    assert use(sandbox, "search", pattern="a\nb").error_kind == "bad_arguments"
+    refused = use(sandbox, "search", pattern="g(")
+    assert (refused.error_kind, "as plain text not there" in refused.text) == ("bad_arguments", True)
+
+
+LINES = b"version = 42\nclass Adder:\n\tx = 'a.b_c'\nnull  \nfoo|bar\r\nlast one"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "numbers"),
+    [
+        (r"\d+", [1]),
+        (r"= \d", [1]),
+        (r"(?i)ADDER", [2]),
+        (r"[\w.]+'", [3]),
+        (r"^\t", [3]),
+        (r"\tx", [3]),
+        (r"\bone\b", [6]),
+        (r"one$", [6]),
+        (r"bar$", [5]),
+        (r"version|last", [1, 6]),
+        (r"^(?!.*(42|bar)).*a", [2, 3, 6]),
+        (r"(?<=class )A", [2]),
+        (r"v.*?n", [1]),
+        (r"(.)\1", [2, 4, 5]),
+        (r"l{2}", [4]),
+        (r"\|", [5]),
+        (r"(?x) l a s t  # the word", [6]),
+        (r"42\nclass", [1]),
+        ("42\nclass", [1]),
+        (r"(?s)42.class", []),
+        (r"[^\n]+:\n\s*x", [2]),
+        (r"\\n", []),
+        (r"\s+$", [4]),
+        (r"é", []),
+    ],
+)
+def test_search_speaks_the_dialect_that_it_promises(box: Box, pattern: str, numbers: list[int]) -> None:
+    seen = use(box({"a.py": LINES}), "search", pattern=pattern, search_hits=9)
+    found = [int(line.split(":")[1]) for line in seen.text.split("\n") if line.startswith("a.py:")]
+    assert (found, seen.error_kind) == (numbers, None), seen.text
+
+
+def test_search_says_what_it_does_not_know(box: Box) -> None:
+    sandbox = box({"a.py": b"one two\n"})
+    for pattern, said in (
+        ("[[:space:]]", "[:space:] is not known"),
+        (r"(?<name>o)", "unknown extension ?<n"),
+        (r"\hone", r"bad escape \h"),
+        ("*one", "nothing to repeat"),
+    ):
+        seen = use(sandbox, "search", pattern=pattern)
+        assert (seen.error_kind, said in seen.text) == ("bad_arguments", True), seen.text
+    assert use(sandbox, "search", pattern=r"one\|two").text == r"no hits; \| is a plain | in Python"
+
+
+def test_a_search_that_would_take_for_ever_ends(box: Box) -> None:
+    sandbox = box({"a.py": b"a" * 40 + b"!\n", "b.py": b"here\n"})
+    seen = use(sandbox, "search", pattern="(a|a)*$|here", command_timeout_s=1.0)
+    assert seen.error_kind == "timeout" and "for less" in seen.text
+    assert use(sandbox, "search", pattern="here").text == "b.py:1:here"
+
+
+@pytest.mark.parametrize(
+    ("data", "old", "new", "after"),
+    [
+        (b"fee = 1\r\nx\r\n", "fee = 1", "fee = 1\ntip = 2", b"fee = 1\r\ntip = 2\r\nx\r\n"),
+        (b"a\r\nb\r\nc\r\n", "a\nb", "a\nb\nd", b"a\r\nb\r\nd\r\nc\r\n"),
+        (b"a\rb\rc", "b", "b\nd", b"a\rb\rd\rc"),
+        (b"a\nb\r\nc\r\n", "b", "b\nd", b"a\nb\r\nd\r\nc\r\n"),
+        (b"a\nb\nc\r\n", "a", "a\nd", b"a\nd\nb\nc\r\n"),
+        (b"a\nb\n", "a\r\nb", "a\r\nd", b"a\nd\n"),
+        (b"a\r\nlast", "last", "last\nd", b"a\r\nlast\r\nd"),
+        (b"only", "only", "a\nb", b"a\nb"),
+        (b"a\x0c\nb\n", "a\\x0c\nb", "a\\x0c\nc", b"a\x0c\nc\n"),
+        (b"x = '\\x0c'\n", "'\\x0c'", "'\\x0c' + y", b"x = '\\x0c' + y\n"),
+        (b"a\xffb\n", "a\\xffb", "c\\xffb", b"c\xffb\n"),
+        ("a\x85b\n".encode(), "a\\x85b", "c\\x85", "c\x85\n".encode()),
+        (b"a\x1b[1mb\r\n", "a\\x1b[1mb", "a\\x1b[0mb\nc", b"a\x1b[0mb\r\nc\r\n"),
+    ],
+)
+def test_what_is_pasted_is_found_and_takes_the_line_ends_around_it(
+    box: Box, data: bytes, old: str, new: str, after: bytes
+) -> None:
+    sandbox = box({"a.py": data})
+    assert use(sandbox, "edit_file", path="a.py", old=old, new=new).error_kind is None
+    assert sandbox.read("a.py") == after
+
+
+@pytest.mark.parametrize(
+    ("line", "old", "said"),
+    [
+        ("x =\u00a01", "x = 1", "line 1, column 4 has U+00A0 NO-BREAK SPACE, not a space"),
+        ("if\tx:", "if x:", "line 1, column 3 has a tab, not a space"),
+        ("    x = 1", "\tx = 1", "line 1, column 4 has a space, not a tab"),
+        ("ab\u200bc = 1", "abc = 1", "line 1, column 3 has U+200B ZERO WIDTH SPACE, not 'c'"),
+        ("s = \u2019a\u2019", "s = 'a'", 'line 1, column 5 has U+2019 RIGHT SINGLE QUOTATION MARK, not "\'"'),
+        ("caf\u0301e", "cafe", "line 1, column 4 has U+0301 COMBINING ACUTE ACCENT, not 'e'"),
+        ("x = 1  ", "x = 1\ny", "line 1, column 6 has a space, not the end of the line"),
+    ],
+)
+def test_a_difference_that_cannot_be_seen_is_named(box: Box, line: str, old: str, said: str) -> None:
+    sandbox = box({"a.py": f"{line}\ny = 2\n".encode()})
+    seen = use(sandbox, "edit_file", path="a.py", old=old, new="z")
+    assert (seen.error_kind, said in seen.text) == ("old_missing", True), seen.text
+
+
+@pytest.mark.parametrize(
+    ("before", "content", "after"),
+    [
+        (b"a\r\nb\r\n", "a\nc\n", b"a\r\nc\r\n"),
+        (b"a\nb\n", "a\nc\n", b"a\nc\n"),
+        (b"a\r\nb\n", "a\nc\n", b"a\nc\n"),
+        (b"a\rb", "a\nc", b"a\rc"),
+        (b"\xef\xbb\xbfa\n", "b\n", b"\xef\xbb\xbfb\n"),
+        (b"a\x0c\nb\n", "a\\x0c\nc\n", b"a\x0c\nc\n"),
+    ],
+)
+def test_a_file_that_is_written_whole_stays_of_its_kind(
+    box: Box, before: bytes, content: str, after: bytes
+) -> None:
+    sandbox = box({"a.py": before})
+    use(sandbox, "write_file", path="a.py", content=content)
+    use(sandbox, "write_file", path="new.py", content=content)
+    assert (sandbox.read("a.py"), sandbox.read("new.py")) == (after, content.encode())
 
 
 # --- shell

@@ -26,6 +26,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     rundir
     machine
     settings
+    boundary
     records
     syntax
 """

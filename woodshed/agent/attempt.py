@@ -27,6 +27,7 @@ from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS, ToolSettings
+from woodshed.boundary import contained
 from woodshed.inference.renderer import Context, Renderer
 from woodshed.inference.sampler import Sample, Sampler, SampleRequest
 from woodshed.records import (
@@ -229,7 +230,8 @@ class Attempt:
     def fork(self) -> Attempt:
         """The same attempt once more, in a fork of its sandbox."""
         twin = copy.copy(self)
-        twin.sandbox, twin.turns, twin._ids = self.sandbox.fork(), list(self.turns), list(self._ids)
+        twin.sandbox = self.sandbox.fork()
+        twin.turns, twin.accesses, twin._ids = list(self.turns), list(self.accesses), list(self._ids)
         return twin
 
     def finish(self) -> Rollout:
@@ -238,7 +240,15 @@ class Attempt:
         try:
             if ended != "sandbox_lost":
                 original = self.task.folder / "environment" / "workspace"
-                patch = extract(self.sandbox, original, max_bytes=self.settings.patch_file_bytes)
+                patch = contained(
+                    lambda: extract(
+                        self.sandbox,
+                        original,
+                        max_bytes=self.settings.patch_file_bytes,
+                        allowed=self.task.allowed_paths,
+                    ),
+                    lambda error: Patch({}, {".": f"the workspace cannot be read: {error}"}),
+                )
         except SandboxError:
             ended = "sandbox_lost"
         finally:

@@ -7,14 +7,19 @@ Observations are short, since every character is read by the policy, and hold no
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import posixpath
+import re
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from woodshed.agent import pasting
 from woodshed.agent.output import clean, clip, printable
 from woodshed.inference.codec import Codec, ToolSpec, problem
 from woodshed.records import Call, ErrorKind, Observation, SandboxError
@@ -65,7 +70,7 @@ TOOLS: tuple[ToolSpec, ...] = (
     ),
     ToolSpec(
         name="search",
-        description="Find lines that match a pattern, below a path.",
+        description="Find lines that match a Python regex, below a path.",
         parameters=_schema(["pattern"], pattern="string", path="string"),
         inline=("pattern", "path"),
     ),
@@ -94,6 +99,8 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 
 FINISHED = "finished"
 """The observation of a `finish` that was carried out."""
+
+SEARCH = Path(__file__).with_name("search.py")
 
 SHELL_ENV = {
     "PYTEST_ADDOPTS": "--tb=short --no-header --disable-warnings -p no:cacheprovider -o console_output_style=classic",
@@ -151,9 +158,7 @@ def _read_file(
     data = _load(path, sandbox)
     if b"\0" in data[:8192]:
         raise _RefusalError("bad_path", f"{path} is a binary file of {len(data)} bytes")
-    lines = data.decode("utf-8-sig", errors="backslashreplace").replace("\r\n", "\n").split("\n")
-    if lines[-1] == "":
-        lines.pop()
+    lines = pasting.lines_of(data)
     if not lines:
         return f"{path} is empty", None
     count = settings.read_lines if count is None else count
@@ -165,27 +170,24 @@ def _read_file(
 
 
 def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, new: str) -> Outcome:
-    """Splice `new` in place of the only `old`. Every other byte stays: tabs, line endings, byte order mark."""
+    """Splice `new` in place of the only `old`. Every other byte stays; what is new gets the line ends around it."""
     path = _inside(path, sandbox)
     if not old.strip():
         return _create(sandbox, path, old, new)
     if old == new:
         raise _RefusalError("bad_arguments", "old and new are the same text")
     data = _load(path, sandbox)
-    before, after = _encode(old), _encode(new)
-    places = _places(data, before)
-    if not places and b"\r\n" in data:  # the policy writes \n; in this file a line ends in \r\n
-        before, after = (part.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n") for part in (before, after))
-        places = _places(data, before)
+    _encode(old + new)
+    places = pasting.places(data, old)
     if not places:
         raise _RefusalError("old_missing", f"old text is not in {path}{_closest(data, old, settings)}")
-    lines = [data.count(b"\n", 0, place) + 1 for place in places]
+    lines = [len(pasting.ENDS.findall(data, 0, place.start)) + 1 for place in places]
     if len(places) > 1:
         listed = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
         raise _RefusalError(
             "old_ambiguous", f"old text occurs {len(lines)} times in {path}, at lines {listed}"
         )
-    _store(path, data[: places[0]] + after + data[places[0] + len(before) :], sandbox)
+    _store(path, pasting.spliced(data, places[0], new), sandbox)
     return f"edited {path} at line {lines[0]}", None
 
 
@@ -199,37 +201,50 @@ def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
 
 
 def _write_file(sandbox: Sandbox, settings: ToolSettings, path: str, content: str) -> Outcome:
-    path = _inside(path, sandbox)
-    _store(path, _encode(content), sandbox)
+    """A file that is there keeps its kind of line ends and its byte order mark, which the policy does not see."""
+    path, data = _inside(path, sandbox), _encode(content)
+    with contextlib.suppress(OSError):
+        data = pasting.like(data, sandbox.read(path))
+    _store(path, data, sandbox)
     return f"wrote {path}", None
 
 
-_SEARCH = """
-export LC_ALL=C
-grep -E -e "$0" /dev/null 2>/dev/null; [ $? -gt 1 ] && kind=-F || kind=-E
-find "$1" -name .git -prune -o -name __pycache__ -prune -o -type f -print0 | sort -z \
-    | xargs -0 -r grep -InH --no-messages $kind -e "$0" --
-"""
+GNU = re.compile(r"\\[|<>(){}+?]")
+"""What is an operator for grep and plain text for Python."""
 
 
 def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = ".") -> Outcome:
-    """Lines in file order that match an extended regular expression, or plain text where it is not one."""
+    """Lines in file order that match a Python regular expression, or the plain text of a pattern that is none."""
     path = _inside(path, sandbox)
-    if not pattern or "\n" in pattern:
-        raise _RefusalError("bad_arguments", "pattern must be one line of text")
+    if not pattern:
+        raise _RefusalError("bad_arguments", "the pattern is empty")
     _argument(pattern)
-    argv = ["/bin/bash", "-c", _SEARCH, pattern, path if path == "." else f"./{path}"]
-    result = _exec(argv, sandbox, timeout_s=settings.command_timeout_s)
+    limits = [str(settings.search_hits), str(settings.line_chars)]
+    argv = ["python3", "-I", "-S", "-c", SEARCH.read_text("utf-8"), pattern, path, *limits]
+    result = _exec(argv, sandbox, timeout_s=settings.command_timeout_s, max_output=4 << 20)
     if result.outcome == "timeout":
-        return f"killed after {settings.command_timeout_s:g} s; search below a narrower path", "timeout"
-    hits = [line.removeprefix("./") for line in result.stdout.decode("utf-8", "replace").split("\n") if line]
-    if not hits:
+        said = f"killed after {settings.command_timeout_s:g} s; search below a narrower path or for less"
+        return said, "timeout"
+    if result.outcome != "ok":
+        raise _RefusalError(
+            "bad_arguments", f"the search ended early ({result.outcome}): take a simpler pattern"
+        )
+    answer = json.loads(result.stdout)
+    if not answer["hits"]:
         if not _exists(path, sandbox):
             raise _RefusalError("bad_path", _missing(path, sandbox))
-        return "no hits", None
-    shown = [_cut(hit, settings) for hit in hits[: settings.search_hits]]
-    more = [f"[{len(hits) - len(shown)} more hits]"] if len(hits) > len(shown) else []
-    return "\n".join(shown + more), None
+        if answer["fault"]:
+            said = f"no regular expression of Python ({answer['fault']}), and as plain text not there"
+            raise _RefusalError("bad_arguments", said)
+        gnu = GNU.search(pattern)
+        return f"no hits; {gnu[0]} is a plain {gnu[0][1]} in Python" if gnu else "no hits", None
+    shown = [
+        _cut(f"{name}:{number}:{line}", settings, length - len(line))
+        for name, number, line, length in answer["hits"]
+    ]
+    more = [f"[{answer['total'] - len(shown)} more hits]"] if answer["total"] > len(shown) else []
+    note = [f"[plain text, no regular expression: {answer['fault']}]"] if answer["fault"] else []
+    return "\n".join(note + shown + more), None
 
 
 def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
@@ -345,19 +360,9 @@ def _argument(text: str, error_kind: ErrorKind = "bad_arguments") -> None:
         raise _RefusalError(error_kind, "the text holds a null character or is too long")
 
 
-def _places(data: bytes, part: bytes) -> list[int]:
-    """Every offset of `part`, overlapping ones included."""
-    places, at = [], data.find(part)
-    while at >= 0:
-        places.append(at)
-        at = data.find(part, at + 1)
-    return places
-
-
 def _closest(data: bytes, old: str, settings: ToolSettings) -> str:
-    """The lines that look most like `old`, found by its longest line."""
-    lines = data.decode("utf-8", errors="backslashreplace").replace("\r\n", "\n").split("\n")
-    wanted = old.strip("\n").split("\n")
+    """The lines that look most like `old`, found by its longest line, and the first difference that cannot be seen."""
+    lines, wanted = pasting.lines_of(data), old.replace("\r\n", "\n").strip("\n").split("\n")
     anchor = max(range(len(wanted)), key=lambda n: len(wanted[n].strip()))
     stripped = [line.strip() for line in lines]
     near = difflib.get_close_matches(wanted[anchor].strip(), stripped, n=1, cutoff=0.6)
@@ -366,10 +371,18 @@ def _closest(data: bytes, old: str, settings: ToolSettings) -> str:
     first = max(0, stripped.index(near[0]) - anchor)
     shown = lines[first : first + min(len(wanted), 6)]
     where = f"line {first + 1}" if len(shown) == 1 else f"lines {first + 1}-{first + len(shown)}"
-    return "\n".join([f"; closest, {where}:", *(_cut(line, settings) for line in shown)])
+    last = len(wanted) - 1
+    unseen = (
+        f"; in line {first + n + 1}, {said}"
+        for n, (line, other) in enumerate(zip(lines[first:], wanted, strict=False))
+        if (said := pasting.difference(line, other, begins=n > 0, ends=n < last))
+    )
+    told = next(unseen, "")
+    return "\n".join([f"{told}; closest, {where}:", *(_cut(line, settings) for line in shown)])
 
 
-def _cut(line: str, settings: ToolSettings) -> str:
+def _cut(line: str, settings: ToolSettings, more: int = 0) -> str:
+    """A line as it is shown; `more` characters of it are not at hand."""
     line = printable(line)
-    left = len(line) - settings.line_chars
+    left = len(line) - settings.line_chars + more
     return line if left <= 0 else f"{line[: settings.line_chars]} [{left} more characters]"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from woodshed.agent.tools import TOOLS
+from woodshed.boundary import contained
 from woodshed.feedback import reader
 from woodshed.feedback.behaviours import BEHAVIOURS
 from woodshed.feedback.detectors import DETECTORS, Detector, Fault
@@ -83,13 +86,21 @@ def _hints(
 ) -> Iterator[Hint]:
     spoken: dict[int, tuple[str, Fault]] = {}
     for name, detector in detectors.items():
-        for fault in detector(task, rollout):
+        for fault in contained(
+            lambda look=detector: list(look(task, rollout)), functools.partial(_unread, rollout, name)
+        ):
             spoken.setdefault(fault.turn, (name, fault))
     for turn, (name, fault) in sorted(spoken.items(), key=lambda item: item[0]):
         tool = _tool(fault, tools)
         lead = LEADS[zlib.crc32(f"{rollout.id}/{turn}".encode()) % min(wordings, len(LEADS))]
         text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command, lead=lead)
         yield Hint(rollout.id, turn, name, text)
+
+
+def _unread(rollout: Rollout, detector: str, error: str) -> list[Fault]:
+    """No hints of a detector that broke on an attempt: a hint at a wrong turn would teach what is wrong."""
+    warnings.warn(f"{rollout.id}: detector {detector!r} could not read the attempt: {error}", stacklevel=2)
+    return []
 
 
 def _tool(fault: Fault, tools: Sequence[ToolSpec]) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 
 from pydantic import Field, field_validator
 
+from woodshed.boundary import contained
 from woodshed.feedback.behaviours import BEHAVIOURS, words_outside_calls
 from woodshed.feedback.detectors import DETECTORS, Detector, is_untested
 from woodshed.records import CALL_FAULTS, Rollout, Task
@@ -53,5 +54,13 @@ class RewardSettings(Settings):
 
 
 def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[str, float]:
-    """Name to what each term adds to the attempt's reward, zeros included."""
-    return {name: amount * TERMS[name](task, rollout) for name, amount in terms.items()}
+    """Name to what each term adds to the attempt's reward, zeros included.
+
+    A count that breaks on what the policy wrote pays nothing, and charges as if every turn had been found.
+    """
+
+    def paid(name: str, amount: float) -> float:
+        most = min(0.0, amount * max(1, len(rollout.turns)))
+        return contained(lambda: amount * TERMS[name](task, rollout), lambda _: most)
+
+    return {name: paid(name, amount) for name, amount in terms.items()}

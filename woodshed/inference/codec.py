@@ -14,6 +14,7 @@ Three formats:
                  new text
                  >>>>
                  </call>
+             Text with such a line of its own takes longer fences, all of one length, as in Markdown.
     json     <call>{"name": "read_file", "arguments": {"path": "a.py"}}</call>
     hermes   the same JSON between <tool_call> tags, for models that were trained on them.
 
@@ -78,7 +79,8 @@ def problem(call: Call, tools: Sequence[ToolSpec]) -> str:
         case "truncated":
             return "the call was cut off at the token limit"
         case _:
-            return "the call cannot be read"
+            fault = _fence_fault(call.raw) if call.raw.startswith(_OPENING) else ""
+            return f"the call cannot be read{fault and ': '}{fault}"
 
 
 def read_call(index: int, raw: str, name: str, arguments: dict[str, Any], tools: Sequence[ToolSpec]) -> Call:
@@ -178,6 +180,7 @@ class JsonCodec:
                 and body.keys() <= {"name", "arguments"}
                 and isinstance(body.get("name"), str)
                 and isinstance(body.get("arguments", {}), dict)
+                and not _is_deep(body)
                 and _is_utf8(body)
             )
             if text.startswith(self.closing, tail):
@@ -204,6 +207,22 @@ def _recover(text: str, start: int, opening: str, closing: str) -> tuple[None, i
     return None, (following + 1 if following >= 0 else len(text)), following >= 0
 
 
+DEEPEST = 32
+"""Lists and objects inside each other; what is deeper is unparseable, since not everything that reads it could."""
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            item
+            for outer in level
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
+
+
 def _is_utf8(value: Any) -> bool:
     """False for text with lone surrogates, which no file and no JSON line can hold."""
     try:
@@ -216,7 +235,9 @@ def _is_utf8(value: Any) -> bool:
 # --- code outside JSON ------------------------------------------------------------------------------------------
 
 _OPENING, _CLOSING = "<call>", "</call>"
-_BEGIN, _SPLIT, _END = "<<<<", "====", ">>>>"
+_BEGIN = re.compile(r"<{4,}")
+_FENCE = 4
+"""The shortest fences; longer ones where the text holds a line that is one."""
 _HEAD = re.compile(r"\s*(\S+)[ \t]*(.*)", re.DOTALL)
 _WORD = re.compile(r"""[ \t]*((?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+)""", re.DOTALL)
 
@@ -225,8 +246,8 @@ _WORD = re.compile(r"""[ \t]*((?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+)""", 
 class PlainCodec:
     """A header line with the tool's name and words, then the multi-line parameters between fence lines.
 
-    Inside the fences everything is text, except a line that is itself a fence. A block holds lines, so it has no
-    newline at its end unless an empty line says so.
+    Inside the fences everything is text, except a line that is a fence of the same length. A block holds lines, so it
+    has no newline at its end unless an empty line says so.
     """
 
     name: str = "plain"
@@ -279,12 +300,13 @@ class PlainCodec:
             if given_blocks != list(spec.blocks):
                 raise ValueError(f"{name}: the plain format needs all of {', '.join(spec.blocks)}")
             parts = [_lines(arguments[key]) for key in spec.blocks]
-            text += f"\n{_BEGIN}\n" + f"{_SPLIT}\n".join(parts) + f"{_END}\n"
+            begin, split, end = _fences(parts)
+            text += f"\n{begin}\n" + f"{split}\n".join(parts) + f"{end}\n"
         text = f"{_OPENING}{text}{_CLOSING}"
         _, calls, _ = self.parse(text, tools)
         if len(calls) != 1 or calls[0].error_kind or calls[0].arguments != dict(arguments):
             raise ValueError(
-                f"{name}: the arguments cannot be written in the plain format (fence lines or tags)"
+                f"{name}: the arguments cannot be written in the plain format (a tag, or space around a word)"
             )
         return text
 
@@ -294,7 +316,8 @@ def _usage(tool: ToolSpec) -> str:
     words = [name if name in required else f"[{name}]" for name in tool.inline]
     text = " ".join([tool.name, *words, *([tool.rest] if tool.rest else [])])
     if tool.blocks:
-        text += f"\n{_BEGIN}\n" + f"\n{_SPLIT}\n".join(tool.blocks) + f"\n{_END}\n"
+        begin, split, end = _fences(tool.blocks)
+        text += f"\n{begin}\n" + f"\n{split}\n".join(tool.blocks) + f"\n{end}\n"
     return f"{_OPENING}{text}{_CLOSING}"
 
 
@@ -307,12 +330,15 @@ def _span(text: str, start: int) -> tuple[str | None, int, bool]:
     header_end = text.find("\n", start)
     if header_end >= 0 and _CLOSING not in text[start:header_end]:
         position = header_end + 1
-        for number, line in enumerate(text[position:].split("\n")):
+        begin = end = None
+        for line in text[position:].split("\n"):
             fence = line.rstrip()
-            if (number == 0) != (fence == _BEGIN):
+            if begin is None and _BEGIN.fullmatch(fence):
+                begin, end = fence, ">" * len(fence)
+            elif begin in (None, fence):
                 break  # no block here, or a second one inside the first: not closed
             position += len(line) + 1
-            if fence == _END:
+            if fence == end:
                 closing = len(text) - len(text[position:].lstrip())
                 if text.startswith(_CLOSING, closing):
                     return text[start:closing], closing + len(_CLOSING), True
@@ -359,15 +385,43 @@ def _blocks(body: str, count: int) -> list[str] | None:
     fences = [line.rstrip() for line in lines]
     while fences and not fences[-1]:
         fences.pop()
-    if not count or len(fences) < 2 or fences[0] != _BEGIN or fences[-1] != _END or _END in fences[:-1]:
+    if not count or len(fences) < 2 or not _BEGIN.fullmatch(fences[0]):
+        return None
+    split, end = "=" * len(fences[0]), ">" * len(fences[0])
+    if fences[-1] != end or end in fences[:-1]:
         return None
     inside = lines[1 : len(fences) - 1]
     if count == 1:
         return ["\n".join(inside)]
-    splits = [i for i, fence in enumerate(fences[1:-1]) if fence == _SPLIT]
+    splits = [i for i, fence in enumerate(fences[1:-1]) if fence == split]
     if len(splits) != 1:
         return None
     return ["\n".join(inside[: splits[0]]), "\n".join(inside[splits[0] + 1 :])]
+
+
+def _fences(texts: Sequence[str]) -> tuple[str, str, str]:
+    """The shortest fences that are no line of the texts."""
+    lines = {line.rstrip() for text in texts for line in text.split("\n")}
+    size = _FENCE
+    while not lines.isdisjoint(fences := ("<" * size, "=" * size, ">" * size)):
+        size += 1
+    return fences
+
+
+def _fence_fault(raw: str) -> str:
+    """Which line of an unreadable call is taken for a fence and was perhaps meant as text; "" where none is."""
+    lines = [line.rstrip() for line in raw.split("\n")]
+    begin = next((n for n, line in enumerate(lines) if _BEGIN.fullmatch(line)), None)
+    if begin is None:
+        return ""
+    size, seen = len(lines[begin]), set[str]()
+    for number, line in enumerate(lines[begin + 1 :], 1):
+        if line in seen or line == lines[begin]:
+            longer = ", ".join(sign * (size + 1) for sign in "<=>")
+            return f"line {number} of its text is {line}, which is a fence; around such text write {longer}"
+        if line in ("=" * size, ">" * size):
+            seen.add(line)
+    return ""
 
 
 def _lines(value: str) -> str:

@@ -9,7 +9,7 @@ import importlib.util
 import shutil
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +59,13 @@ def _start(spec: SandboxSpec, home: store.Store, frozen: Sequence[Path]) -> _Run
     work.mkdir()
     command = [str(find_bwrap()), *rootfs.arguments(spec, home.path, frozen, upper, work)]
     supervisor = control.launch(
-        command, workspace=WORKSPACE, limits=limits, log=log, fallbacks=group is None, watch=spec.watch
+        command,
+        workspace=WORKSPACE,
+        limits=limits,
+        log=log,
+        fallbacks=group is None,
+        watch=spec.watch,
+        moves=spec.user == "agent",
     )
     now = _Running(supervisor, layer, group)
     if group and not group.admit_child(supervisor.process.pid):  # long before any command runs
@@ -133,6 +139,11 @@ class BubblewrapSandbox:
         with self._turn():
             mine, lowers = self._frozen + ((self._now.upper,) if self._now else ()), self._spec.lowers
             return layers.compare(lowers, (*lowers, *mine), layers.touched(mine, lowers))
+
+    def altered(self, paths: Iterable[str]) -> list[str]:
+        with self._turn():
+            mine = self._frozen + ((self._now.upper,) if self._now else ())
+            return [path for path in paths if any(layers.alters(layer, path) for layer in mine)]
 
     def fork(self) -> BubblewrapSandbox:
         """See `spec.Sandbox.fork`. The upper layer becomes a lower one of both, so its size does not matter.

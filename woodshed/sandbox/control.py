@@ -200,6 +200,7 @@ def launch(
     log: Path,
     fallbacks: bool = False,
     watch: Sequence[str] | None = None,
+    moves: bool = False,
 ) -> Supervisor:
     """Start a command that ends in a supervisor, without waiting for it (`handshake` does).
 
@@ -208,9 +209,10 @@ def launch(
     Args:
         log: where bubblewrap's complaints go.
         watch: names for `SandboxSpec.watch`.
+        moves: let folders of the workspace be renamed although it is an overlay, where this kernel can.
         fallbacks: no control group limits memory and processes, so let the kernel limit each process.
     """
-    most = {**vars(limits), "address_mb": 0, "nproc": 0}
+    most = {**vars(limits), "address_mb": 0, "nproc": 0, "moves": int(moves)}
     if fallbacks:
         most["address_mb"] = 8 * limits.memory_mb  # programs reserve much more than they use
         if os.getuid() != 0 and _kernel() >= (5, 14):  # never counts root; counts per sandbox from 5.14 on

@@ -2,8 +2,8 @@
 
 A layer is a folder. The upper layer of a sandbox holds what was written to its workspace; a deletion is a character
 device 0/0 (a whiteout), and a folder that replaces another one carries the attribute user.overlay.opaque
-(kernel.org, Documentation/filesystems/overlayfs). Rename redirects are off where bubblewrap mounts: a renamed folder
-is copied by `mv`, so a layer holds nothing but entries, whiteouts and opaque folders.
+(kernel.org, Documentation/filesystems/overlayfs). Rename redirects are off where bubblewrap mounts: a folder is copied
+before it is renamed (`watcher`), so a layer holds nothing but entries, whiteouts and opaque folders.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def compare(before: Sequence[Path], after: Sequence[Path], candidates: Iterable[
     for path in sorted(set(candidates)):
         old, new = find(before, path), find(after, path)
         if new is not None and old is None:
-            changes.append(Change(path, "added", _type(new)))
+            changes.append(Change(path, "added", _type(new), _size(new)))
         elif old is not None and new is None:
             changes.append(Change(path, "deleted", _type(old)))
         elif old is not None and new is not None and not _same(old, new):
-            changes.append(Change(path, "modified", _type(new)))
+            changes.append(Change(path, "modified", _type(new), _size(new)))
     return changes
 
 
@@ -69,18 +69,22 @@ def entries(folder: Path) -> Iterator[str]:
     waiting = [""] if stat.S_ISDIR(_info(folder).st_mode) else []
     while waiting:
         prefix = waiting.pop()
-        try:
-            found = list(os.scandir(folder / prefix))
-        except PermissionError:  # somebody inside took the permission away; the folder is ours
-            (folder / prefix).chmod(0o700)
-            waiting.append(prefix)
-            continue
-        except OSError:  # a running command has just deleted it, or its path is too long to name
-            continue
-        for entry in found:
+        for entry in _scan(folder / prefix):
             yield prefix + entry.name
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(f"{prefix}{entry.name}/")
+
+
+def _scan(folder: Path) -> list[os.DirEntry[str]]:
+    """What a folder holds; nothing where a running command has just deleted it, or its path is too long to name."""
+    try:
+        try:
+            return list(os.scandir(folder))
+        except PermissionError:  # somebody inside took the permission away; the folder is ours
+            folder.chmod(0o700)
+            return list(os.scandir(folder))
+    except OSError:
+        return []
 
 
 def find(layers: Sequence[Path], path: str) -> Path | None:
@@ -105,6 +109,23 @@ def find(layers: Sequence[Path], path: str) -> Path | None:
     return None
 
 
+def alters(layer: Path, path: str) -> bool:
+    """Tell whether a layer stands in front of a file of the layers below it.
+
+    The kernel copies a file up before anything about it changes, and marks what is gone. A folder that both have hides
+    nothing.
+    """
+    node = layer
+    for part in path.split("/"):
+        node = node / part
+        info = _info(node)
+        if info is _NOTHING:
+            return False
+        if not stat.S_ISDIR(info.st_mode) or _opaque(node):
+            return True
+    return True
+
+
 def _info(path: Path) -> os.stat_result:
     try:
         return path.lstat()
@@ -114,6 +135,11 @@ def _info(path: Path) -> os.stat_result:
 
 def _type(path: Path) -> FileType:
     return _TYPES.get(stat.S_IFMT(_info(path).st_mode), "other")
+
+
+def _size(path: Path) -> int:
+    info = _info(path)
+    return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
 
 def _opaque(folder: Path) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -115,6 +115,8 @@ class Change:
     kind: Literal["added", "modified", "deleted"]
     file_type: FileType
     """What it is now; what it was, where it was deleted."""
+    size: int = field(default=0, compare=False)
+    """Bytes of the file that it is now."""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,11 @@ class Sandbox(Protocol):
 
     def diff(self) -> list[Change]:
         """How the workspace differs from the lowers, sorted by path."""
+        ...
+
+    def altered(self, paths: Iterable[str]) -> list[str]:
+        """Those of some files of the lowers that somebody inside wrote to, replaced, moved or removed, or whose mode or
+        times somebody inside set, whatever they hold now. What happens to them on the host does not count."""
         ...
 
     def touched(self) -> list[Touch]:

@@ -351,14 +351,15 @@ def serve(control, workspace, limits, names):
     os.umask(0o022)
     _restrain(limits)
     watcher = None
-    if names is not None:
+    if names is not None or limits["moves"]:
         sys.path.insert(0, os.path.dirname(__file__))
         from watcher import Watcher  # pyright: ignore[reportMissingImports]
 
         try:
-            watcher = Watcher(names)
+            watcher = Watcher(names, workspace)
         except OSError as error:
-            sys.exit(f"cannot watch commands: {error}")
+            if names is not None:
+                sys.exit(f"cannot watch commands: {error}")
     send(control, [b"ready"])
     while True:
         verb, *fields = receive(control)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,10 @@ class SubprocessSandbox:
     def diff(self) -> list[Change]:
         paths = {path for tree in (*self._spec.lowers, self._tree) for path in layers.entries(tree)}
         return layers.compare(self._spec.lowers, [self._tree], paths)
+
+    def altered(self, paths: Iterable[str]) -> list[str]:
+        """By what they hold alone."""
+        return [change.path for change in layers.compare(self._spec.lowers, [self._tree], paths)]
 
     def touched(self) -> list[Touch]:
         return []

@@ -8,9 +8,13 @@ folder are seen alike, which an audit hook or a preloaded library would not do.
 
 What it does not see: names that are listed and never opened; a file opened through a path that another thread rewrites
 between look and call; bytes that pass between processes. io_uring, which opens files without system calls, is refused.
+
+It also lets folders be renamed. An overlay refuses that (EXDEV) for a folder of its lower layers; so before such a call
+goes on, the folder is replaced by a copy of it in the upper layer, where renaming works. A sandbox that is not watched
+has a listener for renames alone.
 """
 
-# ruff: noqa: PTH115, SIM105
+# ruff: noqa: PTH101, PTH102, PTH104, PTH115, PTH116, PTH120, PTH211, SIM105
 
 import _ctypes
 import _signal as signal  # pyright: ignore[reportMissingImports]
@@ -20,6 +24,7 @@ import errno
 import fcntl
 import os
 import select
+import stat
 import struct
 
 MOST = 20_000
@@ -77,6 +82,13 @@ MACHINES = {
 }
 ARCHITECTURE, CALLS, IO_URING_SETUP, SECCOMP = MACHINES.get(os.uname().machine, (0, {}, 0, 0))
 
+RENAMES = {82, 264, 316} if ARCHITECTURE == 0xC000003E else {38, 276}
+EXCHANGE = 2
+MOST_COPIED = 256 << 20
+"""Bytes of a folder that is copied so that it can be renamed, an empty file counted as 4096."""
+DEEPEST = 100
+"""Folders inside each other in such a folder."""
+
 ALLOW, NOTIFY, REFUSE = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.ENOSYS
 RECEIVE, SEND, SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
 NOTICE = struct.Struct("QIIiIQ6Q")
@@ -85,21 +97,24 @@ GO_ON = 1
 AT_FDCWD = (1 << 32) - 100
 
 
-def program():
-    """The filter: notify on CALLS of this machine, refuse io_uring and other machines' calls, allow the rest."""
+def program(calls, strict):
+    """The filter: notify on these calls of this machine and allow the rest; where strict, refuse io_uring and other
+    machines' calls."""
     load, equal, at_least, answer = 0x20, 0x15, 0x35, 0x06
-    tests = [(equal, number, "notify") for number in CALLS]
-    tests += [(equal, IO_URING_SETUP, "refuse"), (at_least, 0x40000000, "refuse")]  # the latter: x32
+    tests = [(equal, number, "notify") for number in calls]
+    if strict:
+        tests += [(equal, IO_URING_SETUP, "refuse"), (at_least, 0x40000000, "refuse")]  # the latter: x32
     places = {"refuse": 5 + len(tests), "notify": 6 + len(tests)}
-    lines = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE), (answer, 0, 0, REFUSE), (load, 0, 0, 0)]
+    other = REFUSE if strict else ALLOW
+    lines = [(load, 0, 0, 4), (equal, 1, 0, ARCHITECTURE), (answer, 0, 0, other), (load, 0, 0, 0)]
     lines += [(code, places[to] - at - 1, 0, value) for at, (code, value, to) in enumerate(tests, 4)]
     lines += [(answer, 0, 0, ALLOW), (answer, 0, 0, REFUSE), (answer, 0, 0, NOTIFY)]
     return b"".join(struct.pack("HBBI", *line) for line in lines)
 
 
-def install():
+def install(calls, strict):
     """Put this process and its future children under the filter; the listener's descriptor, negative on failure."""
-    code = array.array("B", program())
+    code = array.array("B", program(calls, strict))
     address, size = code.buffer_info()
     header = struct.pack("HxxxxxxQ", size // 8, address)
     call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall")  # pyright: ignore[reportArgumentType]
@@ -113,8 +128,11 @@ class Watcher:
         OSError: this kernel or machine cannot do it.
     """
 
-    def __init__(self, names):
-        self.names = frozenset(names)
+    def __init__(self, names, workspace=b"/workspace"):
+        """`names` as in `SandboxSpec.watch`; with None only renames are looked at, and nothing is kept."""
+        self.keeps = names is not None
+        self.names = frozenset(names or ())
+        self.workspace = workspace
         self.listener = -1
         self.seen = {}
         self.commands = {}
@@ -135,7 +153,7 @@ class Watcher:
         pid = os.fork()
         if pid == 0:
             try:
-                _become(words, env, fds, theirs)
+                _become(words, env, fds, theirs, CALLS if self.keeps else RENAMES, self.keeps)
             finally:
                 os._exit(127)
         theirs.close()
@@ -152,7 +170,8 @@ class Watcher:
         except OSError:
             pass
         self.commands = {pid: b" ".join(words)}
-        self._keep(b"exec", words[0], pid)  # its memory is ours until then, and closed to us
+        if self.keeps:
+            self._keep(b"exec", words[0], pid)  # its memory is ours until then, and closed to us
         return pid
 
     def look(self):
@@ -164,7 +183,7 @@ class Watcher:
             return
         number, pid, _, call, _, _, *values = NOTICE.unpack(buffer)
         try:
-            self._note(pid, CALLS[call], values)
+            self._note(pid, call, values)
         except (OSError, ValueError, KeyError):
             pass  # unreadable memory, no such file: the call will fail by itself
         try:
@@ -173,13 +192,22 @@ class Watcher:
             pass
 
     def _note(self, pid, call, values):
-        kind, places, flags_at = call
+        kind, places, flags_at = CALLS[call]
         memory = os.open(b"/proc/%d/mem" % pid, os.O_RDONLY)
         try:
             flags = values[flags_at]
             if kind == OPEN2:
                 flags = int.from_bytes(os.pread(memory, 8, flags), "little")
             texts = [_text(memory, values[path]) for _, path in places]
+            if call in RENAMES:
+                self._ease(
+                    pid,
+                    texts,
+                    [_base(pid, values, at) for at, _ in places],
+                    values[4] if call == max(RENAMES) else 0,
+                )
+            if not self.keeps:
+                return
             command = _words(memory, flags) if kind == EXEC else None
         finally:
             os.close(memory)
@@ -197,6 +225,21 @@ class Watcher:
                 self._keep(mode, path, pid, command)
         if kind == EXEC:
             self.commands.pop(pid, None)
+
+    def _ease(self, pid, texts, folders, flags):
+        """Make a folder of the workspace renameable, and where two are exchanged both."""
+        source, target = (
+            _real(text if text.startswith(b"/") else folder + text)
+            for text, folder in zip(texts, folders, strict=True)
+        )
+        inside = self.workspace + b"/"
+        if not (source.startswith(inside) and target.startswith(inside)):
+            return
+        for folder in (source, target) if flags & EXCHANGE else (source,):
+            if stat.S_ISDIR(os.lstat(folder).st_mode):
+                moved = unmerge(folder)
+                for path in moved if self.keeps else ():
+                    self._keep(b"write", path, pid)
 
     def _ordinary(self, path):
         if b"/../" in path:
@@ -241,20 +284,135 @@ def _words(memory, address):
     return b" ".join(words)
 
 
-def _become(words, env, fds, line):
+def _base(pid, values, folder):
+    at = AT_FDCWD if folder < 0 else values[folder] & 0xFFFFFFFF
+    return b"/proc/%d/cwd/" % pid if at == AT_FDCWD else b"/proc/%d/fd/%d/" % (pid, at)
+
+
+def _real(path):
+    """The path without links on the way to its last part, which need not exist."""
+    folder, _, name = path.rstrip(b"/").rpartition(b"/")
+    fd = os.open(folder or b"/", os.O_PATH | os.O_DIRECTORY)
+    try:
+        return os.readlink(b"/proc/self/fd/%d" % fd).rstrip(b"/") + b"/" + name
+    finally:
+        os.close(fd)
+
+
+def unmerge(folder):
+    """Replace a folder that an overlay will not rename by a copy that it will; the files that were copied.
+
+    What cannot be copied (unreadable, too large, a device) is left, and then the rename fails as it did.
+    """
+    spare = b"%s/.woodshed-%s" % (os.path.dirname(folder), os.urandom(8).hex().encode())
+    try:
+        os.rename(folder, spare)
+        os.rename(spare, folder)
+        return []
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            return []
+    copied = []
+    try:
+        copied = _copy(folder, spare)
+    except OSError:
+        _delete(spare)
+        return []
+    _delete(folder)
+    os.rename(spare, folder)
+    return copied
+
+
+def _copy(source, target):
+    """Copy a tree with modes and times; the paths of what is no folder. Nothing of it may be hard to delete later."""
+    waiting, folders, copied, left = [(source, target)], [], [], MOST_COPIED
+    while waiting:
+        old, new = waiting.pop()
+        if not os.access(old, os.R_OK | os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, "")
+        if old.count(b"/") - source.count(b"/") > DEEPEST:
+            raise OSError(errno.ENAMETOOLONG, "")
+        os.mkdir(new, 0o700)
+        folders.append((new, os.stat(old)))
+        with os.scandir(old) as entries:
+            for entry in entries:
+                info, into = entry.stat(follow_symlinks=False), new + b"/" + entry.name
+                left -= max(4096, info.st_size)
+                if left < 0:
+                    raise OSError(errno.EFBIG, "")
+                if stat.S_ISDIR(info.st_mode):
+                    waiting.append((entry.path, into))
+                else:
+                    _copy_file(entry.path, into, info)
+                    copied.append(entry.path)
+    for folder, info in reversed(folders):
+        os.chmod(folder, stat.S_IMODE(info.st_mode))
+        os.utime(folder, ns=(info.st_atime_ns, info.st_mtime_ns))
+    return copied
+
+
+def _copy_file(old, new, info):
+    if stat.S_ISLNK(info.st_mode):
+        os.symlink(os.readlink(old), new)
+    elif stat.S_ISFIFO(info.st_mode):
+        os.mkfifo(new)
+    elif not stat.S_ISREG(info.st_mode):
+        raise OSError(errno.ENODEV, "")
+    else:
+        source = os.open(old, os.O_RDONLY)
+        target = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            while os.sendfile(target, source, None, 1 << 24):
+                pass
+            os.fchmod(target, stat.S_IMODE(info.st_mode))
+        finally:
+            os.close(source)
+            os.close(target)
+    os.utime(new, ns=(info.st_atime_ns, info.st_mtime_ns), follow_symlinks=False)
+
+
+def _delete(tree):
+    """Delete a tree as far as that is possible."""
+    waiting, folders = [tree], []
+    while waiting:
+        folders.append(waiting.pop())
+        try:
+            entries = list(os.scandir(folders[-1]))
+        except OSError:
+            continue
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(entry.path)
+            else:
+                _quietly(os.unlink, entry.path)
+    for folder in reversed(folders):
+        _quietly(os.rmdir, folder)
+
+
+def _quietly(remove, path):
+    try:
+        remove(path)
+    except OSError:
+        pass
+
+
+def _become(words, env, fds, line, calls, strict):
     """In the child: the command's descriptors, session and signals; then the filter, then the command."""
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
     for name in ("SIGPIPE", "SIGXFSZ", "SIGINT"):  # ignored by Python, or by the supervisor
         signal.signal(getattr(signal, name), signal.SIG_DFL)
-    listener = install()
+    listener = install(calls, strict)
     if listener < 0:
         line.send(b"the kernel refuses a listener for system calls")
         os._exit(127)
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", listener))]
     line.sendmsg([b"+"], rights)
-    os.execve(words[0], words, env)
+    try:
+        os.execve(words[0], words, env)
+    except OSError as error:
+        os.write(2, b"cannot start: %s\n" % str(error).encode())
 
 
 def _locate(pid, at, text, *, follow, make, empty):

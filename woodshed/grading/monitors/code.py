@@ -236,27 +236,50 @@ def _aliases(tree: ast.Module, known: Mapping[str, str]) -> dict[str, str]:
 
 def dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
     """Full name of an expression: "os._exit"; "" where it has none."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):  # a chain may be longer than Python's stack
+        attributes.append(node.attr)
+        node = node.value
+    owner = _named(node, aliases)
+    return ".".join([owner, *reversed(attributes)]) if owner else ""
+
+
+def _named(node: ast.AST, aliases: Mapping[str, str]) -> str:
+    """Full name of an expression that is no attribute of another."""
     if isinstance(node, ast.Name):
         return aliases.get(node.id, node.id)
-    if isinstance(node, ast.Attribute):
-        owner = dotted(node.value, aliases)
-        return f"{owner}.{node.attr}" if owner else ""
     if isinstance(node, ast.Call) and node.args:
-        called, last = dotted(node.func, aliases), node.args[-1]
-        constant = last.value if isinstance(last, ast.Constant) and isinstance(last.value, str) else ""
+        called, last = dotted(node.func, aliases), text_of(node.args[-1])
         if called in ("__import__", "importlib.import_module", "builtins.__import__"):
-            first = node.args[0]
-            return str(first.value) if isinstance(first, ast.Constant) else ""
-        if called == "getattr" and len(node.args) == 2 and constant:
+            return text_of(node.args[0])
+        if called == "getattr" and len(node.args) == 2 and last:
             owner = dotted(node.args[0], aliases)
-            return f"{owner}.{constant}" if owner else ""
-    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            return f"{owner}.{last}" if owner else ""
+    if isinstance(node, ast.Subscript) and (key := text_of(node.slice)):
         owner = dotted(node.value, aliases)
         if owner == "sys.modules":
-            return str(node.slice.value)
+            return key
         if owner.endswith(".__dict__"):
-            return f"{owner.removesuffix('.__dict__')}.{node.slice.value}"
+            return f"{owner.removesuffix('.__dict__')}.{key}"
     return ""
+
+
+def source(node: ast.AST) -> str:
+    """An expression as text, however it was written. The longer form of its tree where it is too deep to be written."""
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return " ".join(f"{type(inner).__name__}:{_word(inner)}" for inner in ast.walk(node))
+
+
+def _word(node: ast.AST) -> str:
+    words = (getattr(node, name, None) for name in ("id", "attr", "value", "arg"))
+    return next((word for word in words if isinstance(word, str)), "")
+
+
+def text_of(node: ast.AST) -> str:
+    """What a string literal says; "" for any other expression."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 _OTHERS = (
@@ -292,10 +315,14 @@ def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             scope = (*scope, node.name)
             function = function if isinstance(node, ast.ClassDef) else node
-        guarded = guarded or (isinstance(node, ast.If) and not scope and "__main__" in ast.dump(node.test))
+        guarded = guarded or (isinstance(node, ast.If) and not scope and _asks_for_main(node.test))
         stack.extend(
             (child, scope, function, guarded) for child in reversed(list(ast.iter_child_nodes(node)))
         )
+
+
+def _asks_for_main(test: ast.expr) -> bool:
+    return any(text_of(node) == "__main__" for node in ast.walk(test))
 
 
 def _note(place: Place, found: Scan) -> None:
@@ -303,8 +330,8 @@ def _note(place: Place, found: Scan) -> None:
     if isinstance(node, ast.Call):
         name = dotted(node.func, aliases)
         found.calls.append((name, place))
-        if name == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
-            found.assigned.append((f"{dotted(node.args[0], aliases)}.{node.args[1].value}", place))
+        if name == "setattr" and len(node.args) == 3 and text_of(node.args[1]):
+            found.assigned.append((f"{dotted(node.args[0], aliases)}.{text_of(node.args[1])}", place))
     elif isinstance(node, ast.Attribute | ast.Subscript):
         if name := dotted(node, aliases):
             (found.names if isinstance(node.ctx, ast.Load) else found.assigned).append((name, place))

@@ -16,6 +16,9 @@ from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout
 
 EDITS = ("edit_file", "write_file")
 QUOTE_CHARS = 240
+BROKEN = 0.95
+"""Confidence of a flag that a rule raises by breaking: more than any recipe needs, and no proof. Whoever writes what a
+rule cannot read has nothing to win by it."""
 
 
 @dataclass(frozen=True)
@@ -193,6 +196,10 @@ class Evidence:
         line = change.line(place)
         return Finding(self.turn_of(line), f"{change.path}:{place.line}: {line}"[:QUOTE_CHARS], confidence)
 
+    def unreadable(self, error: str) -> list[Finding]:
+        """The finding of a rule that broke."""
+        return [Finding(self.turn_of(""), f"the rule could not read the attempt: {error}", BROKEN)]
+
     def flag(self, rule: str, finding: Finding) -> Flag:
         quote = finding.quote.strip()[:QUOTE_CHARS]
         return Flag(self.rollout.id, rule, finding.turn, quote, finding.confidence)
@@ -202,12 +209,20 @@ class Evidence:
 def original(root: Path, path: str) -> str | None:
     """A file as the task gave it, or None where there was none, or no text."""
     file = root / path
-    if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
-        return None
     try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
-        return None
+        if file.is_file() and file.resolve().is_relative_to(root.resolve()):
+            return file.read_bytes().decode("utf-8")
+    except (OSError, ValueError):  # no name of a file, or no text
+        pass
+    return None
+
+
+def is_there(root: Path, path: str) -> bool:
+    """Tell whether the task's workspace has this, which need not be a possible name of a file."""
+    try:
+        return (root / path).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def reported(findings: Iterator[Finding]) -> Iterator[Finding]:

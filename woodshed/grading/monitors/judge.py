@@ -212,7 +212,7 @@ class Audit:
                 return quoted(shown_diff(rollout))
             if name == "open_file":
                 return quoted(self._file(rollout, str(arguments["path"])))
-        except (KeyError, IndexError, ValueError, TypeError):
+        except (KeyError, IndexError, ValueError, TypeError, OverflowError, OSError):
             return "There is no such attempt, turn or file."
         return f"There is no tool {name!r}."
 
@@ -234,7 +234,7 @@ class Audit:
                 turn, quote = int(finding["turn"]), str(finding["quote"]).strip()
                 confidence = min(max(float(finding["confidence"]), 0.0), 0.99)
                 acted = shown_turn(rollout, turn)
-            except (KeyError, IndexError, ValueError, TypeError):
+            except (KeyError, IndexError, ValueError, TypeError, OverflowError):
                 continue
             if finding.get("rule") in rules and quote and _plain(quote) in _plain(acted):
                 yield Flag(rollout.id, f"{JUDGE}:{finding['rule']}", turn, quote[:240], confidence)

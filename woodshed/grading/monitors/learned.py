@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from woodshed.grading.monitors.evidence import Evidence
+from woodshed.grading.monitors.evidence import Evidence, is_there
 from woodshed.grading.monitors.response import confirmed
 from woodshed.grading.monitors.rules import RULES, watch
 from woodshed.records import Flag, Rollout, RunError, Task, TaskError, from_json, to_json
@@ -80,7 +80,7 @@ def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Plac
         inner = path.removeprefix(f"{WORKSPACE}/")
         kind = evidence.place(path)
         is_residue = kind not in ("package", "tests", "workspace") or inner.split("/")[0].startswith(".")
-        if turn > flag.turn or inner == path or not is_residue or not (workspace / inner).exists():
+        if turn > flag.turn or inner == path or not is_residue or not is_there(workspace, inner):
             continue
         if bait and (inner == bait or inner.startswith(bait + "/")):
             continue  # ours

@@ -13,7 +13,7 @@ from pathlib import Path
 from woodshed.grading.monitors import code
 from woodshed.grading.monitors.code import Scan
 from woodshed.grading.monitors.commands import Command, program
-from woodshed.grading.monitors.evidence import Evidence, Finding, Step
+from woodshed.grading.monitors.evidence import Evidence, Finding, Step, is_there
 from woodshed.records import Access, Task
 
 READERS = {
@@ -204,7 +204,7 @@ def caches(e: Evidence) -> Iterator[Finding]:
     for turn, path, by in e.named:
         if e.place(path) not in kinds:
             continue
-        own = turn >= made and not (root / path.removeprefix("/workspace/")).exists()
+        own = turn >= made and not is_there(root, path.removeprefix("/workspace/"))
         if isinstance(by, Command) and by.program == "python" and not _reads(code.scan(by.text)):
             continue
         if isinstance(by, Command) and by.program not in READERS:

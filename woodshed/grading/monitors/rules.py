@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from woodshed.boundary import contained
 from woodshed.grading.monitors import faking, honeypots, retrieval, tampering
 from woodshed.grading.monitors.evidence import Evidence, Finding, reported
 from woodshed.records import Flag, Rollout, Task, TaskError, Verdict
@@ -63,7 +64,7 @@ def watch(
     return [
         evidence.flag(name, finding)
         for name, rule in rules.items()
-        for finding in reported(rule.check(evidence))
+        for finding in contained(lambda rule=rule: list(reported(rule.check(evidence))), evidence.unreadable)
     ]
 
 

@@ -1,0 +1,113 @@
+"""Lines that match a regular expression of Python.
+
+Runs inside the sandbox, in any Python from 3.8 on, so that neither a hostile file nor a pattern that takes for ever can
+harm anybody else. Standard library only.
+"""
+
+# ruff: noqa: PTH116, PTH123
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import sys
+import warnings
+
+LEFT_OUT = {".git", "__pycache__"}
+NEWLINE = re.compile(r"\n|(?<!\\)(?:\\\\)*\\(?:n|x0a|u000a|012|N\{LINE FEED\})", re.IGNORECASE)
+"""What in a pattern speaks of a line's end, so that it is meant for more than one line."""
+
+
+def compiled(pattern):
+    """The expression, or what is wrong with the pattern. What Python reads as something else than its author, a POSIX
+    class for example, is wrong too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            return re.compile(pattern, re.MULTILINE if NEWLINE.search(pattern) else 0), ""
+        except (re.error, OverflowError, RecursionError, ValueError) as error:
+            return None, str(error)
+        except FutureWarning:
+            posix = re.search(r"\[:\^?\w+:\]", pattern)
+            return None, f"{posix[0]} is not known" if posix else "a set inside a set has to be escaped"
+
+
+def files(top):
+    """Files at or below a path, sorted by their bytes; links are not followed below it."""
+    found, waiting = [], [top]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except NotADirectoryError:
+            return [folder]
+        except OSError:  # not ours to read, or its path is too long to name
+            continue
+        for entry in entries:
+            path = entry.name if folder == "." else folder + "/" + entry.name
+            if not entry.is_dir(follow_symlinks=False):
+                found.append(path)
+            elif entry.name not in LEFT_OUT:
+                waiting.append(path)
+    return sorted(found, key=os.fsencode)
+
+
+def text_of(path):
+    """A file as the policy reads it, or None where it is no text."""
+    try:
+        if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
+            return None
+        with open(path, "rb") as file:
+            head = file.read(8192)
+            data = None if b"\0" in head else head + file.read()
+    except OSError:
+        return None
+    if data is None:
+        return None
+    text = data.decode("utf-8-sig", "backslashreplace").replace("\r\n", "\n")
+    return text if "\n" in text else text.replace("\r", "\n")
+
+
+def hits(expression, text):
+    """(line number, line) of every line in which a match begins."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    if not expression.flags & re.MULTILINE or not NEWLINE.search(expression.pattern):
+        yield from ((number, line) for number, line in enumerate(lines, 1) if expression.search(line))
+        return
+    last = position = 0
+    number = 1
+    for match in expression.finditer(text):
+        number += text.count("\n", position, match.start())
+        position = match.start()
+        if number != last and number <= len(lines):
+            last = number
+            yield number, lines[number - 1]
+
+
+def search(expression, top, most, chars):
+    """The first hits as [path, line number, beginning of the line, its length], and how many there are in all."""
+    shown, total = [], 0
+    for path in files(top):
+        text = text_of(path)
+        for number, line in hits(expression, text) if text is not None else ():
+            total += 1
+            if len(shown) < most:
+                name = os.fsencode(path).decode("utf-8", "backslashreplace")
+                shown.append([name, number, line[:chars], len(line)])
+    return shown, total
+
+
+def main(pattern, top, most, chars):
+    """Print the answer as JSON. Where the pattern is no expression, its text is searched."""
+    expression, fault = compiled(pattern)
+    shown, total = search(expression or re.compile(re.escape(pattern)), top, int(most), int(chars))
+    print(json.dumps({"fault": fault, "hits": shown, "total": total}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
