@@ -66,7 +66,7 @@ def train(
     from woodshed import report, settings
     from woodshed.evals import tracking
     from woodshed.rundir import RunDir
-    from woodshed.training import arms
+    from woodshed.training import arms, preflight
     from woodshed.training.recipe import Recipe
     from woodshed.training.train import train as practise
 
@@ -79,6 +79,9 @@ def train(
     else:
         path, given = Path(recipe or ""), overrides or []
         chosen = arms.arm(path, arm, given) if arm else settings.read(Recipe, path, given)
+        preflight.refuse(chosen)
+        for warning in preflight.warnings(chosen):
+            tell(f"warning: {warning}")
         if dry_run:
             say(chosen.to_toml().rstrip())
             say_next(" ".join(["woodshed train", str(recipe), *(["--arm", arm] if arm else []), *given]))

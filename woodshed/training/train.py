@@ -37,7 +37,7 @@ from woodshed.rundir import RunDir
 from woodshed.synthesis import derived
 from woodshed.synthesis.bench import Rejected
 from woodshed.tasks import folder
-from woodshed.training import checkpoint, gate, packing, stability, warmup
+from woodshed.training import checkpoint, gate, packing, preflight, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
 from woodshed.training.learn import learn, subject_of
@@ -45,7 +45,7 @@ from woodshed.training.objective import FeedbackSettings
 from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
-from woodshed.training.session import Clock, Progress, Session, begin, forward_for
+from woodshed.training.session import Clock, Progress, Session, begin, forward_for, refuse_stale
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import MOST_LOST, learning_rate, make_optimizer, update
 
@@ -56,7 +56,9 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     Raises:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
+    preflight.refuse(recipe)
     practice, heldout = task_sets(recipe, run)
+    preflight.refuse(recipe, num_tasks=len(practice))
     subject = subject_of(run, recipe.study, practice)
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
@@ -207,6 +209,9 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         max_grad_norm=recipe.optimizer.max_grad_norm,
     )
     clock.lap("update")
+    if not (metrics["trained_rollouts"] or metrics["targets"]):
+        nothing = "nothing to learn from: the attempts of each group ended alike, and no turn has a hint"
+        session.progress(step + 1, recipe.training.steps, f"train {step}: {nothing}")
     run.append("lessons", metrics.pop("lessons"), "train", step)
     session.sampler.load(None, version=step + 1)
     curriculum.observe(verdicts, seen.rollouts)
@@ -220,7 +225,7 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     metrics["seconds"] = clock.laps
     if growth is not None:
         growth.tend(curriculum, verdicts)
-    metrics["curriculum"] = curriculum.counts()
+    metrics |= {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
     position = replace(
         position,
         phase="rl",
@@ -229,7 +234,13 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         curriculum=curriculum.state(),
         growth=growth.state() if growth is not None else {},
     )
-    if reason := watch(session, position, metrics, seen.rollouts, practice.teacher):
+    reason = watch(session, position, metrics, seen.rollouts, practice.teacher)
+    if not reason and step + 1 < recipe.training.steps:
+        reason = curriculum.why_dry(recipe.training.tasks_per_step)
+        reason = f"stopped after step {step}: {reason}" if reason else ""
+    if reason:
+        metrics["stopped"] = reason
+        session.progress(step + 1, recipe.training.steps, reason)
         position = replace(position, stopped=reason)
     run.append("metrics", [metrics], "train", step)
     kept = recipe.stability.window + 1
@@ -255,6 +266,7 @@ def gather(session: Session, practice: Practice, position: Position, clock: Cloc
         seed=recipe.seed,
         progress=session.progress,
     )
+    refuse_stale(run, [made for group in groups for made in group.rollouts], step)
     clock.lap("attempts")
     hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, drawn, verdicts))
     chosen, off = feedback.choose(hints, recipe.feedback.detectors), position.off
@@ -402,8 +414,8 @@ def watch(
     rollouts: Sequence[Rollout],
     teacher: Teacher,
 ) -> str:
-    """Why the run must stop after the step that led here, or "". Where it must, the policy gets the weights of the
-    window's best step back, and `metrics` says so."""
+    """The reason for which the run must stop after the step that led here, or "". Where it must, the policy gets the
+    weights of the window's best step back."""
     settings, policy = session.recipe.stability, session.policy
     if settings.max_kl_to_start is not None:
         metrics["kl_to_start"] = stability.kl_to_start(
@@ -421,8 +433,6 @@ def watch(
         version = position.watch.healthy(position.step - 1)
         policy.load_weights(checkpoint.version_weights(session.run, version))
         reason = f"stopped after step {position.step - 1}: {reason}; back to the weights of step {version}"
-        metrics["stopped"] = reason
-        session.progress(position.step, session.recipe.training.steps, reason)
     return reason
 
 
@@ -445,6 +455,7 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
             effort=session.recipe.evaluation.effort,
             progress=session.progress,
         )
+        refuse_stale(run, [graded.rollout for graded in now.graded], step)
         first = now if step == 0 else evaluation.from_run(run)[0]
         if first.step < step:
             found = [calibration.change(first.graded, now.graded)]
