@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from woodshed.cli.verbs import Failed, Interrupted
+from woodshed.machine import PROGRAM
 from woodshed.terminal import say, say_columns
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
             say(f"{run}: woodshed train {' '.join(arguments)}")
             again = "finished runs and steps are kept; the same command goes on"
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", "woodshed.cli", "train", *arguments], check=False
-                )
+                done = subprocess.run([*PROGRAM, "train", *arguments], check=False)
             except KeyboardInterrupt:
                 raise Interrupted(again) from None
             if done.returncode == 130:

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from woodshed import __version__
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
-from woodshed.rundir import made
+from woodshed.rundir import WAYS_OUT, made, way_out
 from woodshed.terminal import say, say_columns, tell
 
 if TYPE_CHECKING:
@@ -41,13 +41,6 @@ ORDER = [  # as a person meets them
     "export",
     "monitor",
 ]
-
-
-PLACES = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT),
-}
-"""What can be wrong with a file or folder that a person named."""
 
 
 class Verbs(TyperGroup):
@@ -76,10 +69,11 @@ class Verbs(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except OSError as error:
-            if error.errno not in PLACES:
+            if error.errno not in WAYS_OUT:
                 raise
-            where = f" {error.filename}:" if error.filename else ""
-            tell(f"OSError:{where} {os.strerror(error.errno)}. Make room there, or name another place")
+            where = f" {shortened(str(error.filename))}:" if error.filename else ""
+            advice = way_out(error)
+            tell(f"OSError:{where} {os.strerror(error.errno)}. {advice[0].upper()}{advice[1:]}")
             raise typer.Exit(2) from None
         except Interrupted as stopped:
             tell(f"\ninterrupted; {stopped}")
@@ -88,6 +82,11 @@ class Verbs(TyperGroup):
             tell("\ninterrupted; nothing was begun")
             raise typer.Exit(130) from None
         return result
+
+
+def shortened(path: str) -> str:
+    """A path that a person can still read: both ends of one that is too long for that."""
+    return path if len(path) <= 200 else f"{path[:120]}...{path[-60:]}"
 
 
 class Interrupted(Exception):
@@ -320,7 +319,7 @@ def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> It
         if run is None:
             raise
         raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
-    except WoodshedError as error:
+    except (WoodshedError, OSError) as error:
         if run is not None and is_new and not isinstance(error, RunError):  # which says how to go on
             run.forget()
         raise
