@@ -456,9 +456,9 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
     """A folder, made where it is not there, and taken away again where nothing came into it."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]  # noqa: PTH110  # as below
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         for path in new:

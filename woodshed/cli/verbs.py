@@ -260,10 +260,10 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
     """What a new run keeps about its making, but for what only its evaluations know."""
     from woodshed import machine
-    from woodshed.evals import ledger
+    from woodshed.evals import changes, ledger
 
     prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
-    return machine.describe() | {"seed": chosen.seed, "prices": prices}
+    return machine.describe() | {"seed": chosen.seed, "prices": prices} | changes.settings_of(chosen)
 
 
 def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
