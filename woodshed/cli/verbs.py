@@ -214,6 +214,8 @@ def say_run(run: RunDir) -> None:
     found = evaluation.from_run(run, problems=[])
     if reason := arms.stopped(run, problems=[]):
         tell(reason)
+    if again := arms.repeats(run, problems=[]):
+        tell(again)
     for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
