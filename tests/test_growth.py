@@ -35,7 +35,10 @@ def test_a_pool_that_is_too_easy_gets_harder_tasks_without_waiting_for_them(tiny
     assert all(task.provenance["parent"] == tiny_task.id for task in arrived)
 
     state = json.loads(json.dumps([growth.state(), curriculum.state()]))
-    again, other = Curriculum([tiny_task], CurriculumSettings(grow=True, repeats=True), seed=0), Growth(run, seed=3)
+    again, other = (
+        Curriculum([tiny_task], CurriculumSettings(grow=True, repeats=True), seed=0),
+        Growth(run, seed=3),
+    )
     other.restore(state[0], again)
     again.restore(state[1])
     assert [t.id for t in again.draw(2)] == [t.id for t in curriculum.draw(2)]
