@@ -81,8 +81,9 @@ def adapted(base: Path, folder: Path, options: dict[str, Any]) -> Tensor:
     return log_probs(PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder))
 
 
-def run_with(base: Path, path: Path) -> RunDir:
-    return RunDir.create(path, recipe=f'name = "x"\n[policy]\nmodel = "{base}"\n', manifest={})
+def run_with(base: Path, path: Path, dtype: str = "float32") -> RunDir:
+    recipe = f'name = "x"\n[policy]\nmodel = "{base}"\nexport_dtype = "{dtype}"\n'
+    return RunDir.create(path, recipe=recipe, manifest={})
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -131,7 +132,7 @@ def test_whole_weights_can_be_loaded_and_trained_on(
         for weight in policy.trainable.values():
             weight.add_(torch.randn_like(weight) * 0.05)
     capfd.readouterr()
-    run = run_with(base, tmp_path / "run")
+    run = run_with(base, tmp_path / "run", dtype)
     checkpoint.export(run, policy, dtype=dtype)
     assert "it/s" not in capfd.readouterr().err
     again, opened = Policy.load(PolicySettings(model=str(run.path / "policy"), lora_rank=0), seed=0)
@@ -144,5 +145,6 @@ def test_whole_weights_can_be_loaded_and_trained_on(
     assert renderers[0].hint("Look.") == renderers[1].hint("Look.")
     assert again.model.generation_config.eos_token_id == [1, 2] != config.eos_token_id
     out = export(run, tmp_path / "out", problems=[])
+    assert AutoModelForCausalLM.from_pretrained(out).dtype == getattr(torch, dtype)
     found = log_probs(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32))
     assert (log_probs(again.model) - found).abs().max() < 1e-5

@@ -69,7 +69,7 @@ class Verbs(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except OSError as error:
-            if error.errno not in WAYS_OUT:
+            if error.errno not in WAYS_OUT or (error.errno == errno.EINVAL and not error.filename):
                 raise
             where = f" {shortened(str(error.filename))}:" if error.filename else ""
             advice = way_out(error)

@@ -36,18 +36,19 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> Path:
     settings = run.section("policy")
     text = card.write(run, problems=problems)
     model, tokenizer = _load(policy, settings)
-    dtype = settings.get("export_dtype", "float32")
-    model = model.to(getattr(torch, dtype))
+    dtype = getattr(torch, settings.get("export_dtype", "float32"))
+    for weight in model.parameters():  # rounded as they are written; compared in float32, where kernels agree
+        weight.data = weight.data.to(dtype).float()
     said = _log_probs(model)
     sweep(out.parent)
     try:
         with staged(out) as partial:
             with local.quiet():
-                model.save_pretrained(partial)
+                model.to(dtype).save_pretrained(partial)
                 tokenizer.save_pretrained(partial)
             del model
             (partial / "README.md").write_text(text, encoding="utf-8")
-            _refuse_another(said, _log_probs(local.load(str(partial), dtype=dtype).model), "what was written")
+            _refuse_another(said, _log_probs(local.load(str(partial)).model), "what was written")
     except ModelError:
         raise
     except Exception as error:  # the libraries' writers raise their own kinds when the disk is full

@@ -210,7 +210,7 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     )
     clock.lap("update")
     if not (metrics["trained_rollouts"] or metrics["targets"]):
-        nothing = "nothing to learn from: the attempts of each group ended alike, and no turn has a hint"
+        nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
         session.progress(step + 1, recipe.training.steps, f"train {step}: {nothing}")
     run.append("lessons", metrics.pop("lessons"), "train", step)
     session.sampler.load(None, version=step + 1)
