@@ -8,11 +8,9 @@ Every stage of a step is kept in the run folder as it ends, so a run that is kil
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from woodshed.feedback import demonstrations, reader, rewards
 from woodshed.feedback.gate import Measured, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
-from woodshed.grading.monitors import honeypots, response
+from woodshed.grading.monitors import response
 from woodshed.inference.endpoint import HttpSampler
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import create_renderer
@@ -34,8 +32,6 @@ from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
 from woodshed.records import Flag, Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
-from woodshed.synthesis import derived
-from woodshed.synthesis.bench import Rejected
 from woodshed.tasks import folder
 from woodshed.training import checkpoint, gate, packing, preflight, stability, warmup
 from woodshed.training.checkpoint import Position
@@ -46,6 +42,7 @@ from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
 from woodshed.training.session import Clock, Progress, Session, begin, forward_for, refuse_stale
+from woodshed.training.task_sets import task_sets
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import MOST_LOST, learning_rate, make_optimizer, update
 
@@ -234,11 +231,7 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         curriculum=curriculum.state(),
         growth=growth.state() if growth is not None else {},
     )
-    reason = watch(session, position, metrics, seen.rollouts, practice.teacher)
-    if not reason and step + 1 < recipe.training.steps:
-        reason = curriculum.why_dry(recipe.training.tasks_per_step)
-        reason = f"stopped after step {step}: {reason}" if reason else ""
-    if reason:
+    if reason := why_stop(session, practice, position, metrics, seen.rollouts):
         metrics["stopped"] = reason
         session.progress(step + 1, recipe.training.steps, reason)
         position = replace(position, stopped=reason)
@@ -407,6 +400,22 @@ def through_gate(
     return switched_off(position.off, found, settings)
 
 
+def why_stop(
+    session: Session,
+    practice: Practice,
+    position: Position,
+    metrics: dict[str, Any],
+    rollouts: Sequence[Rollout],
+) -> str:
+    """The reason for which the run must end after the step that led here, or "": it is not well, or nothing is left to
+    draw for another step."""
+    if reason := watch(session, position, metrics, rollouts, practice.teacher):
+        return reason
+    settings = session.recipe.training
+    dry = practice.curriculum.why_dry(settings.tasks_per_step) if position.step < settings.steps else ""
+    return f"stopped after step {position.step - 1}: {dry}" if dry else ""
+
+
 def watch(
     session: Session,
     position: Position,
@@ -460,38 +469,3 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
         if first.step < step:
             found = [calibration.change(first.graded, now.graded)]
             run.once("metrics", dict, "effort", step, lambda: found)
-
-
-def _twin(task: Task, out: Path) -> Task | None:
-    try:
-        return derived.impossible(task, out)
-    except Rejected:
-        return None
-
-
-def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
-    """The run's own copies of the tasks to practise on and of those to measure with; made once, read by a resume."""
-    kept = [run.path / "tasks" / name for name in ("train", "heldout")]
-    if not all(path.is_dir() for path in kept):
-        practice, heldout = (
-            folder.load_set(*paths) if paths else [] for paths in (recipe.tasks.train, recipe.tasks.heldout)
-        )
-        if not heldout:
-            by_id = sorted(practice, key=lambda task: task.id)
-            heldout = by_id[: round(recipe.tasks.heldout_share * len(by_id))]
-            practice = [task for task in practice if task not in heldout]
-        heldout = sorted(heldout, key=lambda task: task.name)[: recipe.evaluation.limit or None]
-        with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-            monitors = recipe.monitors
-            practice = honeypots.prepare(
-                practice,
-                Path(scratch),
-                _twin,
-                baited=monitors.honeypots,
-                impossible=monitors.impossible,
-                seed=recipe.seed,
-            )
-            for path, tasks in zip(kept, (practice, heldout), strict=True):
-                run.keep_tasks(path.name, [task.folder for task in tasks])
-    practice, heldout = (folder.load_set(path) if any(path.iterdir()) else [] for path in kept)
-    return practice, heldout
