@@ -167,14 +167,14 @@ def test_the_viewer_starts_at_a_terminal(world: Path):
     ) as process:
         os.close(theirs)
         shown, deadline = b"", time.monotonic() + 40
-        while b"by-hand" not in shown and process.poll() is None and time.monotonic() < deadline:
+        while b"quit" not in shown and process.poll() is None and time.monotonic() < deadline:
             if select.select([ours], [], [], 0.2)[0]:
                 with suppress(OSError):  # the terminal goes with its last user
                     shown += os.read(ours, 65536)
         ended = process.poll()
         process.kill()
     os.close(ours)
-    assert b"by-hand" in shown and ended is None, shown[-500:]
+    assert b"quit" in shown and ended is None, shown[-500:]  # the keys at its foot
 
 
 def test_the_table_of_starts_names_no_verb_that_is_gone():
