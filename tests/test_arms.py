@@ -92,6 +92,8 @@ attempts = 2
 [training]
 steps = 2
 tasks_per_step = 1
+[curriculum]
+repeats = true
 """
 
 

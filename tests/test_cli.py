@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib
 import os
 import re
@@ -20,7 +21,7 @@ from woodshed import __version__, terminal
 from woodshed.cli import app
 from woodshed.evals import measures
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
-from woodshed.rundir import RunDir
+from woodshed.rundir import WAYS_OUT, RunDir, way_out
 from woodshed.tasks import folder
 from woodshed.terminal import say
 
@@ -105,6 +106,46 @@ def test_mistakes_exit_with_2_and_one_message(
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.split()) and "Traceback" not in result.output
     assert not list(tmp_path.iterdir()), "nothing half-written"
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason", "advice"),
+    [
+        (["report", f"runs/{LONG}"], "no run at runs/xxx", ""),
+        (["tasks", "check", LONG], "too long", "shorter name"),
+        (["tasks", "stats", LONG], "too long", "shorter name"),
+        (["train", "short.toml", f"name={LONG}"], "File name too long", "choose a shorter name"),
+        (["train", "short.toml", f"tasks.train=['{LONG}']"], "File name too long", "Choose a shorter name"),
+        (["train", "short.toml", "runs=short.toml/runs"], "Not a directory", "one of them is a file"),
+        (["train", "short.toml", "runs=loop/runs"], "Too many levels of symbolic links", "lead in a circle"),
+        (["eval", "loop", "--name", "x"], "no task set at loop", ""),
+        (["train", "short.toml", "runs=/sys/runs"], "", "name another place"),
+        (["train", "short.toml/x"], "Not a directory", ""),
+        (["export", f"{LONG}/run", "--to", "atif"], "File name too long", "Choose a shorter name"),
+    ],
+)
+def test_advice_about_odd_paths_fits_their_fault(
+    arguments: list[str], reason: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("loop").symlink_to("loop")
+    Path("short.toml").write_text('name = "short"\n')
+    result = woodshed(*arguments)
+    said = " ".join(result.stderr.split())
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert reason in said and advice.lower() in said.lower() and "room" not in said and len(said) < 700
+    assert not list(tmp_path.glob("*/*")), "nothing half-written"
+
+
+def test_every_way_out_fits_its_fault():
+    """Only a full disk needs room; a reason that is not known is not advised about."""
+    for number, advice in WAYS_OUT.items():
+        assert ("room" in advice) == (number in (errno.ENOSPC, errno.EDQUOT)), os.strerror(number)
+        assert way_out(OSError(number, os.strerror(number))) == advice
+    assert way_out(OSError(errno.EBADF, "x")) == "mend that" == way_out(ValueError("x"))
 
 
 def test_a_bad_task_exits_with_1_and_its_reason(tmp_path: Path):

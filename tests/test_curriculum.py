@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from learner import TASK, informative_share, practise
 
-from woodshed.curriculum import Arms, Curriculum, CurriculumSettings
+from woodshed.curriculum import Arms, Curriculum, CurriculumSettings, refuse_dry
 from woodshed.curriculum.levels import Levels
 from woodshed.curriculum.posterior import below, deviation, informative, level_offset, sigmoid
 from woodshed.records import RecipeError, Task, Verdict
@@ -17,7 +17,8 @@ from woodshed.records import RecipeError, Task, Verdict
 TASKS = [replace(TASK, id=f"{n:02}", name=f"task-{n}") for n in range(7)]
 
 
-EVENLY = CurriculumSettings(uniform_share=1.0)
+EVENLY = CurriculumSettings(uniform_share=1.0, repeats=True)
+AGAIN = CurriculumSettings(repeats=True)
 
 
 def verdicts(task: Task, solved: int, attempts: int = 8) -> list[Verdict]:
@@ -38,11 +39,87 @@ def test_drawn_evenly_every_task_comes_once_before_any_comes_twice_and_never_twi
 
 def test_a_step_wider_than_the_pool_is_refused_with_both_numbers():
     with pytest.raises(RecipeError, match=r"tasks_per_step = 8.*only 7"):
-        Curriculum(TASKS, seed=0).draw(8)
+        Curriculum(TASKS, AGAIN, seed=0).draw(8)
+
+
+# -- a single epoch ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("uniform_share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("solved", [0, 4, 8])
+def test_in_a_single_epoch_no_task_is_drawn_twice_and_none_is_forgotten(uniform_share: float, solved: int):
+    """Whatever is observed, retired, admitted later, put into quarantine or restored in the middle."""
+    pool = [replace(TASK, id=f"{n:03}", name=f"task-{n}") for n in range(24)]
+    settings = CurriculumSettings(uniform_share=uniform_share, probe_share=0.5)
+    curriculum = Curriculum(pool[:20], settings, seed=solved)
+    drawn: list[str] = []
+    for step in range(7):
+        if step == 2:
+            curriculum.quarantine([pool[0]], "a hole")
+        if step == 3:
+            curriculum.admit(pool[20:])
+        if step == 4:
+            again = Curriculum(pool, settings, seed=solved)
+            again.restore(json.loads(json.dumps(curriculum.state())))
+            curriculum = again
+        tasks = curriculum.draw(3)
+        drawn += [task.id for task in tasks]
+        assert curriculum.repeated == 0
+        for _ in range(3):
+            for task in tasks:
+                curriculum.observe(verdicts(task, solved))
+    assert len(set(drawn)) == len(drawn) == 21
+    left = {task.id for task in pool} - set(drawn) - {"000"}
+    assert {task.id for task in curriculum.draw(len(left))} == left
+    said = curriculum.why_dry(1)
+    assert (
+        f"0 of 24 training tasks are left to draw: 1 are in quarantine (a hole), {24 - ('000' not in drawn)} "
+        in said
+    )
+    with pytest.raises(RecipeError, match=r"curriculum\.repeats = true"):
+        curriculum.draw(1)
+
+
+def test_tasks_that_come_again_are_counted():
+    curriculum = Curriculum(TASKS, EVENLY, seed=1)
+    seen: set[str] = set()
+    for _ in range(9):
+        step = {task.id for task in curriculum.draw(3)}
+        assert curriculum.repeated == len(step & seen)
+        seen |= step
+
+
+@pytest.mark.parametrize(
+    ("num_tasks", "steps", "each", "repeats", "message"),
+    [
+        (24, 6, 4, False, ""),
+        (15, 6, 4, True, ""),
+        (
+            15,
+            6,
+            4,
+            False,
+            r"needs 24 tasks, and there are 15.*lower training\.steps to 3, or .*curriculum\.repeats=true",
+        ),
+        (3, 1, 4, False, "only 3 training tasks"),
+        (3, 1, 4, True, "only 3 training tasks"),
+        (0, 1, 1, True, "only 0 training tasks"),
+        (0, 0, 4, False, ""),
+    ],
+)
+def test_a_pool_that_will_run_dry_is_refused_before_it_does(
+    num_tasks: int, steps: int, each: int, repeats: bool, message: str
+):
+    settings = CurriculumSettings(repeats=repeats)
+    if not message:
+        refuse_dry(settings, num_tasks=num_tasks, steps=steps, tasks_per_step=each)
+        return
+    with pytest.raises(RecipeError, match=message):
+        refuse_dry(settings, num_tasks=num_tasks, steps=steps, tasks_per_step=each)
 
 
 def test_invalid_verdicts_and_unbelievable_ones_say_nothing():
-    curriculum = Curriculum(TASKS, seed=0)
+    curriculum = Curriculum(TASKS, AGAIN, seed=0)
     before = curriculum.posterior("00")
     curriculum.observe(
         [
@@ -95,7 +172,7 @@ def test_the_offset_makes_predicted_and_observed_solves_agree():
 
 
 def test_observations_fade_and_the_prior_stays():
-    curriculum = Curriculum(TASKS, CurriculumSettings(forget=0.9), seed=0)
+    curriculum = Curriculum(TASKS, CurriculumSettings(forget=0.9, repeats=True), seed=0)
     curriculum.observe(verdicts(TASKS[0], solved=8))
     a0, b0 = curriculum.posterior("00")
     assert a0 > 8 and a0 / (a0 + b0) > 0.8
@@ -109,7 +186,9 @@ def test_observations_fade_and_the_prior_stays():
 
 
 def test_tasks_that_end_differently_are_drawn_most():
-    curriculum = Curriculum(TASKS, CurriculumSettings(uniform_share=0.0, probe_share=0.0), seed=1)
+    curriculum = Curriculum(
+        TASKS, CurriculumSettings(uniform_share=0.0, probe_share=0.0, repeats=True), seed=1
+    )
     counts: Counter[str] = Counter()
     for _ in range(120):
         (task,) = curriculum.draw(1)
@@ -120,7 +199,7 @@ def test_tasks_that_end_differently_are_drawn_most():
 
 
 def test_costly_tasks_are_drawn_less():
-    curriculum = Curriculum(TASKS[:2], CurriculumSettings(uniform_share=0.0), seed=1)
+    curriculum = Curriculum(TASKS[:2], CurriculumSettings(uniform_share=0.0, repeats=True), seed=1)
     counts: Counter[str] = Counter()
     for _ in range(300):
         (task,) = curriculum.draw(1)
@@ -130,7 +209,7 @@ def test_costly_tasks_are_drawn_less():
 
 
 def test_solved_tasks_retire_are_probed_and_come_back_when_forgotten():
-    curriculum = Curriculum(TASKS, CurriculumSettings(uniform_share=0.0), seed=2)
+    curriculum = Curriculum(TASKS, CurriculumSettings(uniform_share=0.0, repeats=True), seed=2)
     for task in TASKS[:6]:
         for _ in range(2):
             curriculum.observe(verdicts(task, solved=8))
@@ -149,7 +228,7 @@ def test_a_task_that_is_never_solved_is_parked_and_only_a_sound_one_comes_back(s
         asked.append(task.id)
         return sound
 
-    curriculum = Curriculum(TASKS, seed=2, revalidate=revalidate)
+    curriculum = Curriculum(TASKS, AGAIN, seed=2, revalidate=revalidate)
     curriculum.observe(verdicts(TASKS[0], solved=0))
     assert curriculum.status("00") == "active", "eight failures prove nothing"
     for _ in range(4):
@@ -162,14 +241,14 @@ def test_a_task_that_is_never_solved_is_parked_and_only_a_sound_one_comes_back(s
 
 
 def test_counts_add_up_to_the_pool_and_survive_a_restart():
-    curriculum = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0), seed=2)
+    curriculum = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0, repeats=True), seed=2)
     for task in TASKS[:3]:
         for _ in range(2):
             curriculum.observe(verdicts(task, solved=8))
     curriculum.quarantine(TASKS[2:4], "a hole")
     counts = {"active": 2, "retired": 2, "parked": 0, "broken": 0, "quarantined": 2}
     assert curriculum.counts() == counts
-    again = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0), seed=2)
+    again = Curriculum(TASKS[:6], CurriculumSettings(uniform_share=0.0, repeats=True), seed=2)
     again.restore(json.loads(json.dumps(curriculum.state())))
     assert again.counts() == counts
     again.admit(TASKS)
@@ -178,7 +257,7 @@ def test_counts_add_up_to_the_pool_and_survive_a_restart():
 
 def test_neighbours_in_one_file_share_a_step_less_often_than_strangers():
     tasks = [replace(task, target_path="a.py" if n < 4 else f"{n}.py") for n, task in enumerate(TASKS)]
-    curriculum = Curriculum(tasks, CurriculumSettings(uniform_share=0.0), seed=5)
+    curriculum = Curriculum(tasks, CurriculumSettings(uniform_share=0.0, repeats=True), seed=5)
     pairs = [{task.target_path for task in curriculum.draw(2)} for _ in range(300)]
     assert sum(len(pair) == 1 for pair in pairs) / 300 < 0.85 * (4 * 3) / (7 * 6)
 
@@ -198,7 +277,7 @@ def test_levels_move_up_when_solved_down_when_not_and_none_takes_all():
 
 def test_the_pool_says_whether_it_is_too_easy_or_too_hard():
     for solved, need in ((8, "harder"), (0, "easier"), (4, "")):
-        curriculum = Curriculum(TASKS, seed=0)
+        curriculum = Curriculum(TASKS, AGAIN, seed=0)
         assert curriculum.need() == ""
         for task in TASKS:
             curriculum.observe(verdicts(task, solved))
@@ -234,9 +313,9 @@ def test_arms_find_the_generator_whose_tasks_are_worth_most():
 
 
 def test_a_restart_in_the_middle_changes_nothing():
-    whole, _ = practise(CurriculumSettings(), seed=7, steps=40)
-    half, state = practise(CurriculumSettings(), seed=7, steps=20)
-    rest, _ = practise(CurriculumSettings(), seed=7, steps=40, resume=json.loads(json.dumps(state)))
+    whole, _ = practise(AGAIN, seed=7, steps=40)
+    half, state = practise(AGAIN, seed=7, steps=20)
+    rest, _ = practise(AGAIN, seed=7, steps=40, resume=json.loads(json.dumps(state)))
     assert half + rest == whole
 
 
@@ -245,8 +324,7 @@ def test_informative_groups_are_at_least_1_3_times_those_of_uniform_sampling():
     ratios = []
     for seed in range(7):
         shares = [
-            informative_share(practise(settings, seed=seed, steps=60)[0])
-            for settings in (CurriculumSettings(), EVENLY)
+            informative_share(practise(settings, seed=seed, steps=60)[0]) for settings in (AGAIN, EVENLY)
         ]
         ratios.append(shares[0] / shares[1])
     mean, half = (

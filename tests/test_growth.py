@@ -18,7 +18,7 @@ def solved(task: Task) -> list[Verdict]:
 
 def test_a_pool_that_is_too_easy_gets_harder_tasks_without_waiting_for_them(tiny_task: Task, tmp_path: Path):
     run = RunDir.create(tmp_path / "run", recipe="", manifest={})
-    curriculum = Curriculum([tiny_task], CurriculumSettings(grow=True), seed=0)
+    curriculum = Curriculum([tiny_task], CurriculumSettings(grow=True, repeats=True), seed=0)
     growth = Growth(run, seed=3)
     arrived: list[Task] = []
     deadline = time.monotonic() + 240
@@ -35,7 +35,10 @@ def test_a_pool_that_is_too_easy_gets_harder_tasks_without_waiting_for_them(tiny
     assert all(task.provenance["parent"] == tiny_task.id for task in arrived)
 
     state = json.loads(json.dumps([growth.state(), curriculum.state()]))
-    again, other = Curriculum([tiny_task], CurriculumSettings(grow=True), seed=0), Growth(run, seed=3)
+    again, other = (
+        Curriculum([tiny_task], CurriculumSettings(grow=True, repeats=True), seed=0),
+        Growth(run, seed=3),
+    )
     other.restore(state[0], again)
     again.restore(state[1])
     assert [t.id for t in again.draw(2)] == [t.id for t in curriculum.draw(2)]

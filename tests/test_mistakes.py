@@ -127,6 +127,7 @@ def recipe_of(model: Path, task: Task | None, **more: Any) -> Recipe:
         "agent": {"max_turns": 1, "turn_tokens": 16, "rollout_tokens": 16},
         "rollout": {"attempts": 2},
         "training": {"steps": 2, "tasks_per_step": 1},
+        "curriculum": {"repeats": True},
     }
     return validate(Recipe, {**settings, **more})
 
@@ -139,7 +140,7 @@ def run_of(recipe: Recipe) -> RunDir:
 
 def test_a_warm_up_without_tasks_says_so(model: Path):
     with pytest.raises(RecipeError, match=r"nothing to imitate: none of the 0 tasks"):
-        run_of(recipe_of(model, None, warmup={"steps": 2}))
+        run_of(recipe_of(model, None, warmup={"steps": 2}, training={"steps": 0}))
 
 
 def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, tiny_task: Task):

@@ -14,7 +14,7 @@ import pytest
 from test_monitors import attempt, call, raised, solved
 
 from woodshed import grading, tasks
-from woodshed.curriculum import Curriculum
+from woodshed.curriculum import Curriculum, CurriculumSettings
 from woodshed.evals import measures
 from woodshed.grading.monitors import drift, honeypots, judge, learned, response, rules
 from woodshed.grading.monitors.drift import StepView
@@ -114,12 +114,14 @@ def test_confirmed_cheats_quarantine_the_class_of_tasks(tiny_task: Task):
     everything = [tiny_task, other, third]
     (proof,) = response.quarantined([flag("bait", "r", 1.0)], [attempt(tiny_task)], everything)
     assert proof.task_class == "tally/stub"
-    curriculum = Curriculum(everything, seed=0)
+    curriculum = Curriculum(everything, CurriculumSettings(repeats=True), seed=0)
     curriculum.quarantine(proof.tasks(everything), proof.reason)
     assert {task.name for _ in range(4) for task in curriculum.draw(1)} == {"other"}
-    restored = Curriculum(everything, seed=0)
+    restored = Curriculum(everything, CurriculumSettings(repeats=True), seed=0)
     restored.restore(json.loads(json.dumps(curriculum.state())))
-    with pytest.raises(RecipeError, match=r"1 of 3 tasks are not in quarantine \(r, bait: evidence\)"):
+    with pytest.raises(
+        RecipeError, match=r"1 of 3 .*2 are in quarantine \(r, bait: evidence\)\. Close that hole"
+    ):
         restored.draw(2)
 
 

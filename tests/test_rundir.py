@@ -188,7 +188,11 @@ def test_a_full_disk_leaves_no_part_behind_and_says_how_to_go_on(tmp_path):
         assert left == kept, name
         assert "No space left on device" in message and len(message) < 400 and "[(" not in message
         verb = "eval" if name == "records" else "train"
-        onward = "Nothing was begun." if name == "run" else f"`woodshed {verb} --resume {disk / verb}`."
+        onward = (
+            "Nothing was begun: make room there."
+            if name == "run"
+            else f"`woodshed {verb} --resume {disk / verb}`."
+        )
         assert name == "text" or message.endswith(onward), message
 
 

@@ -26,7 +26,7 @@ from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.policy import Policy
 from woodshed.training.reading import Reading, token_logps
 from woodshed.training.recipe import Recipe, TaskSettings
-from woodshed.training.train import task_sets
+from woodshed.training.task_sets import task_sets
 from woodshed.training.update import OptimizerSettings, learning_rate
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from packaging.requirements import Requirement
 import woodshed
 
 SOURCE = Path(woodshed.__file__).resolve().parent.parent
+PROGRAM = (sys.executable, "-m", woodshed.__name__)
+"""This program, as another process of it is started."""
 
 
 def describe() -> dict[str, Any]:

@@ -386,11 +386,9 @@ class RunDir:
         try:
             yield
         except OSError as error:
-            remedy = "make room" if error.errno in (errno.ENOSPC, errno.EDQUOT, None) else "mend that"
-            kept = f"Nothing that was complete is lost: {remedy}, then"
-            onward = (
-                f"{kept} `{self.resuming}`" if (self.path / "recipe.toml").exists() else "Nothing was begun"
-            )
+            kept = f"Nothing that was complete is lost: {way_out(error)}, then"
+            begun = os.path.exists(self.path / "recipe.toml")  # noqa: PTH110  # false, too, of a name that is too long
+            onward = f"{kept} `{self.resuming}`" if begun else f"Nothing was begun: {way_out(error)}"
             raise RunError(f"cannot write to {self.path}: {_reason(error)}. {onward}.") from error
 
 
@@ -414,6 +412,33 @@ def _parsed(line: bytes, record: type[R]) -> R:
     return cast("R", found) if record is dict else from_json(record, found)
 
 
+WAYS_OUT = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there, or raise your quota",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "name a place that is not read-only",
+    errno.EACCES: "get the permission for it, or name another place",
+    errno.EPERM: "get the permission for it, or name another place",
+    errno.EEXIST: "move away what is there, or name another place",
+    errno.ENOTDIR: "name a place whose parents are folders: one of them is a file",
+    errno.EISDIR: "name a file: a folder is there",
+    errno.ENOENT: "look at its spelling: it is not there",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EINVAL: "choose another name: that file system cannot have this one",
+    errno.ELOOP: "mend the links there, which lead in a circle",
+    errno.EMFILE: "raise the number of files that may be open (ulimit -n)",
+    errno.EIO: "look at the disk, which does not answer",
+}
+"""What can be wrong with a file or folder that a person named, and what helps."""
+
+
+def way_out(error: BaseException) -> str:
+    """Advice that fits the reason for which a file could not be read or written."""
+    if isinstance(error, shutil.Error) or (isinstance(error, OSError) and error.errno is None):
+        return "make room there"  # a tree that could not be copied: each file has its own reason
+    return WAYS_OUT.get(getattr(error, "errno", None) or 0, "mend that")
+
+
 def _reason(error: Exception) -> str:
     """Why a file could not be read or written, in words."""
     if isinstance(error, shutil.Error) and isinstance(
@@ -431,9 +456,9 @@ def _reason(error: Exception) -> str:
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
     """A folder, made where it is not there, and taken away again where nothing came into it."""
-    new = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]  # noqa: PTH110  # as below
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         for path in new:

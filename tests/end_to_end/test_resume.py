@@ -55,6 +55,9 @@ seeded_fault_share = 0.3
 steps = {steps}
 tasks_per_step = 1
 
+[curriculum]
+repeats = true
+
 [objective]
 kl_coef = 0.01
 """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from woodshed.cli.verbs import Failed, Interrupted
+from woodshed.machine import PROGRAM
+from woodshed.rundir import RunDir
 from woodshed.terminal import say, say_columns
 
 if TYPE_CHECKING:
@@ -20,10 +21,15 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
 
     Raises:
         Failed: a run failed; what came before is kept.
+        RunError: a run of one of the names was begun with other settings.
     """
+    from woodshed.evals import changes
+
     for name, several in recipes.items():
         for chosen in several:
             run = chosen.runs / chosen.name
+            if (run / "recipe.toml").is_file():
+                changes.refuse_other(RunDir.open(run), chosen)
             if (run / "policy").is_dir():
                 say(f"{run}: finished before")
                 continue
@@ -34,9 +40,7 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
             say(f"{run}: woodshed train {' '.join(arguments)}")
             again = "finished runs and steps are kept; the same command goes on"
             try:
-                done = subprocess.run(
-                    [sys.executable, "-m", "woodshed.cli", "train", *arguments], check=False
-                )
+                done = subprocess.run([*PROGRAM, "train", *arguments], check=False)
             except KeyboardInterrupt:
                 raise Interrupted(again) from None
             if done.returncode == 130:
@@ -48,7 +52,6 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
 def say_arms(recipes: Mapping[str, Sequence[Recipe]]) -> None:
     """The tables of runs that are finished."""
     from woodshed.evals import arms
-    from woodshed.rundir import RunDir
 
     runs = {
         name: [RunDir.open(each.runs / each.name) for each in several] for name, several in recipes.items()

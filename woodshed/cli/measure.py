@@ -73,7 +73,7 @@ def evaluate(
             "name task folders, or only a run with --resume RUN (which keeps its own settings)"
         )
     from woodshed import report, settings
-    from woodshed.evals import suite, tracking
+    from woodshed.evals import changes, suite, tracking
     from woodshed.rundir import RunDir
     from woodshed.tasks import folder
 
@@ -114,6 +114,9 @@ def evaluate(
         closing(sampler) if isinstance(sampler, Closes) else nullcontext(),
         progress_bars() as progress,
     ):
+        if resume is not None:
+            for note in changes.accept(run, chosen, allowed=changes.FREE, at="here"):
+                say(f"changed {note}")
         measured = suite.evaluate(
             run,
             sampler,

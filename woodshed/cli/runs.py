@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,10 @@ from woodshed.cli.verbs import (
 )
 from woodshed.records import RunError
 from woodshed.terminal import progress_bars, say, say_next, tell
+
+if TYPE_CHECKING:
+    from woodshed.rundir import RunDir
+    from woodshed.training.recipe import Recipe
 
 
 @app.command("doctor")
@@ -66,7 +70,7 @@ def train(
     from woodshed import report, settings
     from woodshed.evals import tracking
     from woodshed.rundir import RunDir
-    from woodshed.training import arms
+    from woodshed.training import arms, preflight
     from woodshed.training.recipe import Recipe
     from woodshed.training.train import train as practise
 
@@ -79,6 +83,9 @@ def train(
     else:
         path, given = Path(recipe or ""), overrides or []
         chosen = arms.arm(path, arm, given) if arm else settings.read(Recipe, path, given)
+        preflight.refuse(chosen)
+        for warning in preflight.warnings(chosen):
+            tell(f"warning: {warning}")
         if dry_run:
             say(chosen.to_toml().rstrip())
             say_next(" ".join(["woodshed train", str(recipe), *(["--arm", arm] if arm else []), *given]))
@@ -91,11 +98,34 @@ def train(
         tracking.following(run, chosen.tracking),
         progress_bars() as progress,
     ):
+        if resume is not None:
+            say_changes(run, chosen)
         practise(chosen, run, progress)
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def say_changes(run: RunDir, chosen: Recipe) -> None:
+    """Note and say in what a run goes on otherwise than it was.
+
+    Raises:
+        RunError: it may not.
+    """
+    from woodshed.evals import changes
+    from woodshed.training import checkpoint
+
+    newest = checkpoint.latest(run)
+    position = checkpoint.read_position(newest) if newest else checkpoint.Position()
+    taken = position.step if position.phase == "rl" else 0
+    phase = {"rl": "training", "warmup": "the warm-up", "study": "the study"}[position.phase]
+    at = f"step {position.step} of {phase}"
+    # attempts of later steps, as a deleted checkpoint leaves them, are of weights that a change would make others
+    is_behind = any(made == "train" and step > taken for made, step, _ in run.batches("rollouts"))
+    allowed = changes.FREE if is_behind else changes.NOTED
+    for note in changes.accept(run, chosen, allowed=allowed, at=at, taken=taken):
+        say(f"changed {note}")
 
 
 @app.command("arms")

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from woodshed import __version__
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
-from woodshed.rundir import made
+from woodshed.rundir import WAYS_OUT, made, way_out
 from woodshed.terminal import say, say_columns, tell
 
 if TYPE_CHECKING:
@@ -42,13 +42,6 @@ ORDER = [  # as a person meets them
     "export",
     "monitor",
 ]
-
-
-PLACES = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM),
-    *(errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENOENT),
-}
-"""What can be wrong with a file or folder that a person named."""
 
 
 class Verbs(TyperGroup):
@@ -77,10 +70,11 @@ class Verbs(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(141) from None
         except OSError as error:
-            if error.errno not in PLACES:
+            if error.errno not in WAYS_OUT or (error.errno == errno.EINVAL and not error.filename):
                 raise
-            where = f" {error.filename}:" if error.filename else ""
-            tell(f"OSError:{where} {os.strerror(error.errno)}. Make room there, or name another place")
+            where = f" {shortened(str(error.filename))}:" if error.filename else ""
+            advice = way_out(error)
+            tell(f"OSError:{where} {os.strerror(error.errno)}. {advice[0].upper()}{advice[1:]}")
             raise typer.Exit(2) from None
         except Interrupted as stopped:
             tell(f"\ninterrupted; {stopped}")
@@ -89,6 +83,11 @@ class Verbs(TyperGroup):
             tell("\ninterrupted; nothing was begun")
             raise typer.Exit(130) from None
         return result
+
+
+def shortened(path: str) -> str:
+    """A path that a person can still read: both ends of one that is too long for that."""
+    return path if len(path) <= 200 else f"{path[:120]}...{path[-60:]}"
 
 
 class Interrupted(Exception):
@@ -216,6 +215,8 @@ def say_run(run: RunDir) -> None:
     found = evaluation.from_run(run, problems=[])
     if reason := arms.stopped(run, problems=[]):
         tell(reason)
+    if again := arms.repeats(run, problems=[]):
+        tell(again)
     for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
     if len(found) > 1:
@@ -264,10 +265,10 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
     """What a new run keeps about its making, but for what only its evaluations know."""
     from woodshed import machine
-    from woodshed.evals import ledger
+    from woodshed.evals import changes, ledger
 
     prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
-    return machine.describe() | {"seed": chosen.seed, "prices": prices}
+    return machine.describe() | {"seed": chosen.seed, "prices": prices} | changes.settings_of(chosen)
 
 
 def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
@@ -327,7 +328,7 @@ def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> It
         if run is None:
             raise
         raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
-    except WoodshedError as error:
+    except (WoodshedError, OSError) as error:
         if run is not None and is_new and not isinstance(error, RunError):  # which says how to go on
             run.forget()
         raise

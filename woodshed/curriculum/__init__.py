@@ -5,6 +5,6 @@
 """
 
 from woodshed.curriculum.arms import Arms
-from woodshed.curriculum.pool import Curriculum, CurriculumSettings
+from woodshed.curriculum.pool import Curriculum, CurriculumSettings, refuse_dry
 
-__all__ = ["Arms", "Curriculum", "CurriculumSettings"]
+__all__ = ["Arms", "Curriculum", "CurriculumSettings", "refuse_dry"]

@@ -8,7 +8,9 @@ changes. A task weighs
 
 times its level's share, less after recent use and beside a neighbour in the same step. A share of every step is drawn
 evenly (every task once before any again), and a small share goes to tasks that are retired because they are solved.
-No task comes twice in a step: the policy gradient is single-epoch (Composer 2 report, section 4.1).
+No task comes twice in a step, nor in a run: the policy gradient is single-epoch (Composer 2 report, section 4.1), which
+means that no prompt is trained on twice. A recipe with fewer tasks than draws says `repeats = true`; then tasks come
+again in later steps, and each return is counted.
 
 Costs are counted in tokens, never in seconds, and every draw has its own seed: a run that was killed goes on drawing
 as if it had not been.
@@ -46,6 +48,9 @@ BAND = (0.35, 0.65)
 class CurriculumSettings(Settings):
     """Which tasks are drawn."""
 
+    repeats: bool = False
+    """Whether a task may be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a
+    run needs as many tasks as training.steps x training.tasks_per_step."""
     uniform_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the draws that ignores what was observed; 1 draws evenly, retires nothing and parks nothing."""
     probe_share: float = Field(default=0.05, ge=0.0, le=1.0)
@@ -73,6 +78,8 @@ class Belief:
     """Recent draws, fading."""
     drawn: int = 0
     """Step of the last draw."""
+    draws: int = 0
+    """Steps that drew it."""
     tokens: float = 0.0
     """Moving average per attempt; 0 before the first."""
     streak: int = 0
@@ -80,6 +87,28 @@ class Belief:
     status: Status = "active"
     since: int = 0
     """Step at which the status was given."""
+
+
+def refuse_dry(settings: CurriculumSettings, *, num_tasks: int, steps: int, tasks_per_step: int) -> None:
+    """Compare what a run will draw with what there is, before it begins.
+
+    Raises:
+        RecipeError: a step is wider than the pool, or a single epoch runs out of tasks; names the ways out.
+    """
+    if not steps:
+        return
+    if tasks_per_step > num_tasks:
+        raise RecipeError(
+            f"training.tasks_per_step = {tasks_per_step}, but there are only {num_tasks} training tasks; "
+            "make more tasks or lower it"
+        )
+    draws = steps * tasks_per_step
+    if draws > num_tasks and not settings.repeats:
+        raise RecipeError(
+            f"training.steps = {steps} x training.tasks_per_step = {tasks_per_step} needs {draws} tasks, and there are "
+            f"{num_tasks}: in a single epoch no task is trained on twice. Make more tasks, lower training.steps to "
+            f"{num_tasks // tasks_per_step}, or let tasks come again with curriculum.repeats=true"
+        )
 
 
 class Curriculum:
@@ -108,6 +137,7 @@ class Curriculum:
         self._step, self._epoch = 0, 0
         self._offset, self._strength = 0.0, 4.0  # of the prior
         self._queue: list[str] = []
+        self._repeated = 0
         self._quarantined: dict[str, str] = {}
         self.admit(tasks)
 
@@ -117,22 +147,14 @@ class Curriculum:
         """The next `count` different tasks.
 
         Raises:
-            RecipeError: fewer tasks than one step needs.
+            RecipeError: fewer tasks than one step needs are left.
         """
-        if count > len(self._tasks):
-            raise RecipeError(
-                f"training.tasks_per_step = {count}, but there are only {len(self._tasks)} training tasks; "
-                "make more tasks or lower it"
-            )
-        if count > (left := len(self._tasks) - len(self._quarantined)):
-            reasons = "; ".join(dict.fromkeys(self._quarantined.values()))
-            raise RecipeError(
-                f"training.tasks_per_step = {count}, but {left} of {len(self._tasks)} tasks are not in quarantine "
-                f"({reasons}). Close that hole, make the tasks again and start another run"
-            )
+        if dry := self.why_dry(count):
+            raise RecipeError(dry)
         self._unpark()
         random_ = random.Random(f"{self._seed}/draw/{self._step}")
         weights = self._weights()
+        self._repeated = 0
         drawn: list[str] = []
         while len(drawn) < count:
             drawn.append(self._draw_one(random_, weights, drawn))
@@ -140,14 +162,47 @@ class Curriculum:
             belief = self._beliefs[name]
             belief.uses = belief.uses * FADING_USE ** (self._step - belief.drawn) + 1
             belief.drawn = self._step
+            self._repeated += belief.draws > 0
+            belief.draws += 1
         self._step += 1
         return [self._tasks[name] for name in drawn]
+
+    def _closed(self) -> set[str]:
+        """Tasks that no step draws: those in quarantine and, in a single epoch, those that a step has drawn."""
+        if self._settings.repeats:
+            return set(self._quarantined)
+        return {*self._quarantined, *(name for name, belief in self._beliefs.items() if belief.draws)}
+
+    def why_dry(self, count: int) -> str:
+        """The reason for which a step cannot have `count` tasks; "" where it can."""
+        left = len(set(self._tasks) - self._closed())
+        if left >= count:
+            return ""
+        pool, wanted = len(self._tasks), f"training.tasks_per_step = {count}, but"
+        if count > pool:
+            return f"{wanted} there are only {pool} training tasks; make more tasks or lower it"
+        reasons, ways = [], ["Make more tasks"]
+        if self._quarantined:
+            holes = "; ".join(dict.fromkeys(self._quarantined.values()))
+            reasons.append(f"{len(self._quarantined)} are in quarantine ({holes})")
+            ways = ["Close that hole, make the tasks again and start another run"]
+        if not self._settings.repeats:
+            reasons.append(
+                f"{sum(b.draws > 0 for b in self._beliefs.values())} were trained on in this epoch"
+            )
+            ways.append("let tasks come again with curriculum.repeats = true")
+        return f"{wanted} {left} of {pool} training tasks are left to draw: {', '.join(reasons)}. {', or '.join(ways)}"
+
+    @property
+    def repeated(self) -> int:
+        """How many tasks of the last draw an earlier step had drawn."""
+        return self._repeated
 
     def _draw_one(self, random_: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
         settings = self._settings
         if settings.uniform_share < 1:
             chance = random_.random()
-            rest = {*drawn, *self._quarantined}
+            rest = {*drawn, *self._closed()}
             retired = [t for t, b in self._beliefs.items() if b.status == "retired" and t not in rest]
             if chance < settings.probe_share and retired:
                 return random_.choice(sorted(retired))
@@ -160,15 +215,17 @@ class Curriculum:
                 }
                 if sum(left.values()) > 0:
                     return random_.choices(list(left), list(left.values()))[0]
+        closed = self._closed()
         for position, name in enumerate(self._queue):
-            if name not in drawn:
+            if name not in drawn and name not in closed:
                 return self._queue.pop(position)
         self._queue = self._next_epoch(last=drawn)
         return self._queue.pop(0)
 
     def _next_epoch(self, *, last: Sequence[str]) -> list[str]:
         """All tasks in a new order; those that the current step holds already, and those at rest, come last."""
-        order = sorted(name for name in self._tasks if name not in self._quarantined)
+        closed = self._closed()
+        order = sorted(name for name in self._tasks if name not in closed)
         random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
         self._epoch += 1
         resting = {name for name, belief in self._beliefs.items() if belief.status in ("parked", "broken")}
@@ -180,7 +237,8 @@ class Curriculum:
         """Of every active task."""
         if self._settings.uniform_share == 1:
             return {}
-        drawable = sorted(name for name in self._tasks if name not in self._quarantined)
+        closed = self._closed()
+        drawable = sorted(name for name in self._tasks if name not in closed)
         active = [name for name in drawable if self._beliefs[name].status == "active"]
         tokens = [b.tokens for b in self._beliefs.values() if b.tokens]
         usual = sum(tokens) / len(tokens) if tokens else 1.0
@@ -252,8 +310,10 @@ class Curriculum:
 
     def _unpark(self) -> None:
         """Parked tasks come back after a while, once they are known to be sound: never solved often means broken."""
+        closed = self._closed()
         for name, belief in sorted(self._beliefs.items()):
-            if belief.status == "parked" and self._step - belief.since >= RETRY_STEPS:
+            is_due = belief.status == "parked" and self._step - belief.since >= RETRY_STEPS
+            if is_due and name not in closed:
                 belief.status = "active" if self._revalidate(self._tasks[name]) else "broken"
                 belief.since = self._step
 

@@ -72,6 +72,14 @@ def stopped(run: RunDir, *, problems: list[str] | None = None) -> str:
     return str(reasons[-1]) if reasons else ""
 
 
+def repeats(run: RunDir, *, problems: list[str] | None = None) -> str:
+    """A sentence on tasks that came again in later steps of training, or ""; `problems` as in `RunDir.read`."""
+    found = [m for phase, _, m in run.read("metrics", problems=problems) if phase == "train"]
+    again = sum(int(metrics.get("repeated_tasks", 0)) for metrics in found)
+    draws = sum(int(metrics.get("num_tasks", 0)) for metrics in found)
+    return f"{again} of {draws} draws were of tasks that an earlier step had trained on" if again else ""
+
+
 def _sides(runs: Sequence[RunDir]) -> tuple[list[Sequence[Graded]], list[Sequence[Graded]]] | None:
     """Attempts of the first and of the last evaluation of each run that has both."""
     found: list[list[Evaluation]] = [evaluation.from_run(run) for run in runs]

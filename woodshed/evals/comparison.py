@@ -85,6 +85,7 @@ def doubts(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[str], li
     for path, manifest in runs:
         if changed := manifest.get("changed"):
             warnings[f"{path}: {', '.join(changed)} changed between its evaluations"] = None
+        warnings |= {f"{path}: changed {note}": None for note in manifest.get("changes", ())}
     return list(refusals), list(warnings)
 
 

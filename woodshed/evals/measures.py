@@ -9,6 +9,7 @@ Other suites count such an attempt as a failure; `Summary.strict` holds the figu
 from __future__ import annotations
 
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +42,11 @@ class Graded:
     @property
     def is_void(self) -> bool:
         """Whether the infrastructure failed, so that this attempt says nothing about the policy."""
-        invalid = self.verdict is not None and self.verdict.status == "invalid"
-        return invalid or self.rollout.ended == "sandbox_lost"
+        verdict = self.verdict
+        is_invalid = verdict is not None and (
+            verdict.status == "invalid" or not math.isfinite(verdict.reward)
+        )
+        return is_invalid or self.rollout.ended == "sandbox_lost"
 
 
 @dataclass(frozen=True)
@@ -310,12 +314,13 @@ def promise(graded: Graded) -> tuple[float, ...]:
     """
     turns = graded.rollout.turns
     logps = [logp for turn in turns for logp in turn.logps]
+    sureness = sum(logps) / max(len(logps), 1)
     return (
         float(graded.rollout.ended == "finished"),
         float(graded.behaviour.test_runs > 0),
         float(not is_untested(graded.rollout)),
         -float(_faulty_turns(graded)),
-        sum(logps) / max(len(logps), 1),
+        -math.inf if math.isnan(sureness) else sureness,
     )
 
 

@@ -20,9 +20,11 @@ data gives the same interval. Letters: N tasks, S seeds (runs) of an arm, B resa
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ RESAMPLES = 4000
 _CHUNK = 250  # resamples drawn at once: bounds memory for suites of thousands of tasks
 _KEPT_TASKS = 600  # up to this many tasks all draws are kept between calls: at most 20 MB
 _FEW = 6  # tasks that differ; five that all go one way are still p = 0.0625 by McNemar's exact test
+_ROUNDING = 1e-12  # relative: figures that are closer than this differ by floating point only
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,10 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval excludes zero."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
+        """Whether the interval excludes zero, by more than rounding."""
+        if self.low is None or self.high is None:
+            return False
+        return self.low > _ROUNDING or self.high < -_ROUNDING
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,9 @@ def rate(
     """Sum of parts / sum of wholes over attempts; `tasks` names each attempt's task.
 
     `is_share` says that every part lies between 0 and its whole by nature (faulty turns / turns).
+
+    Raises:
+        ValueError: a part or whole is not finite, or a whole is negative.
     """
     part_N, whole_N = _by_task(parts, wholes, tasks)
     part, whole = float(part_N.sum()), float(whole_N.sum())
@@ -103,7 +111,7 @@ def rate(
     if value is None or len(part_N) < 2:
         return Estimate(value, None, None, part, whole, len(part_N), len(parts))
     side, degrees = (part_N, whole_N), len(part_N) - 1
-    error = standard_error([side], [1.0])
+    error = _beyond_rounding(standard_error([side], [1.0]), value)
     low, high = _share_interval(value, side, error, degrees) if is_share else _bootstrap([side], [1.0])
     detectable = _detectable(math.sqrt(2) * error, degrees) if error else (high - low or None)
     return Estimate(value, low, high, part, whole, len(part_N), len(parts), detectable)
@@ -119,9 +127,15 @@ Sums = Mapping[Any, tuple[float, float]]
 
 
 def sums(parts: Sequence[float], wholes: Sequence[float], tasks: Sequence[Hashable]) -> Sums:
-    """Per-task sums, in order of first appearance."""
+    """Per-task sums, in order of first appearance.
+
+    Raises:
+        ValueError: a part or whole is not finite, or a whole is negative.
+    """
     totals: dict[Hashable, tuple[float, float]] = {}
     for part, whole, task in zip(parts, wholes, tasks, strict=True):
+        if not (math.isfinite(part) and math.isfinite(whole) and whole >= 0):
+            raise ValueError(f"task {task}: {part} of {whole} is no figure that can be counted")
         before = totals.get(task, (0.0, 0.0))
         totals[task] = (before[0] + part, before[1] + whole)
     return totals
@@ -158,6 +172,7 @@ def arm(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
         return Estimate(value, None, None, part, whole, len(common), len(seeds))
     variance = float(np.var(_pull(*side).mean(0), ddof=1)) / len(common)
     error, degrees = _crossed([side], variance)
+    error = _beyond_rounding(error, value)
     if is_share:
         low, high = _share_interval(value, side, error, degrees)
     else:
@@ -185,6 +200,7 @@ def arms(before: Sequence[Sums], after: Sequence[Sums], *, is_share: bool = Fals
     if is_share:
         middle, variance = _over_tasks(value, sides)
         error, degrees = _crossed(sides, variance)
+        error = _beyond_rounding(error, values[0], values[1])
         low, high = _gain_interval(value, sides, middle, error, degrees)
     else:
         task_N = _pull(*sides[0]).mean(0) - _pull(*sides[1]).mean(0)
@@ -224,22 +240,30 @@ def best_of_k(scores: Sequence[Sequence[Any]], rewards: Sequence[Sequence[float]
     that the selector cannot tell apart share their ranks.
 
     Raises:
-        ValueError: a task has fewer than k attempts.
+        ValueError: a task has fewer than k attempts; a score or reward is NaN, a reward is infinite.
     """
     values = [_best(list(zip(s, r, strict=True)), k) for s, r in zip(scores, rewards, strict=True)]
     return _per_task(values, [len(task) for task in rewards])
 
 
 def _best(attempts: list[tuple[Any, float]], k: int) -> float:
+    """In fractions: rewards that are all 1 average to 1, not to the number below it."""
     _draws(0, len(attempts), k)  # k attempts are there
+    for score, reward in attempts:
+        if _has_nan(score) or not math.isfinite(reward):
+            raise ValueError(f"score {score} with reward {reward} cannot be ranked")
     ordered = sorted(attempts, key=lambda attempt: attempt[0])
-    value, rank = 0.0, 0
-    while rank < len(ordered):
-        equal = [reward for score, reward in ordered[rank:] if score == ordered[rank][0]]
-        chances = sum(math.comb(r, k - 1) for r in range(rank, rank + len(equal)))
-        value += chances / math.comb(len(ordered), k) * sum(equal) / len(equal)
-        rank += len(equal)
-    return value
+    value, rank = Fraction(0), 0
+    for _, tied in itertools.groupby(ordered, key=lambda attempt: attempt[0]):
+        rewards = [Fraction(reward) for _, reward in tied]
+        chances = sum(math.comb(r, k - 1) for r in range(rank, rank + len(rewards)))
+        value += chances * sum(rewards) / len(rewards)
+        rank += len(rewards)
+    return float(value / math.comb(len(ordered), k))
+
+
+def _has_nan(score: Any) -> bool:
+    return any(map(_has_nan, score)) if isinstance(score, (tuple, list)) else score != score
 
 
 def _per_task(values: Sequence[float], attempts: Sequence[int]) -> Estimate:
@@ -300,7 +324,13 @@ def _t(degrees: float) -> float:
     return float(special.stdtrit(degrees, 1 - (1 - CONFIDENCE) / 2))
 
 
+def _beyond_rounding(error: float, *figures: float) -> float:
+    """A standard error, or 0 where it is only what floating point left of equal figures."""
+    return error if error > _ROUNDING * max(map(abs, figures)) else 0.0
+
+
 def _share_interval(share: float, side: Side, error: float, degrees: float) -> tuple[float, float]:
+    """Wilson's, or the exact bound where all tasks say 0 or all say 1. Contains `share` and lies in [0, 1]."""
     num_tasks = side[0].shape[-1]
     if _is_constant([side]):
         return _exact(share, num_tasks, paired=False)
@@ -308,7 +338,7 @@ def _share_interval(share: float, side: Side, error: float, degrees: float) -> t
     t = _t(degrees)
     middle, shrunk = share + t**2 / (2 * size), 1 + t**2 / size
     reach = t * math.sqrt(share * (1 - share) / size + t**2 / (4 * size**2))
-    return (middle - reach) / shrunk, (middle + reach) / shrunk
+    return max(min((middle - reach) / shrunk, share), 0.0), min(max((middle + reach) / shrunk, share), 1.0)
 
 
 def _over_tasks(value: float, sides: Sequence[Side]) -> tuple[float, float]:
@@ -346,8 +376,12 @@ def _bootstrap(sides: Sequence[Side], signs: Sequence[float]) -> tuple[float, fl
 
 
 def _is_constant(sides: Sequence[Side]) -> bool:
-    """Whether every task says the same 0 or 1 on every side."""
-    return all(bool(np.all(part_N == 0)) or bool(np.all(part_N == whole_N)) for part_N, whole_N in sides)
+    """Whether every task says the same 0 or 1 on every side, but for rounding."""
+    return all(
+        bool(np.all(np.abs(part_N) <= _ROUNDING * whole_N))
+        or bool(np.all(np.abs(whole_N - part_N) <= _ROUNDING * whole_N))
+        for part_N, whole_N in sides
+    )
 
 
 def _exact(value: float, num_tasks: int, *, paired: bool) -> tuple[float, float]:
@@ -403,5 +437,5 @@ def _crossed(sides: Sequence[Side], variance: float) -> tuple[float, float]:
             extra = float(np.var(seed_S, ddof=1)) - rest / num_tasks  # the rest is in the tasks' part already
             components.append((max(extra, 0.0) / num_seeds, num_seeds - 1))
     total = sum(v for v, _ in components)
-    degrees = total**2 / sum(v**2 / nu for v, nu in components) if total else num_tasks - 1
+    degrees = 1 / sum((v / total) ** 2 / nu for v, nu in components) if total else num_tasks - 1
     return math.sqrt(total), degrees

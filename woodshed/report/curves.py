@@ -51,6 +51,7 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("divergence from the start, nats a token", "train", {"kl_to_start": ""}),
     ("entropy, nats a token", "train", {"entropy": ""}),
     ("sampler against trainer, gap", "train", {"logp_gap_mean": "mean", "logp_gap_max": "largest"}),
+    ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
     ("warm-up loss", "warmup", {"sft_loss": ""}),
 )

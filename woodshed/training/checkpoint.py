@@ -20,7 +20,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from woodshed.records import RunError, from_json
-from woodshed.rundir import RunDir, staged
+from woodshed.rundir import RunDir, staged, way_out
 from woodshed.training.policy import Policy
 from woodshed.training.stability import Watch
 from woodshed.training.update import GradientScale
@@ -159,7 +159,7 @@ def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
             policy.export(partial, dtype=dtype)
     except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
         raise RunError(
-            f"cannot write {target}: {error}. Training is complete and kept: make room, then `{run.resuming}`."
+            f"cannot write {target}: {error}. Training is complete and kept: {way_out(error)}, then `{run.resuming}`."
         ) from error
     return target
 

@@ -11,12 +11,12 @@ import atexit
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from woodshed.curriculum import Arms, Curriculum
+from woodshed.machine import PROGRAM
 from woodshed.records import Task, TaskError, Verdict
 from woodshed.rundir import RunDir
 from woodshed.synthesis import harden
@@ -83,9 +83,7 @@ class Growth:
         self._arm = self._arms.choose(kind)
         self._orders += 1
         command = [
-            sys.executable,
-            "-m",
-            "woodshed",
+            *PROGRAM,
             "tasks",
             "harden",
             *(str(p.folder) for p in parents[:8]),

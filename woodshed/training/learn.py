@@ -19,7 +19,7 @@ from woodshed.training import checkpoint, packing, study
 from woodshed.training.checkpoint import Position
 from woodshed.training.objective import FeedbackSettings
 from woodshed.training.packing import Batch
-from woodshed.training.session import Clock, Session, begin, forward_for
+from woodshed.training.session import Clock, Session, begin, forward_for, refuse_stale
 from woodshed.training.study import Demonstration, StudySettings
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import learning_rate, update
@@ -52,6 +52,7 @@ def learn(session: Session, position: Position, subject: Subject) -> None:
         clock = Clock()
         metrics: dict[str, Any] = {} if step else {"before": learnt(session, subject)}
         made = run.once("rollouts", Rollout, "study", step, lambda s=step: attempts(session, subject, s))
+        refuse_stale(run, made, step)
         run.once("pieces", dict, "study", step, lambda m=made: [suite.pieces(m, session.renderer)])
         clock.lap("attempts")
         hints = study.hints(made, subject.known, subject.tasks)

@@ -48,8 +48,10 @@ class PolicySettings(Settings):
 class Policy:
     """A causal language model with named trainable weights."""
 
-    def __init__(self, model: Any, *, is_adapter: bool, base: str = "") -> None:
+    def __init__(self, model: Any, *, is_adapter: bool, base: str = "", tokenizer: Any = None) -> None:
         self.model = model
+        self.tokenizer = tokenizer
+        """Goes with exported whole weights, which nobody could use without it."""
         self.base = base
         self.is_adapter = is_adapter
         self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -93,7 +95,8 @@ class Policy:
                 parameter.data = parameter.data.float()
             if parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
                 raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
-        return cls(model, is_adapter=is_adapter, base=settings.model), loaded
+        policy = cls(model, is_adapter=is_adapter, base=settings.model, tokenizer=loaded.tokenizer)
+        return policy, loaded
 
     @property
     def device(self) -> torch.device:
@@ -190,10 +193,14 @@ class Policy:
                 parameter.copy_(weights[name])
 
     def export(self, folder: Path, *, dtype: str = "float32") -> None:
-        """Write a PEFT adapter directory, or a whole Hugging Face model directory, that others can load."""
+        """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
+        and generation config, that others can load."""
         state = {name: value.to(getattr(torch, dtype)) for name, value in self.model.state_dict().items()}
         options = {"save_embedding_layers": False} if self.is_adapter else {}
-        self.model.save_pretrained(folder, state_dict=state, **options)
+        with local.quiet():
+            self.model.save_pretrained(folder, state_dict=state, **options)
+            if not self.is_adapter and self.tokenizer is not None:
+                self.tokenizer.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)  # an empty model card that says nothing
         settings = folder / "adapter_config.json"
         if (

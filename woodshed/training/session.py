@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import Renderer
 from woodshed.inference.sampler import Sampler
+from woodshed.records import Rollout, RunError
 from woodshed.rundir import RunDir
 from woodshed.training import branches, checkpoint
 from woodshed.training.checkpoint import Position
@@ -57,6 +58,23 @@ def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSetting
         session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
         return settings.model_copy(update={"forward": "separate"})
     return settings
+
+
+def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None:
+    """Check that attempts, perhaps read back from the run folder, are of the weights that are at hand.
+
+    A step is on-policy: its log-probs, and what an evaluation claims about a step, hold for no other weights.
+
+    Raises:
+        RunError: an attempt was sampled by another version.
+    """
+    for made in rollouts:
+        if others := {turn.policy_version for turn in made.turns} - {version}:
+            raise RunError(
+                f"{run.path}: attempt {made.id} was sampled by version {min(others)} of the policy, and the weights at "
+                f"hand are version {version}; attempts of other weights cannot be used. Copy its recipe.toml and start "
+                "under another name"
+            )
 
 
 class Clock:

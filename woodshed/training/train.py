@@ -8,11 +8,9 @@ Every stage of a step is kept in the run folder as it ends, so a run that is kil
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,7 +24,7 @@ from woodshed.feedback import demonstrations, reader, rewards
 from woodshed.feedback.gate import Measured, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
-from woodshed.grading.monitors import honeypots, response
+from woodshed.grading.monitors import response
 from woodshed.inference.endpoint import HttpSampler
 from woodshed.inference.local import LocalSampler
 from woodshed.inference.renderer import create_renderer
@@ -34,10 +32,8 @@ from woodshed.inference.sampler import Sampler
 from woodshed.inference.weights import load_tokenizer
 from woodshed.records import Flag, Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
 from woodshed.rundir import RunDir
-from woodshed.synthesis import derived
-from woodshed.synthesis.bench import Rejected
 from woodshed.tasks import folder
-from woodshed.training import checkpoint, gate, packing, stability, warmup
+from woodshed.training import checkpoint, gate, packing, preflight, stability, warmup
 from woodshed.training.checkpoint import Position
 from woodshed.training.growth import Growth
 from woodshed.training.learn import learn, subject_of
@@ -45,7 +41,8 @@ from woodshed.training.objective import FeedbackSettings
 from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
 from woodshed.training.recipe import Recipe
-from woodshed.training.session import Clock, Progress, Session, begin, forward_for
+from woodshed.training.session import Clock, Progress, Session, begin, forward_for, refuse_stale
+from woodshed.training.task_sets import task_sets
 from woodshed.training.teacher import Teacher
 from woodshed.training.update import MOST_LOST, learning_rate, make_optimizer, update
 
@@ -56,7 +53,9 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     Raises:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
+    preflight.refuse(recipe)
     practice, heldout = task_sets(recipe, run)
+    preflight.refuse(recipe, num_tasks=len(practice))
     subject = subject_of(run, recipe.study, practice)
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
@@ -207,6 +206,9 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         max_grad_norm=recipe.optimizer.max_grad_norm,
     )
     clock.lap("update")
+    if not (metrics["trained_rollouts"] or metrics["targets"]):
+        nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
+        session.progress(step + 1, recipe.training.steps, f"train {step}: {nothing}")
     run.append("lessons", metrics.pop("lessons"), "train", step)
     session.sampler.load(None, version=step + 1)
     curriculum.observe(verdicts, seen.rollouts)
@@ -220,7 +222,7 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     metrics["seconds"] = clock.laps
     if growth is not None:
         growth.tend(curriculum, verdicts)
-    metrics["curriculum"] = curriculum.counts()
+    metrics |= {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
     position = replace(
         position,
         phase="rl",
@@ -229,7 +231,9 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         curriculum=curriculum.state(),
         growth=growth.state() if growth is not None else {},
     )
-    if reason := watch(session, position, metrics, seen.rollouts, practice.teacher):
+    if reason := why_stop(session, practice, position, metrics, seen.rollouts):
+        metrics["stopped"] = reason
+        session.progress(step + 1, recipe.training.steps, reason)
         position = replace(position, stopped=reason)
     run.append("metrics", [metrics], "train", step)
     kept = recipe.stability.window + 1
@@ -255,6 +259,7 @@ def gather(session: Session, practice: Practice, position: Position, clock: Cloc
         seed=recipe.seed,
         progress=session.progress,
     )
+    refuse_stale(run, [made for group in groups for made in group.rollouts], step)
     clock.lap("attempts")
     hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, drawn, verdicts))
     chosen, off = feedback.choose(hints, recipe.feedback.detectors), position.off
@@ -395,6 +400,22 @@ def through_gate(
     return switched_off(position.off, found, settings)
 
 
+def why_stop(
+    session: Session,
+    practice: Practice,
+    position: Position,
+    metrics: dict[str, Any],
+    rollouts: Sequence[Rollout],
+) -> str:
+    """The reason for which the run must end after the step that led here, or "": it is not well, or nothing is left to
+    draw for another step."""
+    if reason := watch(session, position, metrics, rollouts, practice.teacher):
+        return reason
+    settings = session.recipe.training
+    dry = practice.curriculum.why_dry(settings.tasks_per_step) if position.step < settings.steps else ""
+    return f"stopped after step {position.step - 1}: {dry}" if dry else ""
+
+
 def watch(
     session: Session,
     position: Position,
@@ -402,8 +423,8 @@ def watch(
     rollouts: Sequence[Rollout],
     teacher: Teacher,
 ) -> str:
-    """Why the run must stop after the step that led here, or "". Where it must, the policy gets the weights of the
-    window's best step back, and `metrics` says so."""
+    """The reason for which the run must stop after the step that led here, or "". Where it must, the policy gets the
+    weights of the window's best step back."""
     settings, policy = session.recipe.stability, session.policy
     if settings.max_kl_to_start is not None:
         metrics["kl_to_start"] = stability.kl_to_start(
@@ -421,8 +442,6 @@ def watch(
         version = position.watch.healthy(position.step - 1)
         policy.load_weights(checkpoint.version_weights(session.run, version))
         reason = f"stopped after step {position.step - 1}: {reason}; back to the weights of step {version}"
-        metrics["stopped"] = reason
-        session.progress(position.step, session.recipe.training.steps, reason)
     return reason
 
 
@@ -445,42 +464,8 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
             effort=session.recipe.evaluation.effort,
             progress=session.progress,
         )
+        refuse_stale(run, [graded.rollout for graded in now.graded], step)
         first = now if step == 0 else evaluation.from_run(run)[0]
         if first.step < step:
             found = [calibration.change(first.graded, now.graded)]
             run.once("metrics", dict, "effort", step, lambda: found)
-
-
-def _twin(task: Task, out: Path) -> Task | None:
-    try:
-        return derived.impossible(task, out)
-    except Rejected:
-        return None
-
-
-def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
-    """The run's own copies of the tasks to practise on and of those to measure with; made once, read by a resume."""
-    kept = [run.path / "tasks" / name for name in ("train", "heldout")]
-    if not all(path.is_dir() for path in kept):
-        practice, heldout = (
-            folder.load_set(*paths) if paths else [] for paths in (recipe.tasks.train, recipe.tasks.heldout)
-        )
-        if not heldout:
-            by_id = sorted(practice, key=lambda task: task.id)
-            heldout = by_id[: round(recipe.tasks.heldout_share * len(by_id))]
-            practice = [task for task in practice if task not in heldout]
-        heldout = sorted(heldout, key=lambda task: task.name)[: recipe.evaluation.limit or None]
-        with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-            monitors = recipe.monitors
-            practice = honeypots.prepare(
-                practice,
-                Path(scratch),
-                _twin,
-                baited=monitors.honeypots,
-                impossible=monitors.impossible,
-                seed=recipe.seed,
-            )
-            for path, tasks in zip(kept, (practice, heldout), strict=True):
-                run.keep_tasks(path.name, [task.folder for task in tasks])
-    practice, heldout = (folder.load_set(path) if any(path.iterdir()) else [] for path in kept)
-    return practice, heldout

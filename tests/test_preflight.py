@@ -1,0 +1,150 @@
+"""Recipes that would learn nothing are refused or warned about before they begin, and stale attempts are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scripted import EDIT, calc_task, play
+from test_practice import recipe_of
+from tiny_model import write_tiny_model
+
+from woodshed.records import RecipeError, Rollout, RunError, Task
+from woodshed.rundir import RunDir
+from woodshed.settings import read, validate
+from woodshed.training import preflight
+from woodshed.training.recipe import Recipe
+from woodshed.training.session import refuse_stale
+from woodshed.training.train import train
+
+RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
+
+
+def recipe(**sections: Any) -> Recipe:
+    return validate(Recipe, {"name": "vain", **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "messages"),
+    [
+        (
+            {"rollout": {"attempts": 1}, "feedback": {"weight": 0}},
+            ["rollout.attempts = 1", "feedback.weight = 0"],
+        ),
+        ({"rollout": {"attempts": 1}, "feedback": {"max_targets": 0}}, ["feedback.max_targets = 0"]),
+        ({"objective": {"weight": 0}, "feedback": {"weight": 0}}, ["objective.weight = 0"]),
+        (
+            {"rollout": {"attempts": 1}, "feedback": {"weight": 0}, "objective": {"kl_coef": 0.1}},
+            ["rollout.attempts = 1"],
+        ),
+        (
+            {"objective": {"outside": "mask", "max_ratio": 0.5}, "feedback": {"weight": 0}},
+            ["max_ratio = 0.5 mask every token"],
+        ),
+        (
+            {"objective": {"outside": "mask", "min_ratio": 1.5, "max_ratio": 3}, "feedback": {"weight": 0}},
+            ["min_ratio = 1.5"],
+        ),
+        (
+            {"training": {"steps": 0}, "study": {"steps": 1, "tasks_per_step": 1, "feedback": {"weight": 0}}},
+            ["study.feedback.weight = 0"],
+        ),
+    ],
+)
+def test_what_can_teach_nothing_is_refused(sections: dict[str, Any], messages: list[str]):
+    with pytest.raises(RecipeError) as caught:
+        preflight.refuse(recipe(**sections))
+    assert all(message in str(caught.value) for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("sections", "warning"),
+    [
+        ({}, ""),
+        ({"rollout": {"attempts": 1}}, "feedback alone does: rollout.attempts = 1"),
+        ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0: the 6 steps move no weight"),
+        ({"warmup": {"steps": 3, "optimizer": {"learning_rate": 0}}}, "warmup.optimizer.learning_rate = 0"),
+        ({"training": {"steps": 0}}, "nothing is trained"),
+        ({"training": {"steps": 0}, "warmup": {"steps": 1}}, ""),
+        (
+            {"training": {"steps": 0}, "rollout": {"attempts": 1}, "feedback": {"weight": 0}},
+            "nothing is trained",
+        ),
+        ({"objective": {"weight": 0}}, ""),
+    ],
+)
+def test_what_may_be_meant_is_said(sections: dict[str, Any], warning: str):
+    made = recipe(**sections)
+    preflight.refuse(made)
+    found = preflight.warnings(made)
+    assert (warning in found[0] and len(found) == 1) if warning else not found
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_the_shipped_recipes_learn(path: Path):
+    made = read(Recipe, path)
+    preflight.refuse(made)
+    assert not preflight.warnings(made) or not made.training.steps
+    if made.training.steps:
+        assert made.curriculum.repeats, "the published figures were measured with tasks that come again"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_run_that_cannot_learn_or_runs_dry_ends_before_the_model_is_loaded(
+    tiny_task: Task, tmp_path: Path, steps: int
+):
+    made = recipe_of(tiny_task, tmp_path, training={"steps": steps, "tasks_per_step": 1})
+    if steps == 1:
+        made = made.model_copy(
+            update={
+                "rollout": made.rollout.model_copy(update={"attempts": 1}),
+                "feedback": made.feedback.model_copy(update={"weight": 0}),
+            }
+        )
+    run = RunDir.create(tmp_path / "run", recipe=made.to_toml(), manifest={})
+    said: list[str] = []
+    message = (
+        "would learn nothing" if steps == 1 else r"needs 2 tasks, and there are 1.*lower training\.steps to 1"
+    )
+    with pytest.raises(RecipeError, match=message):
+        train(made, run, lambda _done, _total, text: said.append(text))
+    assert said == []
+
+
+def test_steps_without_a_signal_say_so_and_repeats_are_counted(tiny_task: Task, tmp_path: Path):
+    """A random model solves nothing: groups end alike, and RL alone has no hints."""
+    write_tiny_model(tmp_path / "model")
+    made = recipe_of(
+        tiny_task,
+        tmp_path,
+        training={"steps": 2, "tasks_per_step": 1},
+        rollout={"attempts": 2},
+        feedback={"weight": 0},
+        curriculum={"repeats": True},
+    )
+    run = RunDir.create(tmp_path / "run", recipe=made.to_toml(), manifest={})
+    said: list[str] = []
+    train(made, run, lambda _done, _total, text: said.append(text))
+    assert [text[:8] for text in said if "nothing to learn from" in text] == ["train 0:", "train 1:"]
+    metrics = [line for phase, _, line in run.read("metrics") if phase == "train"]
+    assert [line["repeated_tasks"] for line in metrics] == [0, 1]
+    # what a run folder holds of other weights is refused when it is read back
+    rollouts = [found for _, _, found in run.read("rollouts", Rollout)]
+    assert {turn.policy_version for found in rollouts for turn in found.turns} == {0, 1}
+    longer = made.model_copy(update={"training": made.training.model_copy(update={"steps": 3})})
+    old = [replace(found, id=found.id.replace("train-1", "train-2")) for found in rollouts[-2:]]
+    run.append("rollouts", old, "train", 2)
+    with pytest.raises(
+        RunError, match=r"train-2-.* was sampled by version 1 of the policy.*at hand are version 2"
+    ):
+        train(longer, run, lambda *_: None)
+
+
+def test_attempts_of_the_weights_at_hand_are_taken(tmp_path: Path):
+    made = play(calc_task(tmp_path / "calc"), EDIT)
+    run = RunDir.create(tmp_path / "run", recipe="", manifest={})
+    refuse_stale(run, [made], 0)
+    with pytest.raises(RunError, match=r"version 0 of the policy"):
+        refuse_stale(run, [made], 1)
