@@ -52,8 +52,8 @@ _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
 
 _VALUES = frozenset(
     "return returns returning yield yields give gives giving equal equals be is are was to by plus minus times than "
-    "add adds adding subtract subtracts multiply multiplied divide divided over into number value result answer get gets "
-    "produce produces expect expects expected become becomes print prints output outputs most least exactly with "
+    "add adds adding subtract subtracts multiply multiplied divide divided over into number value result answer get "
+    "gets produce produces expect expects expected become becomes print prints output outputs most least exactly with "
     "constant power modulo == = + - * / % < > 0 1 2 3 4 5 6 7 8 9 10".split()
 )
 """Words before a small number that make it a value."""

@@ -9,7 +9,7 @@ import torch
 
 from woodshed.evals import card
 from woodshed.inference import local
-from woodshed.inference.weights import load_tokenizer
+from woodshed.inference.weights import check_config, load_tokenizer
 from woodshed.records import RunError
 from woodshed.rundir import RunDir, staged, sweep
 
@@ -52,5 +52,6 @@ def _load(policy: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
         return loaded.model.merge_and_unload(), loaded.tokenizer
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, local_files_only=True)
+    check_config(policy)
+    model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, **local.SAFE)
     return model, load_tokenizer(settings["model"])[0]
