@@ -12,14 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_model import tiny_tokenizer
 
+from woodshed.evals import card
 from woodshed.inference import weights
+from woodshed.inference.renderer import create_renderer
 from woodshed.records import (
     Environment,
     ModelError,
+    Observation,
+    Patch,
+    Rollout,
     Task,
     TaskError,
+    Turn,
+    Verdict,
 )
+from woodshed.report import view
 from woodshed.synthesis import sources
 from woodshed.tasks import environment, folder
 from woodshed.terminal import harmless
@@ -291,3 +300,37 @@ def test_a_terminal_is_never_told_what_to_do() -> None:
     shown = harmless(hostile)
     assert all(c.isprintable() or c in "\t\n" for c in shown), shown
     assert harmless("plain é ✓ 漢字\n\tx") == "plain é ✓ 漢字\n\tx"
+
+
+def test_a_viewer_shows_every_field_of_a_record_inert() -> None:
+    """Also those that are one of a few words in honest records."""
+    hostile: Any = "x\x1b[2J\u202e"
+    turn = Turn((), 0, (1,), (-0.1,), 0, "stop", hostile, (), (Observation("a", hostile),), hostile)
+    rollout = Rollout("r", "t", hostile, 0, 0, (turn,), Patch({}, {}, hostile), hostile, 1.0)
+    story = view.Story(rollout, Verdict("r", "t", "graded", 0.0, False, {hostile: hostile}), {}, {}, ())
+    row = view.Row(("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0)
+    shown = [
+        view.turn_text(0, turn, story, {1: hostile}, "log-prob"),
+        view.head_text(story, row),
+        view.end_text(story),
+    ]
+    assert all("\x1b" not in text.plain and "\u202e" not in text.plain for text in shown)
+
+
+def test_a_recipe_stays_in_the_block_of_a_card() -> None:
+    for marks in range(3, 40):
+        assert "~~~~" not in card._fenced(f"a\n{'~' * marks}\n# b")
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.system('touch it-ran') }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_a_chat_template_reaches_nothing(here: Path, template: str) -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        create_renderer(tiny_tokenizer(template), codec="plain")

@@ -26,7 +26,7 @@ from importlib.resources import files
 
 from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import EXAMPLES, TOOLS
-from woodshed.feedback.spelling import Token, folded, in_digits, joined, stem, tokens
+from woodshed.feedback.spelling import Token, folded, in_digits, joined, readings, stem, tokens
 from woodshed.inference.codec import CODECS
 from woodshed.records import Rollout, Task
 
@@ -42,10 +42,17 @@ _ENDED = re.compile(
     re.IGNORECASE,
 )
 _SHARE = re.compile(
-    r"\b(?:\d+\s*(?:out\s+)?of\s+(?:the\s+)?\d+|most|half|majority|quarter|thirds?|percent|none|only|all\s+but|nearly|"
+    r"\b(?:\d+\s*(?:out\s+)?of\s+(?:the\s+)?\d+|most|half|majority|quarter|thirds?|percent|none|all\s+but|nearly|"
     r"almost|several|few|fraction)\b|\d+\s*[/%]",
     re.IGNORECASE,
 )
+_TOLD = re.compile(
+    r"\bhidden (?:tests?|checks?|cases?)\b.*\b(?:pass|fail|succe|green|red)"
+    r"|\d (?:out )?of (?:the )?\d+(?:$| .*\b(?:pass|fail|solve|correct))|\d / \d+$|\d (?:passed|failed)\b"
+    r"|\b(?:passed|failed) \d|\d pass (?:and )?\d+ fail|\b(?:pass|fail)\w* \d+ (?:(?:out )?of (?:the )?\d|[/%])"
+    r"|(?:percent|%).*\b(?:pass|fail)|\b(?:solved?|correct) \d+ (?:out )?of"
+)
+"""Counts of what passed, where nothing else in the sentence says that tests are meant."""
 _OUTCOME = re.compile(r"(\d+) (?:passed|failed|errors?)\b")
 _REWARD = re.compile(r"\b(?:rewards?|scored?|graded?|verdict)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
@@ -100,6 +107,7 @@ def leak(text: str, task: Task, rollout: Rollout, turn: int, *, hidden: Iterable
         or _number(text, said, secret)
         or _count(text, known)
         or _word(said, secret)
+        or _disguised(text, secret)
         or _code(text, secret)
         or _quotation(text, known, "\n".join([*later, *hidden]))
     )
@@ -201,12 +209,10 @@ def _name(text: str, said: Sequence[Token], secret: _Secret) -> str:
             return name
     plain = folded(text)
     for whole, start, end in joined(said):
-        spelt = whole if whole in secret.names else whole[::-1]
-        if spelt in secret.names and len(spelt) > 3 and not _is_prose(said[start:end]):
+        if whole in secret.names and len(whole) > 3 and not _is_prose(said[start:end]):
             return plain[said[start].start : said[end - 1].end]
     for token in said:
-        is_secret = token.text in secret.names or token.text[::-1] in secret.names
-        if is_secret and len(token.text) > 3 and token.text not in _everyday():
+        if token.text in secret.names and len(token.text) > 3 and token.text not in _everyday():
             return token.text
     leet = str.maketrans("013457", "oleast")
     for word in re.findall(r"\w+", plain):
@@ -263,12 +269,10 @@ def _count(text: str, known: str) -> str:
         has_share = _SHARE.search(plain.replace(" / ", "/")) is not None or "%" in plain
         if _REWARD.search(plain) and (numbers or has_share):
             return sentence.strip()
-        if not (_COUNTED.search(plain) and _ENDED.search(plain)) and not re.search(
-            r"\d (?:out )?of (?:the )?\d.*\b(?:pass|fail)|\b(?:pass|fail)\w* \d+(?: (?:out )?of (?:the )?\d|\s*[/%])",
-            plain,
-        ):
+        told = _TOLD.search(plain) is not None
+        if not told and not (_COUNTED.search(plain) and _ENDED.search(plain)):
             continue
-        if (has_share or numbers) and not (numbers and set(numbers) <= seen):
+        if (told or has_share or numbers) and not (numbers and set(numbers) <= seen):
             return sentence.strip()
     return ""
 
@@ -280,9 +284,15 @@ def _word(said: Sequence[Token], secret: _Secret) -> str:
     for whole, _, _ in joined(said):
         if len(whole) > 3 and (stem(whole) in secret.words or whole in secret.words):
             return whole
-    for token in said:
-        if len(token.text) > 3 and token.text[::-1] in secret.words and token.text not in _everyday():
-            return token.text
+    return ""
+
+
+def _disguised(text: str, secret: _Secret) -> str:
+    for reading in readings(text):
+        said = in_digits(tokens(reading))
+        found = _name(reading, said, secret) or _word(said, secret) if reading != text else ""
+        if found and found[::-1].casefold() not in _everyday():
+            return found
     return ""
 
 

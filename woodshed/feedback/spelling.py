@@ -6,9 +6,14 @@ all become the same tokens: "Return X times two", "return x*2" and "r e t u r n 
 
 from __future__ import annotations
 
+import base64
+import codecs
+import contextlib
 import functools
+import html
 import re
 import unicodedata
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -40,7 +45,7 @@ _SMALL = (
 ).split()
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _VALUES = {word: n for n, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
-_VALUES |= {"dozen": 12, "fourty": 40}
+_VALUES |= {"dozen": 12, "fourty": 40, "twice": 2, "thrice": 3}
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 1_000_000}
 
 
@@ -128,6 +133,21 @@ def joined(words: Sequence[Token], most: int = 24) -> Iterator[tuple[str, int, i
             whole += words[end].text
             if end > start:
                 yield whole, start, end + 1
+
+
+def readings(text: str) -> Iterator[str]:
+    """What a text says to who decodes it: entities and escapes, base64, hexadecimal, rot13, from right to left."""
+    yield html.unescape(urllib.parse.unquote(text))
+    yield re.sub(
+        r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})", lambda m: chr(int(m[1] or m[2], 16)), text, flags=re.IGNORECASE
+    )
+    yield codecs.encode(text, "rot13")
+    yield text[::-1]
+    for word in re.findall(r"[\w+/]{8,}=*", text):
+        with contextlib.suppress(ValueError):
+            yield base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode("ascii")
+        with contextlib.suppress(ValueError):
+            yield bytes.fromhex(word).decode("ascii")
 
 
 @functools.lru_cache(maxsize=4096)

@@ -250,7 +250,9 @@ def head_text(story: Story, row: Row) -> Text:
     """What stands above the turns: result, end, flags."""
     made = Text(visible(row.id), "bold")
     reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
-    made.append(f"\n{SIGNS[row.result]} {row.result}{reward}, {visible(row.ended)} after {row.num_turns} turns", "dim")
+    made.append(
+        f"\n{SIGNS[row.result]} {row.result}{reward}, {visible(row.ended)} after {row.num_turns} turns", "dim"
+    )
     for flag in row.flags:
         made.append(f"\n\u2691 {visible(flag)}", "bold dark_orange3")
     return made
