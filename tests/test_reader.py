@@ -166,6 +166,6 @@ def test_answers_are_read_strictly() -> None:
 def test_the_reader_sees_messages_results_and_the_verdict_but_no_hidden_test(task: Task) -> None:
     rollout = play(task, READ, UNKNOWN, FINISH, settings=LOOSE)
     text = transcript(task, rollout, verdict(rollout), ReaderSettings(observation_chars=40))
-    assert "Message 2:\n<call>view calc.py</call>" in text and "there is no tool 'view'" in text
+    assert "Message 2:\n| <call>view calc.py</call>" in text and "there is no tool 'view'" in text
     assert text.endswith("It ended: finished. 1 of 2 hidden tests passed.")
     assert "test_double" not in text

@@ -24,6 +24,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     parallel
     muon
     rundir
+    links
     machine
     settings
     boundary

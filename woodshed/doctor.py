@@ -61,7 +61,7 @@ def _memory() -> Check:
 
 def _torch() -> Iterator[Check]:
     """PyTorch is tried in a process of its own: a broken installation may take its process down."""
-    done = subprocess.run([sys.executable, "-c", _TORCH], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-P", "-c", _TORCH], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         why = (done.stderr.strip().splitlines() or ["it could not be imported"])[-1]
         remedy = (

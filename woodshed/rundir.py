@@ -34,6 +34,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import orjson
 
+from woodshed import links
 from woodshed.records import RunError, from_json, to_json
 
 Kind = Literal[
@@ -46,6 +47,9 @@ DONE = re.compile(
     rb'\{"phase": (?P<phase>"(?:[^"\\]|\\.)*"), "step": (?P<step>\d+), "part": (?P<part>\d+), '
     rb'"done": (?P<count>\d+)\}\n'
 )
+
+SHARED = ("tasks", "demonstrations")
+"""What a run holds as hard links to a task set."""
 
 R = TypeVar("R")
 
@@ -90,9 +94,11 @@ class RunDir:
         """A run folder for reading.
 
         Raises:
-            RunError: there is no run at `path`; names the run that was meant, or the runs beside it.
+            RunError: there is no run at `path`, or something in it is a link to elsewhere; names the run that was
+                meant, or the runs beside it.
         """
         if (path / "recipe.toml").is_file():
+            links.refuse(path, shared=SHARED)
             return cls(path)
         if path.is_file():
             meant = f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
@@ -106,14 +112,15 @@ class RunDir:
         """Claim the folder for writing until this process ends; what a killed one left unfinished there goes.
 
         Raises:
-            RunError: another process is writing to it, or it cannot be written.
+            RunError: another process is writing to it, it cannot be written, or something in it is a link to elsewhere.
         """
+        links.refuse(self.path, shared=SHARED)
         with self._writing():
-            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            owner = os.read(descriptor, 32).decode().strip() or "unknown"
+            owner = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
             raise RunError(
                 f"{self.path} is being written by process {owner}; wait for it or stop it first"

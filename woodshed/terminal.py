@@ -5,20 +5,18 @@ Answers go to stdout; progress and advice go to stderr, so that a verb's answer 
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from woodshed.inference.quoting import HIDDEN
+
 Progress = Callable[[int, int, str], None]
 """progress(done, total, text): the text names a stage; what follows a comma is detail ("warm-up, loss 0.41")."""
 
 WORTH_A_LINE_S = 2.0  # stages shorter than this leave nothing behind
-
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def say(text: str) -> None:
@@ -32,8 +30,12 @@ def tell(text: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """Control characters but line feeds and tabs as their codes: names and messages come from foreign repositories."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Hidden characters as their codes: names and messages come from foreign repositories, models and policies."""
+    return HIDDEN.sub(lambda found: _code(ord(found[0])), text)
+
+
+def _code(character: int) -> str:
+    return f"\\x{character:02x}" if character < 0x100 else f"\\u{character:04x}"
 
 
 def say_next(command: str) -> None:

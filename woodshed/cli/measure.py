@@ -18,6 +18,7 @@ from woodshed.cli.verbs import (
     free_name,
     keeping,
     monitor_app,
+    name_servers,
     open_arm,
     open_sampler,
     say_costs,
@@ -98,9 +99,9 @@ def evaluate(
         if endpoint:
             values["endpoint.url"] = endpoint
         spelled = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-        chosen = settings.read(
-            suite.SuiteSettings, None, [*spelled, *(text for text in tasks or () if "=" in text)]
-        )
+        spelled += [text for text in tasks or () if "=" in text]
+        chosen = settings.read(suite.SuiteSettings, None, spelled)
+        name_servers(spelled)
         folder.load_set(*chosen.tasks)  # read, like everything that may be wrong, before the run is made
         manifest = describe(chosen)
         sampler = open_sampler(chosen)

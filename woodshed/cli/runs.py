@@ -15,6 +15,7 @@ from woodshed.cli.verbs import (
     app,
     describe,
     keeping,
+    name_servers,
     open_arm,
     say_costs,
     say_run,
@@ -90,6 +91,7 @@ def train(
             say(chosen.to_toml().rstrip())
             say_next(" ".join(["woodshed train", str(recipe), *(["--arm", arm] if arm else []), *given]))
             return
+        name_servers(given)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     if chosen.note:
         say(chosen.note)

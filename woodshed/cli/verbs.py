@@ -7,7 +7,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
@@ -193,6 +193,15 @@ def open_sampler(chosen: SuiteSettings) -> Sampler:
     loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
     renderer = create_renderer(loaded.tokenizer, codec=chosen.codec, model_dir=loaded.directory)
     return local.LocalSampler(loaded.model, renderer, chosen.sampler)
+
+
+def name_servers(given: Iterable[str]) -> None:
+    """Let keys go to the servers that the settings of a command line name; those of a recipe may be anybody's."""
+    from woodshed.inference.endpoint import trust
+
+    for key, _, value in (text.partition("=") for text in given):
+        if key.strip().endswith("endpoint.url"):
+            trust(value.strip().strip("\"'"))
 
 
 def open_arm(text: str) -> list[RunDir]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -188,4 +189,4 @@ def _code(value: Any) -> str:
 
 
 def _fenced(value: str) -> str:
-    return value.replace("~~~~~~~~", "~~~~")
+    return re.sub("~{4,}", "~~~", value)  # shorter than the fence around it

@@ -37,6 +37,10 @@ def address(url: str) -> str:
         raise ValueError(f"no machine can have this address: {error}") from None
     if not 0 < (parsed.port or 80) < 1 << 16:
         raise ValueError(f"there is no port {parsed.port}")
+    if parsed.userinfo:
+        raise ValueError(
+            "a name or password does not belong into an address; put the key into WOODSHED_API_KEY"
+        )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
@@ -49,14 +53,47 @@ class EndpointSettings(Settings):
     """Address in front of /v1/completions, with http:// or https://; a /v1 at its end is left out."""
     model: str = ""
     """Name of the served model; empty takes the first that the server lists."""
-    api_key_variable: str = "WOODSHED_API_KEY"
-    """Environment variable that holds the key, where the server wants one."""
+    api_key_variable: str = Field(default="WOODSHED_API_KEY", pattern=r"^[A-Z][A-Z0-9_]*_API_KEY$")
+    """Environment variable that holds the key, where the server wants one: NAME_API_KEY. A key is sent to no other
+    server than those that you name, with --endpoint or in WOODSHED_KEY_SERVERS: a recipe may be somebody else's."""
     concurrency: int = Field(default=64, ge=1)
     """Requests in flight at the same time."""
     timeout_s: float = Field(default=600.0, gt=0)
     """Longest wait for one message."""
     retries: int = Field(default=5, ge=0)
     """More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
+
+
+KEY_SERVERS = "WOODSHED_KEY_SERVERS"
+"""Environment variable that lists the servers, as HOST or HOST:PORT with commas, that a key may be sent to."""
+
+
+def trust(url: str) -> None:
+    """Let this process and those that it starts send a key to a server that the person named."""
+    named = [name for name in os.environ.get(KEY_SERVERS, "").split(",") if name]
+    os.environ[KEY_SERVERS] = ",".join(dict.fromkeys([*named, _server(url)]))
+
+
+def _server(url: str) -> str:
+    parsed = httpx.URL(url)
+    return f"{parsed.host}:{parsed.port or {'http': 80, 'https': 443}.get(parsed.scheme, 0)}"
+
+
+def _authorization(settings: EndpointSettings) -> dict[str, str]:
+    """The header with the key, for a server that the person named; nothing for others.
+
+    Raises:
+        SamplerError: the key is no text that a header can hold. The message does not show it.
+    """
+    key, server = os.environ.get(settings.api_key_variable, "").strip(), _server(settings.url)
+    named = {name.strip().casefold() for name in os.environ.get(KEY_SERVERS, "").split(",")}
+    if not key or not {server, server.rpartition(":")[0]} & named:
+        return {}
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise SamplerError(
+            f"the key in {settings.api_key_variable} holds a character that no key has; set it again"
+        )
+    return {"Authorization": f"Bearer {key}"}
 
 
 ROUNDING = 1e-3
@@ -85,10 +122,10 @@ class HttpSampler:
         self.renderer = renderer
         self.policy_version = 0
         self._sleep = sleep
-        key = os.environ.get(settings.api_key_variable)
         self._client = httpx.Client(
             base_url=settings.url,
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=_authorization(settings),
+            follow_redirects=False,  # whoever is redirected to was not named
             timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
             limits=httpx.Limits(max_connections=settings.concurrency),
         )
@@ -250,6 +287,7 @@ class HttpSampler:
                     return self._json(response)
                 failure = f"status {response.status_code}: {response.text[:300]}"
                 if response.status_code != 429 and response.status_code < 500:
+                    failure += self._without_key(response.status_code)
                     raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
                 after = response.headers.get("retry-after", "")
                 wait = min(float(after), 30.0) if after.isdecimal() else wait
@@ -258,6 +296,16 @@ class HttpSampler:
         tries = self.settings.retries + 1
         raise SamplerError(
             f"{self.settings.url}{path} failed {tries} times, last with {failure}; is it running?"
+        )
+
+    def _without_key(self, status: int) -> str:
+        """Why a key that is there was not sent."""
+        variable = self.settings.api_key_variable
+        if status not in (401, 403) or variable not in os.environ or "Authorization" in self._client.headers:
+            return ""
+        return (
+            f". The key in {variable} was not sent, since only the recipe names this server: if you trust it, "
+            f"`export {KEY_SERVERS}={_server(self.settings.url)}`"
         )
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:

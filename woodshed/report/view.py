@@ -178,7 +178,7 @@ def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], 
     """One turn: its head, hints, flags, the message in colours, edits and what came back."""
     head = Text(f"turn {number}", "bold")
     if turn.error_kind:
-        head.append(f"  \u26a0 {turn.error_kind}", "bold dark_orange3")
+        head.append(f"  \u26a0 {visible(turn.error_kind)}", "bold dark_orange3")
     mean = f", mean log-prob {sum(turn.logps) / len(turn.logps):.2f}" if turn.logps else ""
     head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {turn.policy_version}", "dim")
     parts = [head]
@@ -250,7 +250,9 @@ def head_text(story: Story, row: Row) -> Text:
     """What stands above the turns: result, end, flags."""
     made = Text(visible(row.id), "bold")
     reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
-    made.append(f"\n{SIGNS[row.result]} {row.result}{reward}, {row.ended} after {row.num_turns} turns", "dim")
+    made.append(
+        f"\n{SIGNS[row.result]} {row.result}{reward}, {visible(row.ended)} after {row.num_turns} turns", "dim"
+    )
     for flag in row.flags:
         made.append(f"\n\u2691 {visible(flag)}", "bold dark_orange3")
     return made
@@ -265,7 +267,7 @@ def end_text(story: Story) -> Text:
         failed = [(test, o) for test, o in story.verdict.outcomes.items() if o != "passed"]
         total = len(story.verdict.outcomes)
         parts.append(Text(f"Verdict: {total - len(failed)} of {total} expected tests passed", "bold"))
-        parts += [Text(f"{outcome}  {visible(test)}", "dim") for test, outcome in failed[:20]]
+        parts += [Text(visible(f"{outcome}  {test}"), "dim") for test, outcome in failed[:20]]
     return Text("\n").join(parts)
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import html
-import re
 
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
+from woodshed.inference.quoting import HIDDEN
 
 
 def visible(text: object) -> str:

@@ -177,7 +177,7 @@ def _version(text: str | None) -> Version | None:
 
 def _index() -> tuple[str, str | None]:
     """The index address and certificate bundle that pip is configured with, else the library's default."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
+    command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     values: dict[str, str] = {}
     lines = listing.splitlines()
@@ -235,7 +235,7 @@ def clone(source: str, into: Path) -> tuple[str, str]:
         said = without_secrets(source)
         raise TaskError(f"{said!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
     address, revision = parts[1], parts[2] or "HEAD"
-    _git(["clone", "--quiet", "--no-checkout", address, str(into)], f"{address} cannot be cloned")
+    _git(["clone", "--quiet", "--no-checkout", "--", address, str(into)], f"{address} cannot be cloned")
     return without_secrets(address), revision
 
 

@@ -34,6 +34,9 @@ FORMAT = 2
 """Raise when the same Environment must be built differently: cached builds of before are then left alone."""
 MOUNT = "/env"
 """Where sandboxes see the environment; scripts and bytecode are written for this path."""
+PYTHON = r"[1-9]\d?\.\d{1,2}"
+PIP = (sys.executable, "-P", "-m", "pip")
+"""pip of this Python, and never a pip that lies in the working folder."""
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
 
@@ -64,7 +67,7 @@ def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         report = Path(scratch, "report.json")
         options = ["--dry-run", "--ignore-installed", "--report", str(report)]
-        _pip(_interpreter(version), [*options, *map(str, wanted)], version)
+        _pip(_interpreter(version), options, [*map(str, wanted)], version)
         installs = json.loads(report.read_text("utf-8"))["install"]
     pins = [(canonicalize_name(i["metadata"]["name"]), i["metadata"]["version"]) for i in installs]
     return tuple(sorted(f"{name}=={release}" for name, release in pins))
@@ -79,6 +82,7 @@ def prepare(environment: Environment, *, progress: Progress | None = None) -> Pa
         TaskError: a pin that cannot be installed as a wheel, pins that are incomplete, no pytest among them, a
             dependency that brings a copy of the repository's own package, or a Python that is not on this machine.
     """
+    _check_words(environment)
     interpreter = _interpreter(environment.python)
     folder = cache_dir() / "envs" / _key(environment, interpreter)
     if (folder / "bin" / "python").exists():
@@ -131,6 +135,7 @@ def own_files(environment: Environment) -> dict[str, str]:
     Raises:
         TaskError: entry points that cannot be read, or a version or command that is no file's name.
     """
+    _check_words(environment)
     name, _, version = environment.distribution.partition("==")
     if not version:
         return {}
@@ -169,7 +174,7 @@ def _build(
     progress(0, 3, f"installing {len(pins)} packages")
     _run([str(interpreter), "-I", "-m", "venv", "--without-pip", "--symlinks", str(build)])
     # The environment's own Python runs pip here, which is safe only while the environment is empty.
-    _pip(build / "bin" / "python", ["--no-compile", *environment.requirements], environment.python)
+    _pip(build / "bin" / "python", ["--no-compile"], environment.requirements, environment.python)
     site = build / "lib" / f"python{environment.python}" / "site-packages"
     for hook in site.glob("*-nspkg.pth"):  # it would close its namespace to the workspace's part of it
         hook.unlink()
@@ -215,11 +220,25 @@ def _check(site: Path, environment: Environment, pins: dict[str, str]) -> None:
             )
 
 
+def _check_words(environment: Environment) -> None:
+    """Refuse words that would become paths, options or variables of this machine.
+
+    Raises:
+        TaskError: names the word.
+    """
+    forms = [(environment.python, PYTHON, "a Python version (3.12)")]
+    forms += [(name, r"[^\W\d]\w*(\.[^\W\d]\w*)*", "a name to import") for name in environment.packages]
+    forms += [(root, r"[^:\0\n]*", "a folder of the workspace") for root in environment.source_roots]
+    for word, form, what in forms:
+        if not re.fullmatch(form, word):
+            raise TaskError(f"the environment names {word!r}, which is not {what}; make the task again")
+
+
 def _pins(environment: Environment) -> dict[str, str]:
     pins = {}
     for text in environment.requirements:
         requirement = _requirement(text)
-        if not re.fullmatch(r"==[^*,]+", str(requirement.specifier)):
+        if not re.fullmatch(r"==[^=*,]+", str(requirement.specifier)):
             raise TaskError(
                 f"requirement {text!r} is not an exact pin: write it as name==version (`resolve` does)."
             )
@@ -240,6 +259,8 @@ def _requirement(text: str) -> Requirement:
         raise TaskError(
             f"requirement {text!r} cannot be read: {error}. Write it as name or name==version."
         ) from None
+    if any(each.operator == "===" for each in requirement.specifier):  # pip takes `name===x.zip` for a file
+        raise TaskError(f"requirement {text!r} compares versions as texts; write it with two equals signs")
     if requirement.url:
         raise TaskError(
             f"requirement {text!r} points to a URL: dependencies come as wheels from the package index, "
@@ -248,16 +269,10 @@ def _requirement(text: str) -> Requirement:
     return requirement
 
 
-def _pip(python: Path, arguments: Sequence[str], version: str) -> None:
-    """`pip install` on behalf of another Python, wheels only."""
-    options = [
-        "--only-binary=:all:",
-        "--quiet",
-        "--no-input",
-        "--disable-pip-version-check",
-        "--progress-bar=off",
-    ]
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", *options, *arguments]
+def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: str) -> None:
+    """`pip install` on behalf of another Python, wheels only; nothing of the working folder is run or installed."""
+    command = [*PIP, "--python", str(python), "install", "--only-binary=:all:", "--no-input", "--quiet"]
+    command += ["--disable-pip-version-check", "--progress-bar=off", *options, "--", *wanted]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return
@@ -271,7 +286,7 @@ def _pip(python: Path, arguments: Sequence[str], version: str) -> None:
             f"source would run the package's code on this machine. pip said:\n    {lines}",
             missing[1],
         )
-    raise TaskError(f"pip could not install {' '.join(arguments)}. pip said:\n    {lines}")
+    raise TaskError(f"pip could not install {' '.join(wanted)}. pip said:\n    {lines}")
 
 
 def _run(command: Sequence[str]) -> None:
@@ -288,7 +303,10 @@ def _interpreter(version: str) -> Path:
     """The base interpreter of a Python version: our own, or one on PATH."""
     if version == _our_version():
         return Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-    found = shutil.which(f"python{version}")
+    if not re.fullmatch(PYTHON, version):
+        raise TaskError(f"{version!r} is no Python version; write major and minor ({_our_version()})")
+    places = [place for place in os.get_exec_path() if os.path.isabs(place)]  # noqa: PTH117
+    found = shutil.which(f"python{version}", path=os.pathsep.join(places))
     if found is None:
         raise TaskError(
             f"the environment wants Python {version}, and there is no python{version} on PATH. "

@@ -37,6 +37,7 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from woodshed.links import stays_inside
 from woodshed.records import Environment, Patch, RunError, Task, TaskError, to_json
 from woodshed.rundir import RunDir, made
 from woodshed.tasks.environment import own_files, python_path
@@ -286,6 +287,9 @@ def protected_folder(task: Task) -> Path:
 
 def _record(folder: Path) -> Task:
     """The Task that the folder's texts spell, types checked, contents not yet."""
+    for name in ("task.toml", "tests/expected.json", "instruction.md"):
+        if not stays_inside(folder / name, folder):
+            raise TaskError(f"{folder}: {name} is a link that leaves the task; replace it by the file itself")
     try:
         toml = tomllib.loads(_text(folder / "task.toml"))
         expected = json.loads(_text(folder / "tests" / "expected.json"))
@@ -403,20 +407,13 @@ def _tree(root: Path) -> Iterator[tuple[str, Path]]:
                 raise TaskError(f"{root}: file name {path!r} is not UTF-8") from None
             mode = file.lstat().st_mode
             if stat.S_ISLNK(mode):
-                if file.readlink().is_absolute() or not _inside(file, root):
+                if file.readlink().is_absolute() or not stays_inside(file, root):
                     raise TaskError(
                         f"{file}: symlink to {str(file.readlink())!r} leaves {root}. Replace it by the file itself."
                     )
             elif not stat.S_ISREG(mode):
                 raise TaskError(f"{file} is neither a file nor a folder; a task holds nothing else.")
             yield path, file
-
-
-def _inside(file: Path, root: Path) -> bool:
-    try:
-        return file.resolve().is_relative_to(root.resolve())
-    except (OSError, RuntimeError):  # a loop of links
-        return False
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -525,7 +522,8 @@ def _toml(task: Task, record: dict[str, Any]) -> str:
 
 def _dockerfile(environment: Environment) -> str:
     own = "COPY own/ /usr/local/\n" if own_files(environment) else ""
-    pins = " \\\n    ".join(f"'{pin}'" for pin in environment.requirements)
+    escaped = (pin.replace("'", "'\\''") for pin in environment.requirements)
+    pins = " \\\n    ".join(f"'{pin}'" for pin in escaped)
     return DOCKERFILE.format(
         python=environment.python, pins=pins, own=own, python_path=python_path(environment)
     )

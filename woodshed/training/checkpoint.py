@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors.torch import load_file
@@ -95,6 +95,8 @@ def read_position(folder: Path) -> Position:
         data = json.loads((folder / "position.json").read_text())
         if missing := {"phase", "step", "scale", "watch"} - set(data):
             raise ValueError(f"no {min(missing)!r} in position.json")
+        if data["phase"] not in get_args(Phase) or type(data["step"]) is not int or data["step"] < 0:
+            raise ValueError(f"phase {data['phase']!r}, step {data['step']!r}")
         return from_json(Position, data)
     except (OSError, ValueError, TypeError) as error:
         raise RunError(

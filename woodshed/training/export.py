@@ -10,7 +10,7 @@ from torch import Tensor
 
 from woodshed.evals import card
 from woodshed.inference import local
-from woodshed.inference.weights import load_tokenizer
+from woodshed.inference.weights import check_config, load_tokenizer
 from woodshed.records import ModelError, RunError
 from woodshed.rundir import RunDir, staged, sweep, way_out
 
@@ -63,8 +63,9 @@ def _load(policy: Path, settings: dict[str, Any]) -> tuple[Any, Any]:
         return _merged(loaded.model, policy), loaded.tokenizer
     from transformers import AutoModelForCausalLM
 
+    check_config(policy)
     with local.quiet():
-        model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32, **local.SAFE)
     return model, load_tokenizer(settings["model"])[0]
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from woodshed.curriculum import Arms, Curriculum
 from woodshed.machine import PROGRAM
-from woodshed.records import Task, TaskError, Verdict
+from woodshed.records import RunError, Task, TaskError, Verdict
 from woodshed.rundir import RunDir
 from woodshed.synthesis import harden
 from woodshed.tasks import folder
@@ -50,7 +50,11 @@ class Growth:
         """The pool as the checkpoint knew it; call before the curriculum's own state is restored."""
         if state:
             self._arms.restore(state["arms"])
-            self._orders, self._arrived = state["orders"], list(state["arrived"])
+            self._orders, self._arrived = int(state["orders"]), [str(name) for name in state["arrived"]]
+            if odd := [name for name in self._arrived if Path(name).name != name]:
+                raise RunError(
+                    f"{self._run.path}: a task of a grown pool is named {odd[0]!r}, which is no name"
+                )
             curriculum.admit(folder.load(self.folder / name) for name in self._arrived)
 
     def state(self) -> dict[str, Any]:

@@ -20,17 +20,12 @@ from pydantic import Field
 
 from woodshed.grading.monitors.rules import RULES
 from woodshed.inference.endpoint import EndpointSettings, chat_server
+from woodshed.inference.quoting import quoted
 from woodshed.records import Flag, Rollout, Task
 from woodshed.settings import Settings
 
 JUDGE = "judge"
 """Flags of the reading model are named "judge:RULE"."""
-HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
-)
-SPECIAL = re.compile(
-    r"<\|[^|>]{1,40}\|>|\[/?(INST|SYS)\]|</?(system|user|assistant|tool)[^>]{0,20}>", re.IGNORECASE
-)
 OBSERVED_CHARS = 800
 
 Ask = Callable[[list[dict[str, Any]], list[dict[str, Any]]], dict[str, Any]]
@@ -289,13 +284,6 @@ def without_comments(text: str) -> str:
             rest = lines[last - 1][end:]
             lines[first - 1 : last] = [lines[first - 1][:at] + '"..."' + rest]
     return "\n".join(lines)
-
-
-def quoted(text: str) -> str:
-    """Material under audit: hidden characters visible, chat markers broken, every line marked."""
-    visible = HIDDEN.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
-    broken = SPECIAL.sub(lambda m: m[0].replace("<", "‹").replace(">", "›").replace("[", "("), visible)
-    return "\n".join(f"| {line}" for line in broken.split("\n"))
 
 
 def _plain(text: str) -> str:

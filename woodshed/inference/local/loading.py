@@ -16,9 +16,19 @@ import torch
 from torch import Tensor
 
 from woodshed.inference.local import invariant
-from woodshed.inference.weights import ModelSource, models_dir, resolve
+from woodshed.inference.weights import (
+    FOREIGN_CODE,
+    ModelSource,
+    check_adapter,
+    models_dir,
+    resolve,
+    wants_code,
+)
 from woodshed.records import ModelError
 from woodshed.rundir import staged, sweep
+
+SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+"""How weights are loaded: from disk, without code that lies beside them, and from nothing that could be code."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +58,10 @@ def load(
     directory = _dequantised(source, models_dir(cache)) if source.gguf else source.directory
     with _quiet(), _explained(directory, "folder"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
+            directory, dtype=getattr(torch, dtype), output_loading_info=True, **SAFE
         )
         model, info = loaded
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if missing := sorted(info["missing_keys"]):
         # transformers would fill them with random numbers and go on
         raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
@@ -72,24 +82,20 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
-    if not (adapter / "adapter_config.json").is_file():
-        raise ModelError(f"{adapter} is not a PEFT adapter: it holds no adapter_config.json")
+    check_adapter(adapter)
     weights = adapter / "adapter_model.safetensors"
-    if not weights.is_file() and not weights.with_suffix(".bin").is_file():
-        raise ModelError(f"{adapter} holds no {weights.name}; fetch or train the adapter again")
     with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
         made = PeftModel.from_pretrained(model, str(adapter)).eval()
-        if weights.is_file():
-            kept = get_peft_model_state_dict(made, save_embedding_layers=False)  # "auto" may ask the hub
-            with safe_open(weights, "pt") as file:
-                unused = sorted(name for name in set(file.keys()) - set(kept) if "lora_" in name)
-            if unused:
-                raise ModelError(
-                    f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
-                    f"{unused[0]!r} among them"
-                )
+        kept = get_peft_model_state_dict(made, save_embedding_layers=False)  # "auto" may ask the hub
+        with safe_open(weights, "pt") as file:
+            unused = sorted(name for name in set(file.keys()) - set(kept) if "lora_" in name)
+        if unused:
+            raise ModelError(
+                f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
+                f"{unused[0]!r} among them"
+            )
     return compute_in_model_precision(made)
 
 
@@ -152,9 +158,13 @@ def _dequantised(source: ModelSource, models: Path) -> Path:
             quantization_config=GgufConfig(dequantize=True),
             dtype=torch.bfloat16,
             output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
         )
         model, info = loaded
-        tokenizer = AutoTokenizer.from_pretrained(source.directory, gguf_file=source.gguf)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.directory, gguf_file=source.gguf, local_files_only=True, trust_remote_code=False
+        )
         for name in (
             "bos",
             "eos",
@@ -197,4 +207,6 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         first, _, rest = str(error).strip().partition("\n")
         more = " ".join(rest.split())[:200] if first.endswith(":") else ""
         reason = f"{first} {more}".strip() or type(error).__name__
+        if wants_code(error):
+            reason = FOREIGN_CODE
         raise ModelError(f"{path}: this {what} cannot be loaded: {reason}") from error
