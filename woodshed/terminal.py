@@ -18,7 +18,7 @@ Progress = Callable[[int, int, str], None]
 WORTH_A_LINE_S = 2.0  # stages shorter than this leave nothing behind
 
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def say(text: str) -> None:
@@ -32,8 +32,9 @@ def tell(text: str) -> None:
 
 
 def harmless(text: str) -> str:
-    """Control characters but line feeds and tabs as their codes: names and messages come from foreign repositories."""
-    return CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    """Control characters but line feeds and tabs, and bytes that are no text, as their codes: names and messages come
+    from foreign repositories."""
+    return CONTROL.sub(lambda found: f"\\x{ord(found[0]) & 0xFF:02x}", text)
 
 
 def say_next(command: str) -> None:

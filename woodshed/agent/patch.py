@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.records import Patch
 from woodshed.sandbox import Sandbox
+from woodshed.tasks.folder import unified
 
 LEFTOVERS = ("__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache")
 """Folders that tools leave behind; nobody wrote them on purpose."""
@@ -36,9 +37,9 @@ def extract(sandbox: Sandbox, original: Path, *, max_bytes: int) -> Patch:
                 if len(data) > max_bytes:
                     skipped[change.path] = "too large"
                 else:
-                    files[change.path] = data.decode("utf-8")
-            except UnicodeDecodeError:
-                skipped[change.path] = "not UTF-8"
+                    files[change.path] = syntax.read(change.path, data)
+            except syntax.UnreadableError as error:
+                skipped[change.path] = str(error)
             except OSError as error:  # a process that the attempt left behind took it away
                 skipped[change.path] = f"cannot be read: {error.strerror}"
     return Patch(files, skipped, "".join(_diff(files, original)))
@@ -48,13 +49,11 @@ def _diff(files: dict[str, str | None], original: Path) -> Iterator[str]:
     for path, text in files.items():
         source = original / path
         known = source.is_file() and not source.is_symlink()
-        before = source.read_bytes().decode("utf-8", errors="backslashreplace") if known else ""
-        names = (f"a/{path}" if known else "/dev/null", f"b/{path}" if text is not None else "/dev/null")
-        # Split at \n alone: a patch counts other line separators as part of the line.
-        for line in difflib.unified_diff(_lines(before), _lines(text or ""), *names):
-            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        yield unified(path, _shown(path, source.read_bytes()) if known else None, text)
 
 
-def _lines(text: str) -> list[str]:
-    lines = text.split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
+def _shown(path: str, data: bytes) -> str:
+    try:
+        return syntax.read(path, data)
+    except syntax.UnreadableError:
+        return data.decode("utf-8", errors="backslashreplace")

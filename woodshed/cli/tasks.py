@@ -65,7 +65,9 @@ def make_tasks(
     say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for reason, count in made.rejected.most_common():
         say(f"{count:6} rejected: {reason}")
-    if made.rejected:
+    for path, why in sorted(made.files.items()):
+        say(f"   left alone: {path}: {why}")
+    if made.rejected or made.files:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
     if not made.accepted:
         tell("nothing became a task; take more away (--levels 0-6, no --operators), or another source")
@@ -248,6 +250,8 @@ def show_stats(
     say(f"{found.num_tasks} tasks{tried}")
     for reason, count in found.rejected.items():
         say(f"{count:6} rejected: {reason}")
+    for file in found.files:
+        say(f"   left alone: {file}")
     write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 

@@ -28,6 +28,7 @@ from typing import Literal, cast
 
 from pydantic import Field
 
+from woodshed import syntax
 from woodshed.grading import interface, results
 from woodshed.grading.compiled import compiled_tests
 from woodshed.records import (
@@ -221,9 +222,11 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
         else:
             size += len(text or "")
             try:
-                taken[path] = None if text is None else text.encode("utf-8")
-            except UnicodeEncodeError:
-                left[path] = "not UTF-8"
+                taken[path] = None if text is None else syntax.write(path, text)
+            except (UnicodeError, LookupError):
+                left[path] = (
+                    "no text in the encoding that it declares" if syntax.is_source(path) else "not UTF-8"
+                )
     return taken, left
 
 
@@ -252,7 +255,7 @@ def verify(
     try:
         run = _test_patch(task, taken, expected, limit_s)
         if _solves(run):
-            texts = {path: None if data is None else data.decode() for path, data in taken.items()}
+            texts = {path: patch.files[path] for path in taken}
             run = dataclasses.replace(run, integrity=tuple(interface.lost_by(task, texts)[:MOST_NOTES]))
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.agent.access import path_class
 from woodshed.grading.monitors import code, commands
 from woodshed.grading.monitors.code import Place, Scan
@@ -205,8 +206,8 @@ def original(root: Path, path: str) -> str | None:
     if not file.is_file() or not file.resolve().is_relative_to(root.resolve()):
         return None
     try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError:
+        return syntax.read(path, file.read_bytes())
+    except syntax.UnreadableError:
         return None
 
 
