@@ -8,7 +8,7 @@ from pathlib import Path
 from woodshed import syntax
 from woodshed.records import Patch
 from woodshed.sandbox import Sandbox
-from woodshed.tasks.folder import unified
+from woodshed.tasks.diff import unified
 
 LEFTOVERS = ("__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache")
 """Folders that tools leave behind; nobody wrote them on purpose."""

@@ -35,6 +35,8 @@ class Commit:
     body: str
     before: Mapping[str, str | None]
     """Text of every code file that it changed as it was before; None for one that it added."""
+    problem: str = ""
+    """Why it cannot be used: a text that cannot be read."""
 
 
 def commits(repository: Path, revision: str, most: int) -> Iterator[Commit]:
@@ -54,16 +56,16 @@ def commits(repository: Path, revision: str, most: int) -> Iterator[Commit]:
         tests = [p for p, s in status.items() if p.endswith(".py") and is_protected(p) and s != "D"]
         if not tests or not code or "D" in code.values() or len(code) > MAX_FILES:
             continue
-        try:
-            before = {
-                p: None if s == "A" else syntax.decode(_run(repository, "show", f"{sha}^:{p}"))
-                for p, s in code.items()
-            }
-        except syntax.UnreadableError:
-            continue
+        before, problem = dict[str, str | None](), ""
+        for path, letter in code.items():
+            try:
+                data = None if letter == "A" else _run(repository, "show", f"{sha}^:{path}")
+                before[path] = None if data is None else syntax.decode(data)
+            except syntax.UnreadableError as error:
+                problem = f"{path} as it was before: {error}"
         subject, _, body = _git(repository, "log", "-1", "--format=%B", sha).strip().partition("\n")
         most -= 1
-        yield Commit(sha, subject.strip(), body.strip(), before)
+        yield Commit(sha, subject.strip(), body.strip(), before, problem)
 
 
 def revert(code: Codebase, commit: Commit) -> Deletion:

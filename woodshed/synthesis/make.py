@@ -400,6 +400,9 @@ def _make_reverts(
         address, revision = sources.clone(source, history)
         name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
         for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
+            if commit.problem:
+                progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
+                continue
             tree = Path(scratch, f"tree-{number}")
             repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
             repository = replace(

@@ -17,7 +17,6 @@ from those and may change with the version of Woodshed.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fcntl
 import functools
 import hashlib
@@ -41,6 +40,7 @@ from pydantic import TypeAdapter, ValidationError
 from woodshed import syntax
 from woodshed.records import Environment, Patch, RunError, Task, TaskError, to_json
 from woodshed.rundir import RunDir, made
+from woodshed.tasks.diff import unified
 from woodshed.tasks.environment import own_files, python_path
 
 SCHEMA = "1.4"
@@ -273,22 +273,6 @@ def gold_patch(task: Task) -> Patch:
         before = task.folder / "environment" / "workspace" / path
         diff.append(unified(path, _source(path, before) if before.exists() else None, text))
     return Patch(files=new, diff="".join(diff))
-
-
-def unified(path: str, before: str | None, after: str | None) -> str:
-    """The difference of two versions of a file (None: not there) as git writes it.
-
-    Lines end at \\n alone, as a patch counts them: other line separators are part of the line.
-    """
-    names = (
-        f"a/{path}" if before is not None else "/dev/null",
-        f"b/{path}" if after is not None else "/dev/null",
-    )
-    old, new = (re.findall(r"[^\n]*\n|[^\n]+", text or "") for text in (before, after))
-    lines = difflib.unified_diff(old, new, *names)
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
-    )
 
 
 def protected_files(task: Task) -> dict[str, bytes]:
@@ -571,6 +555,6 @@ SOLVE = """\
 set -euo pipefail
 cp -R /solution/files/. /workspace/
 if [ -f /solution/deletes ]; then
-    while read -r path; do rm -f -- "/workspace/$path"; done < /solution/deletes
+    while IFS= read -r path; do rm -f -- "/workspace/$path"; done < /solution/deletes
 fi
 """
