@@ -90,7 +90,7 @@ def test_a_source_is_read_as_python_reads_it_and_written_byte_for_byte(name):
         expected = ast.dump(ast.parse(data), include_attributes=True)
     except SyntaxError:  # newer Pythons look into comments, too
         assert name == "strange bytes in a comment"
-        with pytest.raises(syntax.UnreadableError, match="not utf-8: byte 0xe9 at 9"):
+        with pytest.raises(syntax.UnreadableError, match="not UTF-8: byte 0xe9 at 9"):
             syntax.decode(data)
         return
     text = syntax.decode(data)
@@ -101,7 +101,7 @@ def test_a_source_is_read_as_python_reads_it_and_written_byte_for_byte(name):
 
 
 REFUSED = {
-    b"x = '\xe9'\n": "not utf-8: byte 0xe9 at 5; Python needs a coding line",
+    b"x = '\xe9'\n": "not UTF-8: byte 0xe9 at 5; Python needs a coding line",
     b"x = 1\0\n": "a NUL byte at 5",
     b"# coding: nope\nx = 1\n": "'nope', which is no encoding of text",
     b"# coding: rot13\nx = 1\n": "'rot13', which is no encoding of text",

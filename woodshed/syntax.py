@@ -76,7 +76,7 @@ def _with_strange_comments(data: bytes, codec: str, error: UnicodeError) -> str:
             else str(error)
         )
         said = "" if codec != "utf-8" else "; Python needs a coding line for other encodings"
-        raise UnreadableError(f"not {codec}: {why}{said}") from None
+        raise UnreadableError(f"not {codec.replace('utf-', 'UTF-')}: {why}{said}") from None
 
 
 def encode(text: str) -> bytes:
@@ -111,7 +111,7 @@ def read(path: str, data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"not utf-8: byte {data[error.start]:#04x} at {error.start}") from None
+        raise UnreadableError(f"not UTF-8: byte {data[error.start]:#04x} at {error.start}") from None
 
 
 def write(path: str, text: str) -> bytes:

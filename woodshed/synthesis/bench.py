@@ -22,7 +22,7 @@ from woodshed.records import Verdict
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
 from woodshed.synthesis import bytecode, strength
-from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.baseline import UNNAMEABLE, Baseline
 from woodshed.synthesis.discovery import Survey
 from woodshed.synthesis.instructions import Length
 from woodshed.synthesis.maps import Map
@@ -285,6 +285,10 @@ def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Ben
     code = Codebase(texts(baseline, baseline.package_files, ".py", unread), roots)
     interfaces = Codebase(texts(baseline, baseline.package_files, ".pyi", unread), roots)
     tests = texts(baseline, baseline.test_files, ".py", unread)
+    for path in filter(UNNAMEABLE.search, baseline.test_files):
+        unread.setdefault(
+            path, "pytest cannot be asked to run a file of this name, so its tests are not used"
+        )
     return Bench(baseline, measured.map, measured.copies, code, interfaces, tests, unread, staging, settings)
 
 

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 
 from woodshed import syntax, synthesis
 from woodshed.cli import app
-from woodshed.records import Task
+from woodshed.grading import verifier
+from woodshed.records import Patch, Task
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.leaks import readers
 from woodshed.synthesis.names import Codebase
@@ -242,6 +243,7 @@ ODD = {
         + b"\n\nglobals()['test_generated'] = check\ndel check\n"
     ),
     "tests/test_strange.py": checks("strange"),
+    "tests/a[1]/test_bracket.py": checks("marked"),
     "tests/test_still.py": b"def test_still():\n    assert True\n",
 }
 
@@ -263,7 +265,8 @@ def test_odd_sources_become_tasks_that_hide_their_tests(made: tuple[Path, synthe
     for task, name in zip(sorted(report.accepted, key=lambda task: task.name), names, strict=True):
         shown = files(task.folder / "environment" / "workspace")
         changed = {path for path, data in ODD.items() if shown.get(path) != data}
-        assert changed == {f"odd/{name}.py", task.fail_to_pass[0].partition("::")[0]}
+        test_file = task.fail_to_pass[0].partition("::")[0]
+        assert changed == {f"odd/{name}.py", test_file, "tests/a[1]/test_bracket.py"}
         assert b"NotImplementedError" in shown[f"odd/{name}.py"]
         gold = folder.gold_patch(task).files[f"odd/{name}.py"]
         assert gold is not None and syntax.encode(gold) == ODD[f"odd/{name}.py"]
@@ -275,12 +278,15 @@ def test_odd_sources_become_tasks_that_hide_their_tests(made: tuple[Path, synthe
 
 def test_files_that_cannot_be_read_are_named(made: tuple[Path, synthesis.MakeReport]):
     out, report = made
-    assert report.files.keys() == {"odd/lost.py", "odd/old.py"}
-    assert report.files["odd/lost.py"].startswith("not utf-8: byte 0xe9 at 5; Python needs a coding line")
+    assert report.files.keys() == {"odd/lost.py", "odd/old.py", "tests/a[1]/test_bracket.py"}
+    assert report.files["tests/a[1]/test_bracket.py"].startswith(
+        "pytest cannot be asked to run a file of this name"
+    )
+    assert report.files["odd/lost.py"].startswith("not UTF-8: byte 0xe9 at 5; Python needs a coding line")
     assert report.files["odd/old.py"].startswith("line 1: Missing parentheses")
     assert report.rejected == {"not_text": 1}
     said = CliRunner().invoke(app, ["tasks", "stats", str(out)]).stdout
-    assert "left alone: odd/lost.py: not utf-8" in said and "left alone: odd/old.py: line 1" in said
+    assert "left alone: odd/lost.py: not UTF-8" in said and "left alone: odd/old.py: line 1" in said
 
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
@@ -308,3 +314,22 @@ def test_a_leak_scan_reads_every_encoding_that_python_reads(codec: str):
     secret = "def f():\n    return 'ж' * 3\n" if codec != "latin-1" else "def f():\n    return 'é' * 3\n"
     pieces = list(readers.read("a.py", (coding + secret).encode(codec)))
     assert any(piece.text == coding + secret for piece in pieces)
+
+
+def test_a_patch_crosses_in_the_encoding_that_its_file_declares(made: tuple[Path, synthesis.MakeReport]):
+    task = next(task for task in made[1].accepted if task.name == "odd-stub-latin")
+    assert verifier.crossing(task, folder.gold_patch(task)) == ({"odd/latin.py": ODD["odd/latin.py"]}, {})
+    lost: dict[str, str | None] = {
+        "odd/latin.py": "# coding: nope\n",
+        "odd/marked.py": "# coding: latin-1\nx = '\u0416'\n",
+    }
+    reason = "no text in the encoding that it declares"
+    assert verifier.crossing(task, Patch(lost)) == ({}, dict.fromkeys(lost, reason))
+
+
+def test_lines_that_a_patch_brings_are_counted_as_python_counts(made: tuple[Path, synthesis.MakeReport]):
+    task = next(task for task in made[1].accepted if task.name == "odd-stub-returns")
+    data = b"# hidden\rimport sys\r\rdef returns(x):\r\n    sys.exit()\n\x0c# more\n"
+    lines = [line.lineno for line in ast.walk(ast.parse(data)) if isinstance(line, ast.stmt)]
+    assert lines == [2, 4, 5]
+    assert verifier.brought(task, "odd/returns.py", data) == [1, 2, 5, 6]
