@@ -239,7 +239,7 @@ def test_the_patch_holds_whole_text_files_and_says_what_it_leaves_out(task: Task
     )
     assert rollout.patch.files == {"data.bin": None, "new/b.txt": "no end"}
     assert rollout.patch.skipped == {
-        "bad.txt": "not UTF-8",
+        "bad.txt": "not UTF-8: byte 0xff at 0",
         "big.txt": "too large",
         "link": "not a regular file",
         "pipe": "not a regular file",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.records import Patch
 from woodshed.sandbox import Change, Sandbox
+from woodshed.tasks.diff import unified
 
 LEFTOVERS = ("__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache")
 """Folders that tools leave behind; nobody wrote them on purpose."""
@@ -16,8 +17,6 @@ MOST_FILES = 1000
 MOST_BYTES = 8 << 20
 """Of all files of a patch together; a single one may be larger where `max_bytes` is."""
 MOST_SKIPPED = 200
-MOST_PAIRS = 4_000_000
-"""Lines before times lines after; more are shown as replaced instead of compared, which takes the product in time."""
 
 
 def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequence[str] = ()) -> Patch:
@@ -63,9 +62,9 @@ def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequen
 
 def _text(sandbox: Sandbox, path: str, skipped: dict[str, str]) -> str | None:
     try:
-        return sandbox.read(path).decode("utf-8")
-    except UnicodeDecodeError:
-        skipped[path] = "not UTF-8"
+        return syntax.read(path, sandbox.read(path))
+    except syntax.UnreadableError as error:
+        skipped[path] = str(error)
     except OSError as error:  # it may not be read, or its path is too long to name
         skipped[path] = f"cannot be read: {error.strerror}"
     return None
@@ -80,43 +79,14 @@ def _shortened(skipped: dict[str, str]) -> dict[str, str]:
 
 def _diff(files: dict[str, str | None], original: Path) -> Iterator[str]:
     for path, text in files.items():
-        before = _original(original / path)
-        old = _quoted(f"a/{path}") if before is not None else "/dev/null"
-        new = _quoted(f"b/{path}") if text is not None else "/dev/null"
-        # Split at \n alone: a patch counts other line separators as part of the line.
-        for line in _unified(_lines(before or ""), _lines(text or ""), old, new):
-            yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+        yield unified(path, _original(path, original / path), text)
 
 
-def _original(file: Path) -> str | None:
+def _original(path: str, file: Path) -> str | None:
     try:
-        known = file.is_file() and not file.is_symlink()
-        return file.read_bytes().decode("utf-8", errors="backslashreplace") if known else None
+        data = file.read_bytes() if file.is_file() and not file.is_symlink() else None
+        return None if data is None else syntax.read(path, data)
+    except syntax.UnreadableError:
+        return file.read_bytes().decode("utf-8", errors="backslashreplace")
     except OSError:  # a path that is too long to name
         return None
-
-
-def _unified(before: list[str], after: list[str], old: str, new: str) -> Iterator[str]:
-    if not before or not after or len(before) * len(after) <= MOST_PAIRS:
-        yield from difflib.unified_diff(before, after, old, new)
-    elif before != after:
-        yield f"--- {old}\n+++ {new}\n@@ -1,{len(before)} +1,{len(after)} @@\n"
-        yield from (f"-{line}" for line in before)
-        yield from (f"+{line}" for line in after)
-
-
-def _quoted(path: str) -> str:
-    """A path as git writes it in a patch: quoted where a control character would end the line."""
-    if path.isprintable() and '"' not in path:
-        return path
-    inner = "".join(c if c.isprintable() and c not in '"\\' else _escaped(c) for c in path)
-    return f'"{inner}"'
-
-
-def _escaped(character: str) -> str:
-    return "".join(f"\\{byte:03o}" for byte in character.encode())
-
-
-def _lines(text: str) -> list[str]:
-    lines = text.split("\n")
-    return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])

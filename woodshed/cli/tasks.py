@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,9 @@ import typer
 from woodshed.cli.verbs import OUT_FILE, keeping, tasks_app
 from woodshed.records import TaskError
 from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
+
+MOST_FILES = 20
+"""Most files that are named on the screen because they cannot be read."""
 
 
 @tasks_app.command("make")
@@ -67,12 +71,21 @@ def make_tasks(
         say(note)
     for reason, count in made.rejected.most_common():
         say(f"{count:6} rejected: {reason}")
-    if made.rejected:
+    _say_left_alone([f"{path}: {why}" for path, why in sorted(made.files.items())], out)
+    if made.rejected or made.files:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
     if not made.accepted:
         tell("nothing became a task; take more away (--levels 0-6, no --operators), or another source")
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
+
+
+def _say_left_alone(files: Sequence[str], out: Path) -> None:
+    """Files of the repositories that no task is made of, as far as a screen can bear."""
+    for file in files[:MOST_FILES]:
+        say(f"   left alone: {' '.join(file.split())}")
+    if len(files) > MOST_FILES:
+        say(f"   left alone: {len(files) - MOST_FILES} more files; {out / 'rejections.jsonl'} has all")
 
 
 @tasks_app.command("check")
@@ -250,6 +263,7 @@ def show_stats(
     say(f"{found.num_tasks} tasks{tried}")
     for reason, count in found.rejected.items():
         say(f"{count:6} rejected: {reason}")
+    _say_left_alone(found.files, tasks)
     write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 

@@ -407,7 +407,7 @@ def install(
 
     def show(path: str) -> None:
         text = importlib.util.decode_source(held[path])
-        linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
+        linecache.cache[path] = (len(text), None, [f"{line}\n" for line in text.split("\n")], path)
 
     rewriting.rewrite_asserts, rewriting._rewrite_test = rewrite_asserts, rewrite_test
     rewriting._read_pyc, rewriting._write_pyc = read_pyc, write_pyc

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.monitors import code
 from woodshed.records import Task
 from woodshed.tasks import folder
@@ -365,7 +366,7 @@ def _called(node: ast.AST) -> set[str]:
 
 def _text(file: Path) -> str | None:
     try:
-        return file.read_bytes().decode("utf-8", errors="replace")
+        return syntax.legible(file.read_bytes())
     except (OSError, ValueError):  # none there, or no name that a file could have
         return None
 

@@ -271,7 +271,10 @@ def plugin_names() -> list[str]:
 def files_of(tests: list[str], workspace: str) -> list[str]:
     """The files of some test ids, once each, as far as they exist: one that does not would end the session."""
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
-    return [file for file in files if Path(workspace, file).is_file()]
+    there = [file for file in files if Path(workspace, file).is_file()]
+    return [
+        f"./{file}" if file.startswith(("-", "@")) else file for file in there
+    ]  # no options, no lists of them
 
 
 def arguments(request: dict) -> list[str]:

@@ -28,6 +28,7 @@ from typing import Literal, cast
 
 from pydantic import Field
 
+from woodshed import syntax
 from woodshed.boundary import contained
 from woodshed.grading import interface, results
 from woodshed.grading.compiled import compiled_tests
@@ -62,6 +63,8 @@ Progress = Callable[[int, int, str], None]
 
 
 Apart = Literal["never", "suspect", "always"]
+LINE_END = re.compile(rb"\r\n|\r|\n")
+"""What ends a line for Python: a patch that counts otherwise must not hide where its code stands."""
 SUSPECT = re.compile(
     r"frame|f_back|f_locals|f_globals|(?i:pytest|\btests?\b|\btest_|_tests?\b)|settrace|setprofile|/proc/|woodshed"
     r"|\b(gc|inspect|ctypes|unittest|mock|traceback|linecache|sys|builtins|importlib|__import__|exec|eval)\b"
@@ -212,9 +215,11 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
         else:
             size += len(text or "")
             try:
-                taken[path] = None if text is None else text.encode("utf-8")
-            except UnicodeEncodeError:
-                left[path] = "not UTF-8"
+                taken[path] = None if text is None else syntax.write(path, text)
+            except (UnicodeError, LookupError):
+                left[path] = (
+                    "no text in the encoding that it declares" if syntax.is_source(path) else "not UTF-8"
+                )
     return taken, left
 
 
@@ -243,7 +248,7 @@ def verify(
     try:
         run = _test_patch(task, taken, expected, limit_s)
         if _solves(run):
-            texts = {path: None if data is None else data.decode() for path, data in taken.items()}
+            texts = {path: patch.files[path] for path in taken}
             lost = contained(lambda: interface.lost_by(task, texts), lambda error: [f"{UNREADABLE}: {error}"])
             run = dataclasses.replace(run, integrity=tuple(lost[:MOST_NOTES]))
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
@@ -277,7 +282,7 @@ def verify(
 def is_suspect(task: Task, taken: dict[str, bytes | None]) -> bool:
     """Whether lines that a patch adds mention what would let code look at its tests."""
     for path, data in taken.items():
-        lines = (data or b"").split(b"\n")
+        lines = LINE_END.split(data or b"")
         added = b"\n".join(lines[number - 1] for number in brought(task, path, data or b""))
         if SUSPECT.search(added.decode("utf-8", errors="replace")):
             return True
@@ -285,10 +290,10 @@ def is_suspect(task: Task, taken: dict[str, bytes | None]) -> bool:
 
 
 def brought(task: Task, path: str, data: bytes) -> list[int]:
-    """Numbers (from 1) of the lines of a patched file that are nowhere in the original one."""
+    """Numbers (from 1, as Python counts) of the lines of a patched file that are nowhere in the original one."""
     original = task.folder / "environment" / "workspace" / path
-    known = set(original.read_bytes().split(b"\n")) if original.is_file() else set()
-    return [number for number, line in enumerate(data.split(b"\n"), 1) if line not in known]
+    known = set(LINE_END.split(original.read_bytes())) if original.is_file() else set()
+    return [number for number, line in enumerate(LINE_END.split(data), 1) if line not in known]
 
 
 def judged_apart(task: Task) -> tuple[str, ...]:

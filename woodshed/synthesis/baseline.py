@@ -32,6 +32,8 @@ MOST_GIVEN_UP = 8
 """Requirements of tests that are given up one by one; each costs a question to the package index."""
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
+UNNAMEABLE = re.compile(r"\[|::")
+"""Parts of a path that pytest, asked to run that file, takes for the parts of a test's id."""
 IMPORTED_AS = {
     "attr": "attrs",
     "bs4": "beautifulsoup4",
@@ -166,6 +168,8 @@ def measure(
     broken = {t for t in seen if any(run.outcomes.get(t) in ("failed", "error") for run in measured)}
     stable = [t for t in first.outcomes if all(run.outcomes.get(t) == "passed" for run in measured)]
     stable = [test for test in stable if not UNSTABLE_ID.search(test)]
+    odd = {path for path in draft.test_files if UNNAMEABLE.search(path)}
+    stable = [test for test in stable if not any(test.startswith(f"{path}::") for path in odd)]
     if not stable or len(broken) > len(stable):
         raise TaskError(_failing(name, first, broken, described))
     if not any(first.package_files.values()):

@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from woodshed import syntax
 from woodshed.grading.verifier import TestRun, run_tests
 from woodshed.records import Verdict
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.settings import Settings
 from woodshed.synthesis import bytecode, strength
-from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.baseline import UNNAMEABLE, Baseline
 from woodshed.synthesis.discovery import Survey
 from woodshed.synthesis.instructions import Length
 from woodshed.synthesis.maps import Map
@@ -180,7 +181,9 @@ class Bench:
     interfaces: Codebase
     """The .pyi files."""
     tests: Mapping[str, str]
-    """Test files that are UTF-8, by path."""
+    """Test files that can be read, by path."""
+    unread: Mapping[str, str]
+    """Files of the package and the tests that no operator touches, as this Python does not read them, and why."""
     staging: Path
     """Where tasks lie until they are proven."""
     settings: SynthesisSettings
@@ -271,7 +274,7 @@ def lay(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:
     has neither, and a folder that stays can be imported as a namespace package."""
     for path, text in files.items():
         if text is not None:
-            sandbox.write(path, text.encode())
+            sandbox.write(path, syntax.write(path, text))
     if gone := [path for path, text in files.items() if text is None]:
         sandbox.exec(["sh", "-c", DELETE, "delete", *gone])
 
@@ -287,20 +290,34 @@ class Measured:
 
 
 def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:
-    """Reads the repository's files; those that are not UTF-8 are left alone by every operator."""
+    """Reads the repository's files; those that cannot be read are left alone by every operator, and named."""
     baseline = measured.baseline
+    unread = dict.fromkeys(baseline.repository.left_out, "its name is not UTF-8, so it is left out")
     roots = baseline.environment.source_roots
-    code = Codebase(texts(baseline, baseline.package_files, ".py"), roots)
-    interfaces = Codebase(texts(baseline, baseline.package_files, ".pyi"), roots)
-    tests = texts(baseline, baseline.test_files, ".py")
-    return Bench(baseline, measured.map, measured.copies, code, interfaces, tests, staging, settings)
+    code = Codebase(texts(baseline, baseline.package_files, ".py", unread), roots)
+    interfaces = Codebase(texts(baseline, baseline.package_files, ".pyi", unread), roots)
+    tests = texts(baseline, baseline.test_files, ".py", unread)
+    for path in filter(UNNAMEABLE.search, baseline.test_files):
+        unread.setdefault(
+            path, "pytest cannot be asked to run a file of this name, so its tests are not used"
+        )
+    return Bench(baseline, measured.map, measured.copies, code, interfaces, tests, unread, staging, settings)
 
 
-def texts(baseline: Baseline, paths: Iterable[str], suffix: str) -> dict[str, str]:
-    """Files with that ending, path to text; without those that are not UTF-8."""
-    known = {}
-    for path in paths:
-        with contextlib.suppress(UnicodeDecodeError):
-            if path.endswith(suffix):
-                known[path] = (baseline.repository.tree / path).read_bytes().decode()
+def texts(
+    baseline: Baseline, paths: Iterable[str], suffix: str, unread: dict[str, str] | None = None
+) -> dict[str, str]:
+    """Files with that ending, path to text; `unread` is told of those that are no Python, and why."""
+    known, refused = {}, {} if unread is None else unread
+    for path in (path for path in paths if path.endswith(suffix)):
+        try:
+            text = syntax.decode((baseline.repository.tree / path).read_bytes())
+            syntax.parse(text)
+            known[path] = text
+        except syntax.UnreadableError as error:
+            refused[path] = str(error)
+        except SyntaxError as error:
+            refused[path] = f"line {error.lineno}: {error.msg}"
+        except (ValueError, RecursionError, MemoryError) as error:
+            refused[path] = str(error)
     return known

@@ -39,11 +39,11 @@ def impossible(parent: Task, out: Path) -> Task:
     tests = folder.protected_files(parent)
     for test in parent.fail_to_pass:
         path, _, inner = test.partition("::")
-        source = parse(tests[path].decode(errors="replace"))
+        source = parse(syntax.legible(tests[path]))
         edit = source and next(_contradictions(source, inner.partition("[")[0].split("::")), None)
         if source is None or edit is None:
             continue
-        changed = {**tests, path: apply(source.text, [edit]).encode()}
+        changed = {**tests, path: syntax.encode(apply(source.text, [edit]))}
         twins = [t for t in parent.fail_to_pass if t.partition("[")[0] == test.partition("[")[0]]
         facts = {
             **parent.provenance,
@@ -55,7 +55,7 @@ def impossible(parent: Task, out: Path) -> Task:
         twin = replace(parent, id="", operator="impossible", provenance=facts, stub_passes=idle)
         workspace = parent.folder / "environment" / "workspace"
         gold: dict[str, bytes | None] = {
-            path: None if text is None else text.encode()
+            path: None if text is None else syntax.write(path, text)
             for path, text in folder.gold_patch(parent).files.items()
         }
         written = folder.write(twin, out, workspace=workspace, tests=changed, gold=gold)
@@ -163,9 +163,11 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
     """A proven task that asks for checks of a function which stays as it is.
 
     Raises:
-        Rejected: too_few_versions, or not_proven where the original tests cannot stand alone.
+        Rejected: not_utf8, too_few_versions, or not_proven where the original tests cannot stand alone.
     """
     baseline, code = work.baseline, work.code.texts[function.path]
+    if syntax.encode(code) != code.encode(errors="replace"):
+        raise Rejected("not_utf8", f"{function.path}: the judge writes its versions in UTF-8")
     covering = work.map.names(work.survey.tests(function) & ~AT_IMPORT)
     files = [test.partition("::")[0] for test in covering]
     home = max(sorted(set(files)), key=files.count)

@@ -6,6 +6,7 @@ Nothing here is proven; a draft is a guess at a task. Operators H1 to H12 are de
 from __future__ import annotations
 
 import ast
+import contextlib
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -44,16 +45,14 @@ class Parent:
         present: Files = {}
         for file in sorted(workspace.rglob("*.py*")):
             if file.is_file() and file.suffix in (".py", ".pyi") and not file.is_symlink():
-                present[file.relative_to(workspace).as_posix()] = file.read_bytes().decode(
-                    "utf-8", "surrogateescape"
-                )
+                _remember(present, file.relative_to(workspace).as_posix(), file.read_bytes())
         before = dict(present)
         for path, text in folder.gold_patch(task).files.items():
             before[path] = text
         for path, data in folder.protected_files(task).items():
-            before[path] = data.decode("utf-8", errors="surrogateescape")
+            _remember(before, path, data)
             if path not in present and (workspace / path).is_file():
-                present[path] = (workspace / path).read_bytes().decode("utf-8", errors="surrogateescape")
+                _remember(present, path, (workspace / path).read_bytes())
         shown = {path: present.get(path) for path in before if before[path] != present.get(path)}
         shown |= {path: text for path, text in present.items() if path not in before}
         for path in shown:
@@ -107,6 +106,12 @@ class Draft:
     """The target's new name."""
     command: str | None = None
     """Test command for the agent, where it is not the parent's."""
+
+
+def _remember(texts: Files, path: str, data: bytes) -> None:
+    """Adds the text of a file; one that is no text stays as it is, which no draft needs to know."""
+    with contextlib.suppress(syntax.UnreadableError):
+        texts[path] = syntax.read(path, data)
 
 
 def is_test(path: str) -> bool:
@@ -446,10 +451,10 @@ def _merged(parent: Parent, shown: Files) -> Files | None:
 
 def merge(base: str, ours: str, theirs: str) -> str | None:
     """Both changes of a text, line by line; None where they touch different things at one place."""
-    old = base.splitlines(keepends=True)
+    old = syntax.lines(base)
     edits: set[tuple[int, int, str]] = set()
     for text in (ours, theirs):
-        new = text.splitlines(keepends=True)
+        new = syntax.lines(text)
         for kind, i1, i2, j1, j2 in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             if kind != "equal":
                 edits.add((i1, i2, "".join(new[j1:j2])))
@@ -478,7 +483,7 @@ ALLOWED = set({allowed!r})
 
 def test_nothing_new_is_imported():
     for path in FILES:
-        for node in ast.walk(ast.parse(pathlib.Path("/workspace", path).read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(pathlib.Path("/workspace", path).read_bytes())):
             if isinstance(node, ast.Import):
                 assert {{alias.name.partition(".")[0] for alias in node.names}} <= ALLOWED
             elif isinstance(node, ast.ImportFrom) and not node.level:

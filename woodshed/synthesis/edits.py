@@ -46,12 +46,16 @@ class Source:
     def __init__(self, text: str) -> None:
         self.text = text
         self.tree = syntax.parse(text)
-        self._starts = [0, *(match.end() for match in re.finditer("\n", text))]
+        self.start = len(syntax.MARK) if text.startswith(syntax.MARK) else 0
+        """Offset of the first character that is code: behind a byte order mark."""
+        ends = syntax.LINE_END.finditer(text)
+        self._starts = [self.start, *(match.end() for match in ends)]
 
     def offset(self, line: int, column: int) -> int:
         """Character offset of a line (1-based) and UTF-8 column, as `ast` counts them."""
         start = self._starts[line - 1]
-        return start + len(self.text[start : start + column].encode()[:column].decode(errors="ignore"))
+        seen = self.text[start : start + column].encode("utf-8", "replace")[:column]
+        return start + len(seen.decode(errors="ignore"))
 
     def span(self, node: ast.expr | ast.stmt | ast.alias | ast.keyword) -> tuple[int, int]:
         """Offsets of the first character and one past the last; decorators belong to what they decorate."""
@@ -64,7 +68,7 @@ class Source:
 
     def line(self, offset: int) -> int:
         """Line (1-based) that holds a character."""
-        return bisect_right(self._starts, offset)
+        return max(1, bisect_right(self._starts, offset))
 
     def line_start(self, offset: int) -> int:
         return self._starts[self.line(offset) - 1]
@@ -123,7 +127,7 @@ def remove_statement(source: Source, statement: ast.stmt, siblings: Sequence[ast
     tail = _comments_below(source, tail, indent)
     if statement is not siblings[-1]:
         return Edit(head, _skip_blank(source, tail))
-    while head > 0 and not text[source.line_start(head - 1) : head].strip():
+    while head > source.start and not text[source.line_start(head - 1) : head].strip():
         head = source.line_start(head - 1)
     return Edit(head, tail)
 
@@ -135,9 +139,9 @@ def body_end(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -
 
 
 def _comments_above(source: Source, head: int, indent: int) -> int:
-    while head > 0:
+    while head > source.start:
         above = source.line_start(head - 1)
-        line = source.text[above:head]
+        line = source.text[above:head].lstrip("\f")
         if (
             not line.lstrip().startswith("#")
             or len(line) - len(line.lstrip()) != indent
@@ -176,12 +180,13 @@ def items(source: Source, node: ast.expr | ast.ImportFrom | ast.Import) -> tuple
     start, end = source.span(node)
     if isinstance(node, ast.Call):
         start = source.span(node.func)[1]
-    tokens = list(tokenize.generate_tokens(io.StringIO(source.text[start:end]).readline))
+    segment = source.text[start:end]
+    tokens = list(tokenize.generate_tokens(io.StringIO(syntax.plain(segment)).readline))
     if isinstance(node, ast.Call):
         tokens = tokens[next(i for i, t in enumerate(tokens) if t.string == "(") :]
     elif isinstance(node, ast.ImportFrom | ast.Import):
         tokens = tokens[next(i for i, t in enumerate(tokens) if t.string == "import") + 1 :]
-    starts = [start, *(start + m.end() for m in re.finditer("\n", source.text[start:end]))]
+    starts = [start, *(start + m.end() for m in syntax.LINE_END.finditer(segment))]
     real = [
         (t.string, starts[t.start[0] - 1] + t.start[1], starts[t.end[0] - 1] + t.end[1])
         for t in tokens

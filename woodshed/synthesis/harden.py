@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
 from woodshed.records import Rollout, Task, TaskError, Verdict
@@ -36,6 +37,7 @@ from woodshed.synthesis import drafts, leaks, stubs
 from woodshed.synthesis.bench import lay
 from woodshed.synthesis.drafts import Draft, Parent
 from woodshed.synthesis.proof import GENERATOR, check
+from woodshed.synthesis.visibility import command_for
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
@@ -168,11 +170,11 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
         workspace, hidden = Path(scratch, "workspace"), Path(scratch, "hidden")
         shutil.copytree(task.folder / "environment" / "workspace", workspace, symlinks=True)
         for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
-            _put(workspace, path, text)
+            _put(workspace, path, None if text is None else syntax.write(path, text))
         for path, data in folder.protected_files(task).items():
-            _put(hidden, path, draft.hidden.get(path) or data.decode("utf-8", errors="surrogateescape"))
+            _put(hidden, path, data)
         for path, text in draft.hidden.items():
-            _put(hidden, path, text)
+            _put(hidden, path, syntax.write(path, text))
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
         failing = _failing(task, workspace, hidden, ids)
         lost = tuple(test for test in ids if test in failing)
@@ -206,7 +208,7 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
             home,
             workspace=workspace,
             tests=tests,
-            gold={path: None if text is None else text.encode() for path, text in gold.items()},
+            gold={p: None if text is None else syntax.write(p, text) for p, text in gold.items()},
         )
     if reasons := check(written):
         raise Unproven(f"not proven: {reasons[0].partition(': ')[2]}")
@@ -273,31 +275,36 @@ def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str
             mine = [test for test in ids if test.startswith(f"{path}::")]
             run = run_tests(sandbox, ids=mine, packages=(), timeout_s=task.verify_timeout_s)
         bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
-        text = drafts.without_tests((workspace / path).read_text(encoding="utf-8"), bad)
+        shown = _shown(workspace, path)
+        text = None if shown is None else drafts.without_tests(shown, bad)
         if text is None or path in run.collection_errors:
             (workspace / path).unlink()
             continue
-        (workspace / path).write_text(text, encoding="utf-8")
+        _put(workspace, path, syntax.write(path, text))
         passing += [path] if any(run.outcomes[test] == "passed" for test in mine) else []
     with open_sandbox(spec) as sandbox:
-        for tried in (command, *(f"python -m pytest -q {path}" for path in passing)):
+        for tried in (command, *(command_for("-q", path) for path in passing)):
             if sandbox.exec(tried, timeout_s=task.verify_timeout_s).outcome == "ok":
                 return tried
     raise Unproven("no visible test passes")
 
 
 def _shown(workspace: Path, path: str) -> str | None:
+    """Its text; None where there is none that can be read."""
     file = workspace / path
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+    try:
+        return syntax.read(path, file.read_bytes()) if file.is_file() else None
+    except syntax.UnreadableError:
+        return None
 
 
-def _put(root: Path, path: str, text: str | None) -> None:
+def _put(root: Path, path: str, data: bytes | None) -> None:
     target = root / path
-    if text is None:
+    if data is None:
         target.unlink(missing_ok=True)
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_bytes(text.encode("utf-8", errors="surrogateescape"))
+    target.write_bytes(data)
 
 
 def outcomes_of(run: Path) -> tuple[dict[str, float], dict[str, dict[str, str | None]]]:

@@ -6,11 +6,13 @@ before, in a workspace without any history; its message is the request. Squashed
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.machine import git_environment
 from woodshed.records import TaskError
 from woodshed.synthesis.edits import parse
@@ -33,6 +35,8 @@ class Commit:
     body: str
     before: Mapping[str, str | None]
     """Text of every code file that it changed as it was before; None for one that it added."""
+    problem: str = ""
+    """Why it cannot be used: a text that cannot be read."""
 
 
 def commits(repository: Path, revision: str, most: int) -> Iterator[Commit]:
@@ -45,19 +49,23 @@ def commits(repository: Path, revision: str, most: int) -> Iterator[Commit]:
     for sha in listing:
         if most <= 0:
             return
-        lines = _git(
-            repository, "diff-tree", "-r", "--no-renames", "--root", "--name-status", "--no-commit-id", sha
-        )
-        pairs = (line.split("\t", 1) for line in lines.splitlines())
-        status = {path: letter for letter, path in pairs}
+        asked = ("-r", "-z", "--no-renames", "--root", "--name-status", "--no-commit-id")
+        fields = _git(repository, "diff-tree", *asked, sha).split("\0")
+        status = dict(zip(fields[1::2], fields[::2], strict=False))
         code = {p: s for p, s in status.items() if p.endswith(".py") and not is_protected(p)}
         tests = [p for p, s in status.items() if p.endswith(".py") and is_protected(p) and s != "D"]
         if not tests or not code or "D" in code.values() or len(code) > MAX_FILES:
             continue
-        before = {p: None if s == "A" else _git(repository, "show", f"{sha}^:{p}") for p, s in code.items()}
+        before, problem = dict[str, str | None](), ""
+        for path, letter in code.items():
+            try:
+                data = None if letter == "A" else _run(repository, "show", f"{sha}^:{path}")
+                before[path] = None if data is None else syntax.decode(data)
+            except syntax.UnreadableError as error:
+                problem = f"{path} as it was before: {error}"
         subject, _, body = _git(repository, "log", "-1", "--format=%B", sha).strip().partition("\n")
         most -= 1
-        yield Commit(sha, subject.strip(), body.strip(), before)
+        yield Commit(sha, subject.strip(), body.strip(), before, problem)
 
 
 def revert(code: Codebase, commit: Commit) -> Deletion:
@@ -109,13 +117,17 @@ def _same(text: str, symbol: Symbol, other: str, twin: Symbol | None) -> bool:
 
 
 def _lines(text: str, symbol: Symbol) -> list[str]:
-    return text.split("\n")[symbol.lines[0] - 1 : symbol.lines[1]]
+    return syntax.lines(text)[symbol.lines[0] - 1 : symbol.lines[1]]
 
 
 def _git(repository: Path, *arguments: str) -> str:
+    return os.fsdecode(_run(repository, *arguments))
+
+
+def _run(repository: Path, *arguments: str) -> bytes:
     try:
         done = subprocess.run(
-            ["git", "-C", str(repository), "-c", "core.quotePath=false", *arguments],
+            ["git", "-C", str(repository), *arguments],
             capture_output=True,
             env=git_environment(),
             timeout=120,
@@ -126,4 +138,4 @@ def _git(repository: Path, *arguments: str) -> str:
     if done.returncode != 0:
         why = done.stderr.decode(errors="replace").strip()[-200:]
         raise TaskError(f"git {arguments[0]} in {repository} failed: {why}")
-    return done.stdout.decode(errors="replace")
+    return done.stdout

@@ -34,6 +34,7 @@ from woodshed.synthesis.bench import (
     Rejected,
     SynthesisSettings,
     bench,
+    folder_name,
 )
 from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
@@ -41,7 +42,7 @@ from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.proof import prove, prove_revert
-from woodshed.synthesis.stats import rejected
+from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.tasks import folder
 
 COMBINED_SHARE = 8
@@ -61,6 +62,8 @@ class MakeReport:
     """Tasks in the folder, those of earlier runs included, in the order they were decided."""
     rejected: Counter[str] = field(default_factory=Counter)
     """Reason code to how many candidates."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Files that no task can be made of or shown with, and why."""
     tried: int = 0
     """Candidates decided by this run."""
     seconds: float = 0.0
@@ -221,6 +224,7 @@ def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
 def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -> None:
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
+    _name_unread(work, out, earlier, report)
     found = candidates(work)
     first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
     before, goal = len(report.accepted), first
@@ -370,6 +374,9 @@ def _make_reverts(
         address, revision = sources.clone(source, history)
         name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
         for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
+            if commit.problem:
+                progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
+                continue
             tree = Path(scratch, f"tree-{number}")
             repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
             repository = replace(
@@ -450,6 +457,16 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
             tries[entry["task"]] += 1
             found[entry["task"]] = Rejected(entry["reason"], str(entry.get("detail", "")))
     return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
+
+
+def _name_unread(work: Bench, out: Path, earlier: dict[str, Rejected], report: MakeReport) -> None:
+    """Files that no operator can touch: each is in the log and in the report, with the reason."""
+    for path, why in sorted(work.unread.items()):
+        symbol = Symbol(path, "", "", "", "", 0, (1, 1), "file")
+        name = folder_name(f"{work.baseline.repository.name}-file-{path}")
+        if name not in earlier:
+            _log(out, work, Candidate(name, "", symbol), Rejected(UNREAD, f"{path}: {why}"))
+        report.files[path] = why
 
 
 def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> None:

@@ -110,7 +110,7 @@ def _swap(
 ) -> Iterator[tuple[str, Edit]]:
     """The operator between two operands, replaced; it may stand among brackets, comments and line ends."""
     start, end = source.span(left)[1], source.span(right)[0]
-    between = re.sub(r"#[^\n]*", lambda m: " " * len(m[0]), source.text[start:end])
+    between = re.sub(r"#[^\r\n]*", lambda m: " " * len(m[0]), source.text[start:end])
     word = rf"\b{old}\b" if old.isalpha() else re.escape(old)
     if found := re.search(word, between):
         yield kind, Edit(start + found.start(), start + found.end(), new)

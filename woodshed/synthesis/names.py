@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 
+from woodshed import syntax
 from woodshed.synthesis.edits import Source, parse
 
 Binding = tuple[str, str]
@@ -191,6 +192,7 @@ def walk(node: ast.AST, inside_functions: bool) -> Iterator[ast.AST]:
 @lru_cache(maxsize=512)
 def unresolved(text: str) -> frozenset[str]:
     """Names that a module reads and that neither it nor Python defines; none where it imports with '*'."""
+    text = syntax.plain(text)
     table = symtable.symtable(text, "module", "exec")
     own = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     found, waiting = set(), [table]

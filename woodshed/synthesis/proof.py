@@ -8,17 +8,19 @@ sees these tests fail, and all others pass; and with the original code back thes
 
 Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
 no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
-unstable_failure, instruction_too_long, gold_fails; and at any time too_slow, timeout, not_believable, sandbox_lost.
-The last three are tried again by later runs (`bench.PASSING`).
+unstable_failure, instruction_too_long, gold_fails, odd_name, not_text; and at any time too_slow, timeout,
+not_believable, sandbox_lost. The last three are tried again by later runs (`bench.PASSING`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence, Set
 
+from woodshed import syntax
 from woodshed.grading.verifier import TestRun, verify
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
@@ -37,6 +39,7 @@ from woodshed.synthesis.bench import (
 from woodshed.synthesis.edits import parse
 from woodshed.synthesis.leaks import first_copy
 from woodshed.synthesis.leaks.evidence import missing
+from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.synthesis.maps import AT_IMPORT
 from woodshed.synthesis.names import unresolved
 from woodshed.synthesis.operators import Deletion, Symbol
@@ -137,7 +140,7 @@ def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Tas
 
 def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str, ...]:
     """Those in files that hold one of the others or that the agent's test command runs."""
-    files = {test.partition("::")[0] for test in others} | set(command.split())
+    files = {test.partition("::")[0] for test in others} | set(shlex.split(command))
     return tuple(test for test in tests if test.partition("::")[0] in files)
 
 
@@ -212,6 +215,10 @@ def _lint(work: Bench, deletion: Deletion) -> None:
     for path, text in deletion.changed.items():
         if text is None or path not in work.code.texts:
             continue
+        if not folder.is_clean(path):
+            raise Rejected("odd_name", f"{path!r} is no name that a patch may change")
+        if syntax.STRAY.search(work.code.texts[path]):
+            raise Rejected("not_text", f"{path}: bytes in its comments are not of its encoding")
         if parse(text) is None:
             raise Rejected("syntax", f"the edited {path} does not parse")
         new = unresolved(text) - unresolved(work.code.texts[path]) - deletion.words
@@ -442,7 +449,7 @@ def _write(work: Bench, task: Task, deletion: Deletion, visible: Mapping[str, st
         if text is None:
             (workspace / path).unlink(missing_ok=True)
         else:
-            (workspace / path).write_bytes(text.encode())
+            (workspace / path).write_bytes(syntax.write(path, text))
     tests = {path: (tree / path).read_bytes() for path in work.baseline.test_files}
     gold: dict[str, bytes | None] = {path: (tree / path).read_bytes() for path in deletion.changed}
     written = folder.write(task, task.folder, workspace=workspace, tests=tests, gold=gold)
@@ -475,6 +482,8 @@ def check(task: Task) -> list[str]:
         reasons.append(f"{task.name}: {len(broken)} pass-to-pass tests fail before any edit: {_some(broken)}")
     if failing := [test for test, outcome in after.outcomes.items() if outcome != "passed"]:
         reasons.append(f"{task.name}: {len(failing)} tests fail after the gold patch: {_some(failing)}")
+    if shown := shown_tests(task):
+        reasons.append(f"{task.name}: {len(shown)} hidden tests can be read in the workspace: {_some(shown)}")
     with open_sandbox(sandbox_spec(task)) as sandbox:
         result = sandbox.exec(task.test_command, timeout_s=task.verify_timeout_s)
     if result.outcome != "ok" and task.provenance.get("visibility") not in ("shown", "half"):

@@ -37,7 +37,7 @@ from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks.residue import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.synthesis.siblings import enclosing
 from woodshed.tasks.environment import cache_dir
-from woodshed.tasks.folder import is_clean
+from woodshed.tasks.folder import is_inside
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class Repository:
     """What was asked for, with the revision or version resolved."""
     beside: tuple[tuple[str, str], ...] = ()
     """Names, with their places, of the larger repository that a folder is a part of."""
+    left_out: tuple[str, ...] = ()
+    """Names that no task can hold, as they are not UTF-8; other bytes as codes."""
 
 
 def fetch(source: str, into: Path) -> Repository:
@@ -77,8 +79,9 @@ def fetch(source: str, into: Path) -> Repository:
         beside = tuple(enclosing(Path(source).expanduser().resolve()))
     _own(into)
     scrub(into, read_rules(rules_path()))
+    left_out = _without_strange_names(into)
     digest = digest or tree_sha256(into)
-    return Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside)
+    return Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, left_out)
 
 
 def _own(tree: Path) -> None:
@@ -86,6 +89,25 @@ def _own(tree: Path) -> None:
     for place in (tree, *tree.rglob("*")):
         if not place.is_symlink():
             place.chmod(place.stat().st_mode | (0o700 if place.is_dir() else 0o600))
+
+
+def _without_strange_names(tree: Path) -> tuple[str, ...]:
+    """Takes files and folders away whose names are not UTF-8, and tells which."""
+    gone = []
+    for here, folders, names in os.walk(tree):
+        for name in sorted([*folders, *names]):
+            place = Path(here, name)
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                inner = os.fsencode(place.relative_to(tree))
+                gone.append(inner.decode(errors="backslashreplace"))
+                if name in folders and not place.is_symlink():
+                    folders.remove(name)
+                    shutil.rmtree(place)
+                else:
+                    place.unlink()
+    return tuple(gone)
 
 
 def plain_name(name: str) -> str:
@@ -279,7 +301,7 @@ def _asked_inside(folder: Path) -> tuple[list[str], str]:
         )
     names = [os.fsdecode(name) for name in listed.channel.split(b"\0") if name]
     for name in names:
-        if not is_clean(name):
+        if not is_inside(os.fsencode(name).decode(errors="replace")):
             raise TaskError(
                 f"{folder}: git tracks {name!r}, which is no name that a task can hold; rename it"
             )
@@ -314,8 +336,8 @@ def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
 def _described(clone: Path) -> str:
     """Version from the nearest tag, "0.0.0" without one. Only of a clone, whose configuration is ours."""
     command = ["git", "-C", str(clone), "describe", "--tags", "--abbrev=0"]
-    done = subprocess.run(command, capture_output=True, text=True, env=git_environment(), check=False)
-    return _version_of(done.stdout)
+    done = subprocess.run(command, capture_output=True, env=git_environment(), check=False)
+    return _version_of(done.stdout.decode(errors="replace"))
 
 
 def _version_of(tag: str) -> str:
@@ -333,7 +355,13 @@ def _git(arguments: Sequence[str], complaint: str, repository: Path | None = Non
     command = ["git", *place, *arguments]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, env=git_environment(), timeout=600, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env=git_environment(),
+            timeout=600,
+            check=False,
         )
     except FileNotFoundError:
         raise TaskError("git is not installed; install it, or use a pypi: source") from None

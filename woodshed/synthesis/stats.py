@@ -14,6 +14,8 @@ from typing import Any
 from woodshed.records import Task
 from woodshed.synthesis.operators import LEVELS
 
+UNREAD = "unread_file"
+"""Reason code of a file that is no Python to us: no candidate, but nothing that is passed over either."""
 COLOURS = ("#9ecae1", "#6baed6", "#3182bd", "#31a354", "#74c476", "#fd8d3c", "#de2d26")
 """One per level, 0 to 6."""
 
@@ -44,6 +46,8 @@ class Stats:
     rejected: dict[str, int]
     """Reason code to how many candidates, most first."""
     num_tasks: int
+    files: tuple[str, ...] = ()
+    """Files of the repositories that no operator touches, each with the reason."""
 
     @property
     def acceptance(self) -> float:
@@ -78,10 +82,12 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
         order = {name: index for index, name in enumerate(LEVELS)} if group == "operator" else {}
         for name in sorted(named, key=lambda n: (order.get(n, 0), n)):
             rows.append(_row(group, name, named[name], len(tasks)))
-    last = {entry["task"]: entry["reason"] for entry in rejected(rejections)}  # the last of several tries
+    last = {entry["task"]: entry for entry in rejected(rejections)}  # the last of several tries
     made = {task.name for task in tasks}
-    reasons = Counter(reason for name, reason in last.items() if name not in made)
-    return Stats(tuple(rows), dict(reasons.most_common()), len(tasks))
+    files = sorted(str(entry.get("detail", "")) for entry in last.values() if entry["reason"] == UNREAD)
+    others = {name: entry["reason"] for name, entry in last.items() if entry["reason"] != UNREAD}
+    reasons = Counter(reason for name, reason in others.items() if name not in made)
+    return Stats(tuple(rows), dict(reasons.most_common()), len(tasks), tuple(files))
 
 
 def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> Row:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading import verifier
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.baseline import settled
@@ -101,7 +102,7 @@ def _probe(
         request: Mapping[str, object] = {
             "ids": list(tests),
             "workspace": sandbox.workspace,
-            "versions": [{"path": symbol.path, "name": symbol.name, "text": text} for text in texts],
+            "versions": [{"path": symbol.path, "name": symbol.name, "text": syntax.plain(t)} for t in texts],
             "out": "/tmp/probe",
         }
         result = sandbox.exec(

@@ -1,7 +1,9 @@
 """Tasks as lines of JSON, for harnesses that read SWE-bench or SWE-smith instances.
 
 Each workspace becomes a git repository of one commit with a fixed author and date, so `base_commit` can be made again
-from the task folder by anybody: `git init`, `git add --all --force`, then a commit with `COMMIT`'s variables.
+from the task folder by anybody: `git init`, `ATTRIBUTES` into .git/info/attributes, `git add --all --force`, then a
+commit with `COMMIT`'s variables (`repository` does all that). What the workspace's own .gitattributes ask for, such as
+other line ends, is for people's checkouts: the commit holds the workspace's bytes, and a checkout gives these.
 SWE-bench: `patch` is the gold patch. SWE-smith: `patch` makes the repository broken, and `gold_patch` mends it.
 """
 
@@ -16,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
+from woodshed import syntax
 from woodshed.machine import git_environment
 from woodshed.records import Task, TaskError
 from woodshed.rundir import staged
@@ -29,6 +32,9 @@ COMMIT = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_SYSTEM": os.devnull,
 }
+
+ATTRIBUTES = "* -text -ident -filter -working-tree-encoding\n"
+"""Every file as it is, both ways; stands in .git/info/attributes, which wins over the files in the tree."""
 
 
 def export(tasks: Iterable[Task], kind: Format, out: Path) -> int:
@@ -73,23 +79,33 @@ def instance(task: Task, kind: Format) -> dict[str, Any]:
     }
 
 
+def repository(task: Task, tree: Path) -> str:
+    """The task's workspace as a git repository of one commit in the folder `tree`, which it makes; the commit.
+
+    Raises:
+        TaskError: git is missing or fails.
+    """
+    workspace = task.folder / "environment" / "workspace"
+    shutil.copytree(workspace, tree, symlinks=True)
+    _git(tree, "init", "--quiet", "--template=", "--initial-branch=main")
+    (tree / ".git" / "info").mkdir(exist_ok=True)
+    (tree / ".git" / "info" / "attributes").write_text(ATTRIBUTES, encoding="utf-8")
+    _git(tree, "add", "--all", "--force")
+    _git(tree, "commit", "--quiet", "--allow-empty", "--message", "The repository, with something missing.")
+    return _git(tree, "rev-parse", "HEAD").strip()
+
+
 def _diffs(task: Task) -> tuple[str, str, str, str]:
     """The commit, and the patches that mend it, break it again, and put the hidden tests in."""
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         tree = Path(scratch, "repository")
-        shutil.copytree(task.folder / "environment" / "workspace", tree, symlinks=True)
-        _git(tree, "init", "--quiet", "--initial-branch=main")
-        _git(tree, "add", "--all", "--force")
-        _git(
-            tree, "commit", "--quiet", "--allow-empty", "--message", "The repository, with something missing."
-        )
-        commit = _git(tree, "rev-parse", "HEAD").strip()
+        commit = repository(task, tree)
         for path, text in folder.gold_patch(task).files.items():
             if text is None:
                 (tree / path).unlink(missing_ok=True)
             else:
                 (tree / path).parent.mkdir(parents=True, exist_ok=True)
-                (tree / path).write_bytes(text.encode())
+                (tree / path).write_bytes(syntax.write(path, text))
         _git(tree, "add", "--all", "--force")
         gold = _git(tree, "diff", "--cached", "--binary", "HEAD")
         bug = _git(tree, "diff", "--cached", "--binary", "-R", "HEAD")

@@ -17,7 +17,6 @@ from those and may change with the version of Woodshed.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import fcntl
 import functools
 import hashlib
@@ -28,6 +27,7 @@ import shutil
 import stat
 import tempfile
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files as package_files
@@ -37,9 +37,11 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
+from woodshed import syntax
 from woodshed.links import stays_inside
 from woodshed.records import Environment, Patch, RunError, Task, TaskError, to_json
 from woodshed.rundir import RunDir, made
+from woodshed.tasks.diff import unified
 from woodshed.tasks.environment import own_files, python_path
 
 SCHEMA = "1.4"
@@ -264,14 +266,13 @@ def gold_patch(task: Task) -> Patch:
     """The patch that solves the task.
 
     Raises:
-        TaskError: a gold file that is not UTF-8.
+        TaskError: a gold file that is no text.
     """
-    new = {path: None if file is None else _text(file) for path, file in gold_files(task).items()}
+    new = {path: None if file is None else _source(path, file) for path, file in gold_files(task).items()}
     diff = []
     for path, text in sorted(new.items()):
         before = task.folder / "environment" / "workspace" / path
-        old = _text(before).splitlines(keepends=True) if before.exists() else []
-        diff += difflib.unified_diff(old, (text or "").splitlines(keepends=True), f"a/{path}", f"b/{path}")
+        diff.append(unified(path, _source(path, before) if before.exists() else None, text))
     return Patch(files=new, diff="".join(diff))
 
 
@@ -429,7 +430,7 @@ def _copy(source: Path, target: Path) -> None:
 def _fill(root: Path, contents: Mapping[str, bytes]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     for path, data in sorted(contents.items()):
-        if not is_clean(path):
+        if not is_inside(path):
             raise TaskError(f"{path!r} is not a relative path inside the workspace")
         target = root / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -437,19 +438,32 @@ def _fill(root: Path, contents: Mapping[str, bytes]) -> None:
         target.chmod(0o755 if data.startswith(b"#!") else 0o644)
 
 
-def is_clean(path: str) -> bool:
-    """Whether a path is relative, normal, printable, not too long, and stays below its root."""
+def is_inside(path: str) -> bool:
+    """Whether a path is relative, normal, UTF-8, not too long, and stays below its root, whatever its characters."""
     pure = PurePosixPath(path)
     normal = str(pure) == path and path != "." and not pure.is_absolute() and ".." not in pure.parts
-    short = len(path.encode(errors="replace")) < 1024 and all(
-        len(p.encode(errors="replace")) < 256 for p in pure.parts
-    )
-    return normal and path.isprintable() and short
+    try:
+        sizes = [len(part.encode()) for part in (path, *pure.parts)]
+    except UnicodeEncodeError:
+        return False
+    return normal and "\0" not in path and sizes[0] < 1024 and all(size < 256 for size in sizes[1:])
+
+
+def is_clean(path: str) -> bool:
+    """Whether a path is inside, and printable: spaces of every width may be in it, line ends and controls may not."""
+    return is_inside(path) and all(c.isprintable() or unicodedata.category(c) == "Zs" for c in path)
 
 
 def _mode(file: Path) -> int:
     mode = file.lstat().st_mode
     return 0o777 if stat.S_ISLNK(mode) else 0o755 if mode & 0o100 else 0o644
+
+
+def _source(path: str, file: Path) -> str:
+    try:
+        return syntax.read(path, file.read_bytes())
+    except syntax.UnreadableError as error:
+        raise TaskError(f"{file}: {error}") from None
 
 
 def _text(file: Path) -> str:
@@ -550,6 +564,6 @@ SOLVE = """\
 set -euo pipefail
 cp -R /solution/files/. /workspace/
 if [ -f /solution/deletes ]; then
-    while read -r path; do rm -f -- "/workspace/$path"; done < /solution/deletes
+    while IFS= read -r path; do rm -f -- "/workspace/$path"; done < /solution/deletes
 fi
 """

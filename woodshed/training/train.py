@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from woodshed import feedback, synthesis
+from woodshed import feedback, syntax, synthesis
 from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
 from woodshed.evals import effort as calibration
@@ -315,7 +315,7 @@ def hints_on(
     ]
     for made in packing.thin(silent, asked.rollouts) if asked.rollouts else []:
         task = known[made.task_id]
-        secrets = [data.decode(errors="replace") for data in folder.protected_files(task).values()]
+        secrets = [syntax.legible(data) for data in folder.protected_files(task).values()]
         secrets += [text for text in folder.gold_patch(task).files.values() if text]
         said = reader.read(
             task, made, verdicts[made.id], session.reader, asked, hidden=secrets, seed=session.recipe.seed

@@ -20,6 +20,7 @@ import itertools
 import math
 import random
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field, field_validator, model_validator
 
-from woodshed import feedback
+from woodshed import feedback, syntax
 from woodshed.agent.attempt import AgentSettings, Attempt
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS
@@ -378,7 +379,7 @@ def gold_change(task: Task) -> tuple[str, str, str]:
         raise TaskError(
             f"{task.name}: its gold change spans {len(gold)} files; an oracle attempt needs one edit"
         )
-    return path, (task.folder / "environment" / "workspace" / path).read_bytes().decode(), after
+    return path, syntax.read(path, (task.folder / "environment" / "workspace" / path).read_bytes()), after
 
 
 def unique_edit(before: str, after: str) -> Edit:
@@ -489,7 +490,7 @@ def renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Calla
     """A function that puts the same made-up names and numbers into every text of an attempt."""
     target, tests = _made_up_paths(dice)
     places = {task.target_path: target}
-    for test_file in re.findall(r"\S+\.py\b", task.test_command):
+    for test_file in (word for word in shlex.split(task.test_command) if word.endswith(".py")):
         places[test_file] = tests
     owner, _, short = task.target_symbol.rpartition(".")
     name = "_".join(_made_up_word(dice) for _ in range(dice.randint(1, 3)))

@@ -154,6 +154,7 @@ class _Outline:
 
 @functools.lru_cache(maxsize=512)
 def _outline(text: str) -> _Outline:
+    text = syntax.plain(text)
     tree = parse(text)
     body = tree.body if tree is not None else []
     starts = {min(n.lineno for n in (node, *getattr(node, "decorator_list", []))) - 1 for node in body}
@@ -183,7 +184,7 @@ def pieces(before: str, after: str) -> list[Piece]:
     of a statement right behind complete ones, so a piece reads alone as it does in the file; where that fails (a string
     that was opened and never closed) it does not parse, and the caller reads the whole file.
     """
-    statements = _outline(before).statements
+    after, statements = syntax.plain(after), _outline(before).statements
     found: list[Piece] = []
     gone: list[str] = []
     position = line = 0

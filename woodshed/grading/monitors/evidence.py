@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.agent.access import path_class
 from woodshed.grading.monitors import code, commands
 from woodshed.grading.monitors.code import Place, Scan
@@ -211,8 +212,8 @@ def original(root: Path, path: str) -> str | None:
     file = root / path
     try:
         if file.is_file() and file.resolve().is_relative_to(root.resolve()):
-            return file.read_bytes().decode("utf-8")
-    except (OSError, ValueError):  # no name of a file, or no text
+            return syntax.read(path, file.read_bytes())
+    except (OSError, ValueError, syntax.UnreadableError):  # no name of a file, or no text
         pass
     return None
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.interface import lost_by
 from woodshed.grading.monitors import code
 from woodshed.grading.monitors.code import Function, Place
@@ -227,7 +228,7 @@ def _statements(root: Path, files: tuple[str, ...]) -> dict[object, frozenset[in
     number = 0
     for path in files:
         known = path.endswith(".py") and (root / path).is_file()
-        tree = code.parse((root / path).read_text("utf-8", errors="replace")) if known else None
+        tree = code.parse(syntax.legible((root / path).read_bytes())) if known else None
         for node in ast.walk(tree) if tree else ():
             if isinstance(node, ast.Assert | ast.Assign | ast.Expr | ast.Tuple | ast.With | ast.Return):
                 number += 1

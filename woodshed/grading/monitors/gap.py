@@ -7,6 +7,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.monitors import code
 from woodshed.records import Task, Verdict
 
@@ -51,6 +52,6 @@ def _shown(folder: Path, tests: tuple[str, ...]) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1024)
 def _functions(file: Path) -> frozenset[str]:
-    tree = code.parse(file.read_text("utf-8", errors="replace")) if file.is_file() else None
+    tree = code.parse(syntax.legible(file.read_bytes())) if file.is_file() else None
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, kinds)) if tree else frozenset()

@@ -23,6 +23,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.monitors import code
 from woodshed.grading.monitors.commands import Command
 from woodshed.grading.monitors.evidence import Evidence, Finding
@@ -124,7 +125,8 @@ def bait(task: Task, target: Path, kind: str) -> Task | None:
         path = BAITS[kind](task, workspace, wrong)
         provenance = {**task.provenance, "bait": {"kind": kind, "path": path, "canary": canary(task)}}
         gold = {
-            p: None if text is None else text.encode() for p, text in folder.gold_patch(task).files.items()
+            p: None if text is None else syntax.write(p, text)
+            for p, text in folder.gold_patch(task).files.items()
         }
         baited = dataclasses.replace(task, provenance=provenance)
         return folder.write(
@@ -134,7 +136,7 @@ def bait(task: Task, target: Path, kind: str) -> Task | None:
 
 def wrong_module(task: Task, mark: str) -> str | None:
     """The target's file with a wrong and unmistakable implementation in the gap; None where there is no such gap."""
-    shown = (task.folder / "environment" / "workspace" / task.target_path).read_text("utf-8")
+    shown = syntax.legible((task.folder / "environment" / "workspace" / task.target_path).read_bytes())
     function = _function(shown, task.target_symbol)
     if function is None:
         return None

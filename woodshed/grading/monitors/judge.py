@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
+from woodshed import syntax
 from woodshed.grading.monitors.rules import RULES
 from woodshed.inference.endpoint import EndpointSettings, chat_server
 from woodshed.inference.quoting import quoted
@@ -216,7 +217,7 @@ class Audit:
         root = (self.task.folder / "environment" / "workspace").resolve()
         file = (root / path).resolve()
         if text is None and path not in rollout.patch.files and file.is_relative_to(root) and file.is_file():
-            text = file.read_text("utf-8", errors="replace")
+            text = syntax.legible(file.read_bytes())
         if text is None:
             raise ValueError(path)
         return without_comments(text) if path.endswith(".py") else text
@@ -267,6 +268,7 @@ def shown_diff(rollout: Rollout) -> str:
 
 def without_comments(text: str) -> str:
     """Python with every comment as "# ..." and every string that stands as a statement as "..."."""
+    text = syntax.plain(text)
     try:
         tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     except (tokenize.TokenError, IndentationError, SyntaxError):

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from woodshed import syntax
 from woodshed.grading.monitors import code
 from woodshed.grading.monitors.code import Scan
 from woodshed.grading.monitors.commands import Command, program
@@ -342,7 +343,7 @@ def _gold(folder: Path, path: str) -> tuple[str, ...]:
     before, after = folder / "environment/workspace" / path, folder / "solution/files" / path
     if not before.is_file() or not after.is_file():
         return ()
-    texts = (file.read_text("utf-8", errors="replace") for file in (before, after))
+    texts = (syntax.legible(file.read_bytes()) for file in (before, after))
     lines = (line for piece in code.pieces(*texts) for line in piece.lines)
     return tuple(line for line in lines if line.strip() and not line.strip().startswith("#"))
 
@@ -357,7 +358,7 @@ def _words(text: str) -> Counter[str]:
     kinds = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
     found: Counter[str] = Counter()
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        for token in tokenize.generate_tokens(io.StringIO(syntax.plain(text)).readline):
             if token.type in kinds:
                 found[token.string] += 1
     except (tokenize.TokenError, IndentationError, SyntaxError):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from woodshed import syntax
 from woodshed.grading.monitors import code
 from woodshed.records import Task
 from woodshed.tasks import folder
@@ -50,11 +51,13 @@ class Scene:
     @functools.cached_property
     def shown(self) -> str:
         """The target's file as the agent sees it."""
-        return (self.task.folder / "environment/workspace" / self.task.target_path).read_text("utf-8")
+        return syntax.legible(
+            (self.task.folder / "environment/workspace" / self.task.target_path).read_bytes()
+        )
 
     @functools.cached_property
     def gold(self) -> str:
-        return (self.task.folder / "solution/files" / self.task.target_path).read_text("utf-8")
+        return syntax.legible((self.task.folder / "solution/files" / self.task.target_path).read_bytes())
 
     @property
     def path(self) -> str:
@@ -149,7 +152,7 @@ class Scene:
 
     def original_text(self, path: str) -> str:
         """A file of the workspace."""
-        return (self.task.folder / "environment/workspace" / path).read_text("utf-8", errors="replace")
+        return syntax.legible((self.task.folder / "environment/workspace" / path).read_bytes())
 
     # -- what its tests say
 
@@ -158,7 +161,7 @@ class Scene:
         """Arguments and expected value of calls that the hidden tests compare, as source, telling literals only."""
         found = []
         for path in sorted({t.partition("::")[0] for t in self.task.fail_to_pass}):
-            tree = code.parse((self.task.folder / "tests/files" / path).read_text("utf-8", errors="replace"))
+            tree = code.parse(syntax.legible((self.task.folder / "tests/files" / path).read_bytes()))
             tables = {
                 name.id: node.value
                 for node in getattr(tree, "body", ())

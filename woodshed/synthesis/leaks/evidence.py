@@ -224,7 +224,7 @@ def _hidden_tests(task: Task) -> Iterator[tuple[str, Function, str]]:
     """Dotted name, node and file text of every test function that the workspace does not show."""
     workspace = task.folder / "environment" / "workspace"
     for path, data in folder.protected_files(task).items():
-        text, shown = data.decode("utf-8", errors="replace"), _text(workspace / path)
+        text, shown = syntax.legible(data), _text(workspace / path)
         tree = _parsed(text) if path.endswith(".py") and text != shown else None
         if tree is None:
             continue
@@ -240,7 +240,7 @@ def _source(text: str, statements: list[ast.stmt] | list[Function]) -> str:
         return ""
     first = min([statements[0].lineno, *(d.lineno for d in getattr(statements[0], "decorator_list", ()))])
     last = statements[-1].end_lineno or first
-    lines = text.split("\n")[first - 1 : last]
+    lines = syntax.plain(text).split("\n")[first - 1 : last]
     lines[0] = " " * statements[0].col_offset + lines[0].encode()[statements[0].col_offset :].decode(
         errors="ignore"
     )
@@ -262,4 +262,4 @@ def _parsed(text: str) -> ast.Module | None:
 
 
 def _text(path: Path) -> str:
-    return path.read_bytes().decode("utf-8", errors="replace") if path.is_file() else ""
+    return syntax.legible(path.read_bytes()) if path.is_file() else ""

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from woodshed import syntax
+
 WORD = re.compile(r"(\w+|([^\w\s()\[\]{}])\2{3,}|[^\w\s])")
 """A word, a ruler (of a table, under a heading), or one sign."""
 GRAM = 5
@@ -78,7 +80,7 @@ def code_words(source: str) -> list[str]:
     """Tokens of Python code without its comments."""
     found: list[str] = []
     try:
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        for token in tokenize.generate_tokens(io.StringIO(syntax.plain(source)).readline):
             if token.type not in (tokenize.COMMENT, tokenize.NL):
                 found += words(token.string)
     except (tokenize.TokenError, IndentationError, SyntaxError):

@@ -27,8 +27,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
+
+from woodshed import syntax
 
 MAX_BYTES = 64 << 20
 """Of one file, packed or unpacked; more is not read."""
@@ -71,7 +73,8 @@ def read(where: str, data: bytes, depth: int = 0) -> Iterator[Piece]:
         is_object = re.match(rb"(blob|commit|tag|tree) \d+\0", inner)
         yield from read(f"{where} > zlib", inner[is_object.end() if is_object else 0 :], depth + 1)
     elif (text := decode(data)) is not None:
-        for variant in variants(text):
+        as_python = [syntax.legible(data)] if syntax.declared(data) != "utf-8" else []
+        for variant in chain.from_iterable(map(variants, dict.fromkeys([text, *as_python]))):
             yield Piece(where, variant)
         for name, inner in _encoded(text):
             yield from read(f"{where} > {name}", inner, depth + 1)
@@ -106,7 +109,7 @@ def decode(data: bytes) -> str | None:
     if 0 in head:
         return None
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         control = sum(byte < 9 or 13 < byte < 32 for byte in head)
         return data.decode("latin-1") if control < len(head) / 50 else None

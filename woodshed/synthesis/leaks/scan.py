@@ -8,6 +8,7 @@ Verdict per finding, after the kinds of hits that leak scanners of benchmarks mi
 - "body": the code itself, verbatim, reformatted, renamed, or as bytecode. Always a leak.
 - "name": residue (caches, histories, indexes) that mentions hidden tests or removed functions. Always a leak.
 - "signature": a name with its parameters. A leak from level 2 on, unless the instruction states it.
+- "test": a hidden test that stands in its own file for the agent to read. Always a leak.
 - "unread": a file in a known form that could not be opened. A leak where it is residue.
 """
 
@@ -20,10 +21,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from woodshed import syntax
 from woodshed.records import SandboxError, Task
 from woodshed.sandbox import Limits, SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks import evidence, residue
 from woodshed.synthesis.leaks.prints import Body
+from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.tasks.environment import sandbox_spec
 
 LIBRARY = "/run/woodshed/lib"
@@ -52,7 +55,7 @@ class Finding:
     """One place that tells something, with the evidence."""
 
     kind: str
-    """"body", "name", "signature" or "unread"."""
+    """"body", "name", "signature", "test" or "unread"."""
     what: str
     """The function or hidden test that it is about, "" where that is not known."""
     where: str
@@ -81,6 +84,7 @@ def scan(
     rules: Sequence[residue.Rule] = (),
     shared: Sequence[str] = SHARED,
     spec: Callable[[Task], SandboxSpec] = sandbox_spec,
+    tests: bool = True,
     progress: Progress = lambda done, total, text: None,
 ) -> list[Report]:
     """A report per task, in their order.
@@ -89,6 +93,7 @@ def scan(
         rules: more places that count as residue.
         shared: what of the machine and the dependencies is searched as well.
         spec: how an attempt's sandbox is opened.
+        tests: hidden tests that the workspace shows are looked for as well.
 
     Raises:
         SandboxError: the search did not come to its end; names the file it was at.
@@ -115,7 +120,23 @@ def scan(
             looking.search(some, opened, [DEPENDENCIES] if DEPENDENCIES in shared else [], places)
             done += len(some)
     progress(done, len(tasks), "searching tasks")
-    return [Report(task.name, tuple(looking.found[task.name]), looking.files[task.name]) for task in tasks]
+    return [
+        Report(
+            task.name,
+            (*(_shown(task, spec) if tests else ()), *looking.found[task.name]),
+            looking.files[task.name],
+        )
+        for task in tasks
+    ]
+
+
+def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[Finding]:
+    return [
+        Finding(
+            "test", test, f"/workspace/{test.partition('::')[0]}", "it can be read, and fails there", True
+        )
+        for test in shown_tests(task, spec)
+    ]
 
 
 def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
@@ -128,7 +149,7 @@ def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
 def first_copy(draft: Task, tests: Set[str]) -> str:
     """Where code that a draft takes away stands all the same, but for test files, which may not be visible in the end;
     "" where it does not."""
-    (report,) = scan([draft], shared=())
+    (report,) = scan([draft], shared=(), tests=False)
     copied = [
         leak for leak in report.leaks if leak.kind == "body" and leak.where.partition(" > ")[0] not in tests
     ]
@@ -163,6 +184,7 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
     here = Path(__file__).parent
     inner = f"{LIBRARY}/woodshed/synthesis/leaks"
     binds = {f"{inner}/{name}": here / name for name in names}
+    binds[f"{LIBRARY}/woodshed/syntax.py"] = Path(syntax.__file__)
     return replace(spec, binds={**spec.binds, **binds}, limits=Limits(memory_mb=3072))
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from woodshed import syntax
 from woodshed.synthesis.leaks import prints, readers
 from woodshed.synthesis.leaks.prints import Body
 
@@ -162,7 +163,7 @@ class Search:
         """Renamed copies: the same shape, the same attributes, calls and constants."""
         for source in (text, *re.findall(r"(?ms)^[ \t]*(?:async )?def .+?(?=^\S|\Z)", text)):
             try:
-                tree = ast.parse(source)
+                tree = syntax.parse(source)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
             for _, function in prints.functions(tree):

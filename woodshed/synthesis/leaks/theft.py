@@ -102,10 +102,10 @@ def _pasted(text: str, dotted: str, loot: dict[str, str]) -> str:
     """A file with a stolen definition in the place of the stub, else at the end of its class or of the file."""
     try:
         tree = syntax.parse(text)
-    except SyntaxError:
+    except (SyntaxError, ValueError):
         return text
     stub = dict(prints.functions(tree)).get(dotted)
-    lines = text.split("\n")
+    lines = syntax.plain(text).split("\n")
     if "code" in loot:  # the whole stolen module, run over this one
         return f"{text}\nimport base64, marshal\n\nexec(marshal.loads(base64.b64decode({loot['code']!r})), globals())\n"
     source = loot["source"]
@@ -122,4 +122,4 @@ def _pasted(text: str, dotted: str, loot: dict[str, str]) -> str:
 
 def _shown(task: Task, path: str) -> str:
     file = task.folder / "environment" / "workspace" / path
-    return file.read_bytes().decode("utf-8", errors="replace") if file.is_file() else ""
+    return syntax.legible(file.read_bytes()) if file.is_file() else ""

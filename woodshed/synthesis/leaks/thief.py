@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from woodshed import syntax
 from woodshed.synthesis.leaks import prints, readers
 
 LIMIT_S = 20.0
@@ -279,7 +280,7 @@ def loot_in(where: str, data: bytes, wanted: dict[str, Any]) -> Iterator[dict[st
                 if any(f"def {name}" in piece.text for name in wanted["names"]):
                     yield {"path": path, "where": piece.where, "text": piece.text}
             for name in wanted["names"]:
-                for source in _definitions(piece.text, name):
+                for source in _definitions(syntax.plain(piece.text), name):
                     yield {"name": name, "where": piece.where, "source": source}
 
 
@@ -302,7 +303,7 @@ def _definitions(text: str, name: str) -> Iterator[str]:
         while lines:
             source = "\n".join(lines).rstrip() + "\n"
             try:
-                function = ast.parse(source).body[0]
+                function = syntax.parse(source).body[0]
             except (SyntaxError, ValueError, IndexError):
                 lines.pop()
                 continue

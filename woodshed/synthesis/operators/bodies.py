@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
+from woodshed import syntax
 from woodshed.synthesis.edits import Edit, Source, apply, body_end
 from woodshed.synthesis.names import Codebase, definitions
 from woodshed.synthesis.operators.deletion import (
@@ -39,7 +40,7 @@ def _stubbed(operator: str, code: Codebase, symbol: Symbol, *, keep_docstring: b
     text = apply(source.text, [edit])
     if text.count(line) != 1:
         raise CascadeError(f"{symbol.path} already raises {line!r}")
-    gap = text.count("\n", 0, text.index(line)) + 1
+    gap = syntax.line_at(text, text.index(line))
     changed = {symbol.path: text}
     return Deletion(
         operator=operator,
@@ -71,7 +72,9 @@ def body_edit(
     bare = body[0] is function.body[0]
     previous = _colon(source, function) if bare else source.span(function.body[0])[1]
     indent = source.text[source.line_start(start) : start]
-    return Edit(source.line_end(previous), body_end(source, function), f"{indent}{line}\n")
+    return Edit(
+        source.line_end(previous), body_end(source, function), f"{indent}{line}{syntax.line_end(source.text)}"
+    )
 
 
 def _colon(source: Source, function: Function) -> int:
@@ -101,8 +104,8 @@ def gut_class(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> Deletion:
         raise CascadeError(f"{symbol.name} has fewer than two methods with a body")
     edits = [body_edit(source, method, name) for name, method in methods]
     text = apply(source.text, edits)
-    gap = text.count("\n", 0, text.index(_raises(methods[0][0]))) + 1
-    last = text.count("\n", 0, text.index(_raises(methods[-1][0]))) + 1
+    gap = syntax.line_at(text, text.index(_raises(methods[0][0])))
+    last = syntax.line_at(text, text.index(_raises(methods[-1][0])))
     changed = {symbol.path: text}
     return Deletion(
         operator="gut_class",
@@ -130,5 +133,5 @@ def remove_helpers(code: Codebase, symbol: Symbol, max_cascade: int = 4) -> Dele
     helpers = [part.binding for part in symbol.parts]
     closed = removal("remove_helpers", 3, code, symbol, helpers, max_cascade, started=stubbed.code)
     text = closed.changed[symbol.path] or ""
-    gap = text.count("\n", 0, text.index(_raises(symbol.name))) + 1
+    gap = syntax.line_at(text, text.index(_raises(symbol.name)))
     return replace(closed, gap=(gap, gap), marker=symbol.name, targets=(symbol, *symbol.parts))

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
+from woodshed import syntax
 from woodshed.records import TaskError
 from woodshed.synthesis.closure import Trace, close, drop_statement
 from woodshed.synthesis.edits import Source
@@ -116,7 +117,7 @@ def function_symbol(source: Source, path: str, module: str, name: str, function:
     start, end = source.span(function)
     body = code_body(function)
     first = source.span(function.body[0])[0]
-    lines = source.text[source.span(body[0])[0] : end].split("\n")
+    lines = syntax.plain(source.text[source.span(body[0])[0] : end]).split("\n")
     return Symbol(
         path,
         name,
@@ -131,7 +132,7 @@ def function_symbol(source: Source, path: str, module: str, name: str, function:
 def class_symbol(source: Source, path: str, module: str, name: str, node: ast.ClassDef) -> Symbol:
     start, end = source.span(node)
     first = source.span(node.body[0])[0]
-    lines = source.text[first:end].split("\n")
+    lines = syntax.plain(source.text[first:end]).split("\n")
     place = (source.line(start), source.line(end))
     header, docstring = _header(source, start, first), ast.get_docstring(node) or ""
     return Symbol(path, name, module, header, docstring, _code_lines(lines), place, kind="class")
@@ -144,7 +145,7 @@ def _code_lines(lines: Iterable[str]) -> int:
 def _header(source: Source, start: int, first: int) -> str:
     """Decorators and signature, without the comments between it and the body."""
     indent = start - source.line_start(start)
-    lines = source.text[start:first].rstrip().split("\n")
+    lines = syntax.plain(source.text[start:first].rstrip()).split("\n")
     lines = [line[indent:] if i and not line[:indent].strip() else line for i, line in enumerate(lines)]
     while lines and lines[-1].lstrip().startswith("#"):
         lines.pop()
@@ -263,7 +264,7 @@ def repair(code: Codebase, deletion: Deletion, path: str, line: int, max_cascade
     dropped, bound = drop_statement(deletion.code, path, line)
     if dropped.texts[path] == deletion.code.texts[path]:
         raise CascadeError(f"nothing at {path}:{line} can be dropped")
-    what = deletion.code.texts[path].split("\n")[line - 1].strip()
+    what = syntax.lines(deletion.code.texts[path])[line - 1].strip()
     again = removal(
         deletion.operator,
         deletion.level,
@@ -280,7 +281,7 @@ def repair(code: Codebase, deletion: Deletion, path: str, line: int, max_cascade
 
 def gap_line(before: str, after: str, line: int) -> int:
     """The line of `after` where a deleted line of `before` stood: that of the statement that followed it."""
-    old, new = before.split("\n"), after.split("\n")
+    old, new = syntax.plain(before).split("\n"), syntax.plain(after).split("\n")
     blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     at = min(next((j1 for _, i1, i2, j1, _ in blocks if i1 < line <= i2)), len(new) - 1)
     follower = next((i for i in range(at, len(new)) if new[i].strip()), at)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from woodshed import syntax
 from woodshed.synthesis.closure import Trace
 from woodshed.synthesis.edits import Edit, Source, apply, remove_items, remove_statement
 from woodshed.synthesis.mutations import mutants
@@ -46,7 +47,7 @@ def _edited(
     if not edits:
         raise CascadeError(f"nothing to take out of {symbol.name}")
     text = apply(source.text, edits)
-    gap = min(source.line(edits[0].start), text.count("\n") + 1)
+    gap = min(source.line(edits[0].start), len(syntax.lines(text)))
     changed = {symbol.path: text}
     return Deletion(
         operator=operator,
@@ -260,11 +261,12 @@ def _parameter_edit(source: Source, function: ast.FunctionDef | ast.AsyncFunctio
     argument, defaults = listed[index], dict(_defaults(arguments))
     start = source.offset(argument.lineno, argument.col_offset)
     end = source.span(defaults[name])[1]
-    comma = re.compile(r"\s*,[ \t]*(#[^\n]*)?").match(source.text, end)
+    comma = re.compile(r"\s*,[ \t]*(#[^\r\n]*)?").match(source.text, end)
     if comma:
         line = source.line_start(start)
-        if not source.text[line:start].strip() and source.text[comma.end()] == "\n":
-            return Edit(line, comma.end() + 1)  # on lines of its own
+        ends = syntax.LINE_END.match(source.text, comma.end())
+        if not source.text[line:start].strip() and ends:
+            return Edit(line, ends.end())  # on lines of its own
         return Edit(start, comma.end())
     return Edit(source.text.rindex(",", 0, start) if index else start, end)
 
