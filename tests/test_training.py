@@ -122,6 +122,16 @@ def test_a_group_of_equal_rewards_has_no_rows_but_counts(rollouts):
     assert len(pack(rollouts, [0.1] * 4, keep_even=True).rows) == 4
 
 
+def test_rows_know_the_group_whose_mean_is_their_baseline(rollouts):
+    groups = [Group("a", tuple(rollouts[:2])), Group("b", tuple(rollouts[2:]))]
+    graded = verdicts(rollouts, [1.0, 0.0, 0.5, 0.5])
+    flagged = {rollouts[0].id}
+    batch = packing.pack(groups, graded, (), renderer(), keep_even=True, set_aside=flagged)
+    assert [(row.rollout_id, row.group) for row in batch.rows] == [
+        (made.id, number) for made, number in zip(rollouts[1:], (0, 1, 1), strict=True)
+    ]
+
+
 def test_every_targeted_turn_leaves_a_lesson_in_its_own_order(rollouts):
     """Student's log-probs are the policy's own, and the mean of the divergences is the loss that was taken."""
     hints = [hint_for(rollouts[3], 1), hint_for(rollouts[1], 0)]

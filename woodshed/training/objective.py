@@ -81,7 +81,8 @@ class ObjectiveSettings(Settings):
     gspo_clip: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]] = (3e-4, 4e-4)
     """How far below and above 1 the ratio of gspo may lie (values of its paper)."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the k1 divergence from the starting weights, inside the advantage."""
+    """What an attempt's reward loses for each nat of its divergence from the starting weights: k1, summed over all its
+    sampled tokens, before the group's mean is taken off. It grows with the length of attempts: start at 1e-3."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
 
