@@ -115,7 +115,7 @@ def rows_of(options: argparse.Namespace) -> Rows:
     """The file's rows, as far as they were measured."""
     made = Rows(
         options.out,
-        {"repeats": options.repeats},
+        {},
         key=("side", "model", "lora_rank", "load"),
         commit=options.commit,
     )
@@ -168,7 +168,9 @@ def measure_side(options: argparse.Namespace, rows: Rows) -> None:
         for name in options.loads.split(","):
             about = key(side, model, rank, name)
             if not rows.has(**about):
-                rows.add({**about, **measured(engine, loads[name], options.repeats)})
+                rows.add(
+                    {**about, "repeats": options.repeats, **measured(engine, loads[name], options.repeats)}
+                )
 
 
 def measured(engine: Any, load: Load, repeats: int) -> dict[str, Any]:
