@@ -1,211 +1,312 @@
-"""Tokens a second of the local sampler on one GPU, against the same model run step by step and against transformers'
-continuous batching; and the largest differences to the trainer's log-probabilities.
+"""Tokens a second of the local sampler beside vLLM's offline engine, on one GPU, over several loads.
 
-    python benchmarks/generation.py [--model DIR_OR_SPEC] [--lora-rank 16] [--rows 128] [--prompt 512] [--new 256]
+    python benchmarks/generation.py                                             toy size, our side, for any machine
+    python benchmarks/generation.py --models DIR_OR_SPEC,7b --adapters 0,16 --sides woodshed,vllm \
+        --vllm-python /tmp/vllm/bin/python                                      the card's table
 
-Without --model: a model of the shape of Qwen2.5-0.5B with random weights (speed does not depend on them; no message
-ends early, so the rows stay full). Bars (H100): 20,000 tokens a second at 128 rows; log-probabilities within 0.02 nats
-of the trainer's on 99.9 % of the tokens in bfloat16.
+A model is a folder or a specification, or the name of a shape with random weights ("0.5b", "7b": speed does not depend
+on them). Loads: 16, 128 and 512 rows of 512 + 256 tokens, half of the prompt common; 16 rows with prompts of 8,192;
+and an agent's, 128 conversations of five turns that grow by what the tools say, 16 prompts with eight attempts each.
+All messages have a length that is fixed beforehand, and both sides return the log-prob of every token under the
+distribution it was drawn from. vLLM as its users run it for training: bfloat16, prefix cache, CUDA graphs, token ids in
+and out, flat log-probs, no detokenising (`vllm_engine.py`). Each side, model and adapter is a process of its own.
+
+Rows: seconds of the whole call, and tokens a second of decoding alone (the whole less the same call with one token), as
+least, median and most of `--repeats` after a warm-up; for our side the largest difference to the trainer's log-probs
+and how many differ at all. Each row is written as it is measured and not measured twice.
+
+Bars (one H100 or H200): 20,000 tokens a second at 128 rows of the 0.5B; log-probs equal to the trainer's.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from kept_rows import Rows, spread
+from vllm_engine import CONTEXT, SHAPES, VLLM, Request, Written
 
-from woodshed import machine
-from woodshed.inference import local
-from woodshed.inference.local import LocalSampler, invariant
-from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings
-from woodshed.training.packing import Row, pad
-from woodshed.training.policy import Policy, add_adapter
-
-BAR_TOKENS_PER_S = 20_000
-BAR_NATS, BAR_SHARE = 0.02, 0.999
-QWEN_0_5B = {
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": True,
-    "rope_theta": 1e6,
+EXPECTED = {
+    "woodshed, 0.5b": {"16": 6100, "128": 36_600, "512": 69_200, "16 long": 3400, "agent": 10_200},
+    "woodshed, 0.5b, LoRA 16": {"16": 3500, "128": 23_100, "512": 50_700, "agent": 6700},
+    "vllm, 0.5b": {"16": 7200, "128": 25_400, "512": 33_200, "16 long": 6400, "agent": 13_600},
+    "woodshed, 7b": {"16": 2000, "128": 12_300, "512": 16_200, "16 long": 1300, "agent": 3200},
+    "vllm, 7b": {"16": 3100, "128": 15_100, "512": 19_600, "16 long": 2600, "agent": 5000},
+    "vllm with LoRA 16": "a fifth slower than without",
 }
-"""Shape of Qwen2.5-0.5B, from its published config.json."""
+"""Tokens a second, written down before the run: decoding alone; of the whole for the agent's load."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Rounds of requests; `turns` above 1 is an agent's."""
+
+    rows: int
+    prompt: int
+    new: int
+    turns: int = 1
+    group: int = 8
+    observation: int = 300
+
+    def tokens(self) -> int:
+        return sum(sum(lengths) for lengths in self.lengths())
+
+    def lengths(self) -> list[list[int]]:
+        """Of each row's message, by turn: all alike in one turn, else spread as messages are."""
+        if self.turns == 1:
+            return [[self.new] * self.rows]
+        dice = random.Random(1)
+        return [
+            [min(self.new, max(4, int(dice.lognormvariate(4.0, 0.7)))) for _ in range(self.rows)]
+            for _ in range(self.turns)
+        ]
+
+    def prompts(self, vocabulary: int) -> list[tuple[int, ...]]:
+        """With a common first half; an agent's attempts at the same task have the same prompt."""
+        dice = random.Random(0)
+
+        def draw(count: int) -> tuple[int, ...]:
+            return tuple(dice.randrange(10, vocabulary) for _ in range(count))
+
+        head, own = draw(self.prompt // 2), self.prompt - self.prompt // 2
+        if self.turns == 1:
+            return [head + draw(own) for _ in range(self.rows)]
+        tasks = [head + draw(own) for _ in range(max(1, self.rows // self.group))]
+        return [tasks[row % len(tasks)] for row in range(self.rows)]
+
+
+LOADS = {
+    "16": Load(16, 512, 256),
+    "128": Load(128, 512, 256),
+    "512": Load(512, 512, 256),
+    "16 long": Load(16, 8192, 256),
+    "agent": Load(128, 1300, 192, turns=5),
+}
+TOY_LOADS = {
+    "16": Load(4, 16, 6),
+    "16 long": Load(2, 64, 6),
+    "agent": Load(4, 32, 8, turns=3, group=2, observation=8),
+}
+
+
+def main() -> None:
+    options = _options()
+    if options.side:
+        measure_side(options, rows_of(options))
+        return
+    rows_of(options).write(expected=EXPECTED)
+    for model in options.models.split(","):
+        for rank in options.adapters.split(","):
+            for side in options.sides.split(","):
+                rows = rows_of(options)
+                if any(not rows.has(**key(side, model, rank, load)) for load in options.loads.split(",")):
+                    call(side, model, rank, options)
+
+
+def rows_of(options: argparse.Namespace) -> Rows:
+    """The file's rows, as far as they were measured."""
+    made = Rows(
+        options.out,
+        {},
+        key=("side", "model", "lora_rank", "load"),
+        commit=options.commit,
+    )
+    made.report["expected"] = EXPECTED
+    return made
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--models", default="toy", help="folders, specifications or shapes (0.5b, 7b, toy)")
+    parser.add_argument("--adapters", default="0", help="LoRA ranks; 0: none")
+    parser.add_argument("--sides", default="woodshed")
+    parser.add_argument("--loads", default="")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
+    parser.add_argument("--commit", default="", help="of this code, where it is no checkout")
+    parser.add_argument("--side", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "generation.json")
+    options = parser.parse_args()
+    options.loads = options.loads or ",".join(TOY_LOADS if options.models == "toy" else LOADS)
+    return options
+
+
+def key(side: str, model: str, rank: str | int, load: str) -> dict[str, Any]:
+    name = Path(model).name if "/" in model else model
+    return {"side": side, "model": name, "lora_rank": int(rank), "load": load}
+
+
+def call(side: str, model: str, rank: str, options: argparse.Namespace) -> None:
+    """One engine in a process of its own; what it measured before it failed stays."""
+    python = options.vllm_python if side == "vllm" else sys.executable
+    command = [python, __file__, "--side", side, "--models", model, "--adapters", rank]
+    for name in ("loads", "repeats", "commit", "out"):
+        command += [f"--{name}", str(getattr(options, name))]
+    done = subprocess.run(command, stdout=None, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        print(f"{side} {model} LoRA {rank} failed: {done.stderr[-3000:]}", flush=True)
+
+
+def measure_side(options: argparse.Namespace, rows: Rows) -> None:
+    """Every load that has no row yet."""
+    model, rank, side = options.models, int(options.adapters), options.side
+    loads = TOY_LOADS if model == "toy" else LOADS
+    with tempfile.TemporaryDirectory() as scratch:
+        started = time.perf_counter()
+        engine: Any = {"woodshed": Woodshed, "vllm": VLLM}[side](model, rank, Path(scratch))
+        print(f"{side} {model} LoRA {rank}: ready after {time.perf_counter() - started:.0f} s", flush=True)
+        for name in options.loads.split(","):
+            about = key(side, model, rank, name)
+            if not rows.has(**about):
+                rows.add(
+                    {**about, "repeats": options.repeats, **measured(engine, loads[name], options.repeats)}
+                )
+
+
+def measured(engine: Any, load: Load, repeats: int) -> dict[str, Any]:
+    """Figures of one load."""
+    prompts, lengths = load.prompts(engine.vocabulary), load.lengths()
+    decoding, whole = [], []
+    converse(engine, load, prompts, lengths)  # compiles, captures and allocates
+    for _ in range(repeats):
+        engine.forget()
+        prefill = 0.0
+        if load.turns == 1:
+            prefill, _ = timed(lambda: converse(engine, load, prompts, [[1] * load.rows]))
+            engine.forget()
+        seconds, written = timed(lambda: converse(engine, load, prompts, lengths))
+        whole.append(seconds)
+        decoding.append(seconds - prefill)
+    tokens = load.tokens()
+    found: dict[str, Any] = {
+        "tokens": tokens,
+        "whole_s": spread(whole),
+        "whole_tokens_per_s": spread([tokens / seconds for seconds in whole]),
+    }
+    if load.turns == 1:
+        found["decode_tokens_per_s"] = spread([tokens / seconds for seconds in decoding])
+        found["decode_ms"] = spread([1000 * seconds / load.new for seconds in decoding])
+    return found | engine.more(written) | {"versions": engine.versions}
+
+
+def converse(
+    engine: Any, load: Load, prompts: Sequence[tuple[int, ...]], lengths: Sequence[Sequence[int]]
+) -> list[tuple[tuple[int, ...], Sequence[int], Sequence[float]]]:
+    """(prompt, ids, log-probs) of every message, in rounds."""
+    dice, found = random.Random(2), []
+    heads = list(prompts)
+    for turn, sizes in enumerate(lengths):
+        asked = [
+            Request(head, size, turn * load.rows + n)
+            for n, (head, size) in enumerate(zip(heads, sizes, strict=True))
+        ]
+        written = engine.write(asked)
+        found += [(head, *message) for head, message in zip(heads, written, strict=True)]
+        for n, (ids, _) in enumerate(written):
+            said = dice.randrange(load.observation // 3, load.observation)
+            heads[n] = (*heads[n], *ids, *(dice.randrange(10, engine.vocabulary) for _ in range(said)))
+    return found
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds; the engines return numbers, so the card has ended when they do."""
+    started = time.perf_counter()
+    result = work()
+    return time.perf_counter() - started, result
+
+
+class Woodshed:
+    """The local sampler on a model as it trains: an adapter stays unmerged."""
+
+    def __init__(self, model: str, rank: int, scratch: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, Qwen2Config
+
+        from woodshed.inference import local
+        from woodshed.inference.local import LocalSampler, invariant
+        from woodshed.inference.sampler import SamplerSettings
+        from woodshed.training.policy import add_adapter
+
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.manual_seed(0)
+        made: Any
+        if model in SHAPES:
+            config = Qwen2Config(**SHAPES[model], max_position_embeddings=CONTEXT)
+            with torch.device(self.device):
+                made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+            invariant.install(made)
+        else:
+            made = local.load(model, dtype="bfloat16").model.to(self.device)
+        if rank:
+            made = add_adapter(made, rank).to(self.device)
+            for name, parameter in made.named_parameters():
+                if "lora_B" in name:  # an adapter that does something; a new one adds nothing
+                    parameter.data.normal_(0, 0.02)
+        self.model, self.versions = made, f"torch {torch.__version__}"
+        self.vocabulary = min(made.config.vocab_size, 151_000)
+        renderer: Any = NeverStops()
+        self.sampler = LocalSampler(made, renderer, SamplerSettings(max_rows=512, cache_mb=49_152))
+
+    def write(self, asked: list[Request]) -> Written:
+        from woodshed.inference.sampler import SampleRequest
+
+        samples = self.sampler.sample([SampleRequest(r.prompt_ids, r.max_tokens, r.seed) for r in asked])
+        return [(sample.ids, sample.logps) for sample in samples]
+
+    def forget(self) -> None:
+        self.sampler.flush()
+
+    def more(
+        self, written: Sequence[tuple[tuple[int, ...], Sequence[int], Sequence[float]]]
+    ) -> dict[str, Any]:
+        """|sampler's log-prob - trainer's| of the tokens of some messages; with an adapter with its gradients, as in
+        training."""
+        import torch
+
+        from woodshed.training.packing import Row, pad
+        from woodshed.training.policy import Policy
+
+        self.forget()
+        policy, gaps = Policy(self.model, is_adapter=True), []
+        for batch in _few_at_a_time(written[:: max(1, len(written) // 16)][:16]):
+            rows = [
+                Row((*head, *ids), tuple(range(len(head), len(head) + len(ids))), tuple(logps))
+                for head, ids, logps in batch
+            ]
+            padded = pad(rows, self.device)
+            logps_BN = policy.logps(padded, 1.0).detach()
+            gaps.append((logps_BN - padded.logp_sampler_BN).abs()[padded.mask_BN > 0].cpu())
+        gap = torch.cat(gaps)
+        found = {"gap_max": float(gap.max()), "unequal": int((gap > 0).sum()), "compared": len(gap)}
+        peak = torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else 0.0
+        return {**found, "peak_gib": round(peak, 2)}
+
+
+def _few_at_a_time(items: Sequence[Any], most: int = 8192) -> Iterator[list[Any]]:
+    """Messages in batches of a few thousand positions."""
+    batch: list[Any] = []
+    for item in items:
+        if batch and (len(batch) + 1) * len(item[0]) > most:
+            yield batch
+            batch = []
+        batch.append(item)
+    yield batch
 
 
 class NeverStops:
     """What the sampler asks of a renderer: which ids end a message."""
 
     stop_ids: frozenset[int] = frozenset()
-
-
-def random_model(device: str) -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    shape: dict[str, Any] = dict(QWEN_0_5B)
-    if device != "cuda":
-        shape |= {"num_hidden_layers": 2, "vocab_size": 4000}
-    model: Any = Qwen2ForCausalLM(Qwen2Config(**shape))
-    return model.to(device, torch.bfloat16).eval()
-
-
-def with_adapter(model: Any, rank: int) -> Any:
-    """An adapter that does something; a new one adds nothing."""
-    model = add_adapter(model, rank).to(model.device)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.normal_(0, 0.02)
-    return model
-
-
-def requests(rows: int, prompt: int, new: int, vocabulary: int, seed: int) -> list[SampleRequest]:
-    """Prompts with a common first half, as the attempts at one task have."""
-    dice = random.Random(seed)
-    head = tuple(dice.randrange(10, vocabulary) for _ in range(prompt // 2))
-    return [
-        SampleRequest(head + tuple(dice.randrange(10, vocabulary) for _ in range(prompt - len(head))), new, i)
-        for i in range(rows)
-    ]
-
-
-def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    result = work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started, result
-
-
-def sampler_seconds(
-    model: Any, asked: list[SampleRequest], settings: SamplerSettings, *, captured: bool, device: str
-) -> tuple[float, list[Sample], float]:
-    """(seconds of the decode steps alone, samples, seconds with prefill) of the second call; the first warms up."""
-    sampler = LocalSampler(model, NeverStops(), settings)  # type: ignore[arg-type]
-    short = [SampleRequest(request.prompt_ids, 1, request.seed) for request in asked]
-    if not captured:
-        sampler._graphs = None
-    sampler.sample(asked if captured else short)
-    sampler.flush()
-    prefill_s, _ = timed(lambda: sampler.sample(short), device)
-    sampler.flush()
-    whole_s, samples = timed(lambda: sampler.sample(asked), device)
-    return whole_s - prefill_s, samples, whole_s
-
-
-def gaps(model: Any, asked: list[SampleRequest], samples: list[Sample]) -> torch.Tensor:
-    """|sampler's log-prob - trainer's| of every token, the trainer's in padded forwards of a few rows."""
-    policy, found = Policy(model, is_adapter=True), []
-    for begin in range(0, len(asked), 5):
-        rows = [
-            Row(
-                (*r.prompt_ids, *s.ids),
-                tuple(range(len(r.prompt_ids), len(r.prompt_ids) + len(s.ids))),
-                s.logps,
-            )
-            for r, s in zip(asked[begin : begin + 5], samples[begin : begin + 5], strict=True)
-        ]
-        padded = pad(rows, model.device)
-        logps_BN = policy.logps(padded, 1.0).detach()  # with an adapter: and its gradients, as in training
-        found.append((logps_BN - padded.logp_sampler_BN).abs()[padded.mask_BN > 0].cpu())
-    return torch.cat(found)
-
-
-def continuous_batching_seconds(model: Any, asked: list[SampleRequest], device: str) -> float | str:
-    """Whole time of transformers' own continuous batching on the same prompts, or why it did not run."""
-    from transformers import GenerationConfig
-
-    new = asked[0].max_tokens
-    config = GenerationConfig(
-        max_new_tokens=new, do_sample=True, eos_token_id=-1, pad_token_id=0, use_cuda_graph=True
-    )
-    prompts = [list(request.prompt_ids) for request in asked]
-    model.set_attn_implementation("sdpa")
-    try:
-        for _ in range(2):
-            seconds, out = timed(
-                lambda: model.generate_batch(prompts, generation_config=config, progress_bar=False), device
-            )
-        made = sum(len(each.generated_tokens) for each in out.values())
-        if made != new * len(asked):
-            return f"wrote {made} of {new * len(asked)} tokens"
-        return seconds
-    except Exception as error:  # whatever it is, the table says it
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="")
-    parser.add_argument("--lora-rank", type=int, default=0, help="0: no adapter")
-    parser.add_argument("--rows", type=int, default=128)
-    parser.add_argument("--prompt", type=int, default=512)
-    parser.add_argument("--new", type=int, default=256)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/generation.json"))
-    options = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    if options.model:
-        model = local.load(options.model, dtype="bfloat16").model.to(device)
-    else:
-        model = random_model(device)
-        invariant.install(model)
-    model.requires_grad_(False)
-    if options.lora_rank:
-        model = with_adapter(model, options.lora_rank)
-    asked = requests(options.rows, options.prompt, options.new, model.config.vocab_size, seed=1)
-    settings = SamplerSettings(max_rows=options.rows, cache_mb=16_384)
-    tokens = options.rows * options.new
-    rows: list[dict[str, Any]] = []
-    result = {
-        "lora_rank": options.lora_rank,
-        "rows": options.rows,
-        "prompt": options.prompt,
-        "new": options.new,
-        "ways": rows,
-    }
-
-    def keep(row: dict[str, Any]) -> None:
-        print("  ".join(f"{key}={value}" for key, value in row.items()), flush=True)
-        rows.append(row)
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps({**result, "machine": machine.describe()}, indent=2) + "\n")
-
-    for name, captured in (("captured graphs", True), ("step by step", False)):
-        if captured and device != "cuda":
-            continue
-        decode_s, samples, whole_s = sampler_seconds(model, asked, settings, captured=captured, device=device)
-        gap = gaps(model, asked[:16], samples[:16])
-        keep(
-            {
-                "way": name,
-                "decode_tokens_per_s": round(tokens / decode_s),
-                "whole_tokens_per_s": round(tokens / whole_s),
-                "ms_per_step": round(1000 * decode_s / options.new, 2),
-                "gap_mean": round(float(gap.mean()), 5),
-                "gap_max": round(float(gap.max()), 4),
-                "gap_share_within_0.02": round(float((gap <= BAR_NATS).double().mean()), 5),
-            }
-        )
-    other = continuous_batching_seconds(model, asked, device)
-    keep(
-        {"way": "transformers continuous batching", "whole_tokens_per_s": round(tokens / other)}
-        if isinstance(other, float)
-        else {"way": "transformers continuous batching", "failed": other}
-    )
 
 
 if __name__ == "__main__":

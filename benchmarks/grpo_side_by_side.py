@@ -1,25 +1,28 @@
 """Trained tokens a second and peak memory beside TRL's GRPO: same weights, prompts, lengths, batch and machine.
 
-    python -m venv /tmp/trl && /tmp/trl/bin/pip install trl peft                       TRL in a place of its own
+    python -m venv /tmp/trl && /tmp/trl/bin/pip install trl peft vllm                  TRL in a place of its own
     python benchmarks/grpo_side_by_side.py --trl-python /tmp/trl/bin/python             toy size, for any machine
-    python benchmarks/grpo_side_by_side.py --trl-python ... --model Qwen/Qwen2.5-Coder-0.5B-Instruct \
-        --dtype bfloat16 --prompts 16 --group 8 --prompt-tokens 512 --new 256 --micro-rows 16   the card's bar
+    python benchmarks/grpo_side_by_side.py --trl-python ... --model Qwen/Qwen2.5-Coder-0.5B-Instruct --dtype bfloat16 \
+        --prompts 16 --group 8 --prompt-tokens 512 --new 256 --steps 6 \
+        --sides woodshed:16,trl-vllm:16,woodshed:64,trl-vllm:64,trl-generate:16          the card's table
 
-Bar: at least 1.3 times TRL's trained tokens a second, peak memory no higher. Both sides sample at temperature 1 to
-exactly `--new` tokens (no message may end early), reward the share of even token ids, subtract the group's mean, and
-take one AdamW step on a LoRA adapter of the same rank: Dr. GRPO without a divergence from a reference, no gradient
-checkpointing, `--micro-rows` sequences in a forward-backward. TRL generates with transformers (its own engine for one
-process without a server; `--trl-continuous` takes transformers' continuous batching). Each side is a process of its
-own; the first step, which compiles and allocates, is not counted. On a CPU seconds are processor seconds (set
-OMP_NUM_THREADS=1), and memory is the process's peak resident set
-less what it held before the weights were loaded.
+Bar: at least 1.3 times the trained tokens a second of TRL as its users run it, peak memory no higher. A side is a name
+and how many sequences it takes in a forward-backward: `trl-vllm` generates with vLLM on the same card and, as its
+fastest settings do, without the forward that corrects for vLLM's own numerics; `trl-generate` with transformers, which
+is TRL's default. All sides sample at temperature 1 to exactly `--new` tokens (no message may end early), reward the
+share of even token ids, subtract the group's mean, and take one AdamW step on a LoRA adapter of the same rank: Dr. GRPO
+without a divergence from a reference, no gradient checkpointing. Each side is a process of its own; the first step,
+which compiles and allocates, is not counted; figures are least, median and most of the others. Peak memory is what
+PyTorch had allocated in the process; vLLM's pool of keys and values is of a size one chooses (TRL's default, 0.3 of the
+card) and is in it. On a CPU seconds are processor seconds (set OMP_NUM_THREADS=1), and memory is the process's peak
+resident set less what it held before the weights were loaded. Each row is written as it is measured and not twice.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import os
 import random
 import resource
 import subprocess
@@ -29,7 +32,21 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kept_rows import Rows, spread
+
 BAR = 1.3
+EXPECTED = {
+    "step_s, median": {
+        "woodshed:16": 2.98,
+        "trl-vllm:16": 3.84,
+        "woodshed:64": 2.37,
+        "trl-vllm:64": 3.12,
+        "trl-generate:16": 11.3,
+    },
+    "against trl-vllm": "1.29 to 1.33 times its trained tokens a second, a third to a half of its memory",
+    "against trl-generate": "3.8 times its trained tokens a second, 0.97 times its memory",
+}
+"""Written down before the run."""
 TOY = {
     "hidden_size": 256,
     "intermediate_size": 768,
@@ -44,41 +61,42 @@ WORDS = "the file test call read edit shell word line name path value list text"
 def main() -> None:
     options = _options()
     if options.side:
-        measured = {"woodshed": woodshed_side, "trl": trl_side}[options.side](options)
-        options.report.write_text(json.dumps(measured))
+        side = woodshed_side if options.side == "woodshed" else trl_side
+        options.report.write_text(json.dumps(side(options)))
         return
-    private = ("out", "report", "side", "trl_python")
-    settings = {name: str(value) for name, value in vars(options).items() if name not in private}
+    private = ("out", "report", "side", "sides", "trl_python", "micro_rows", "commit")
+    settings = {name: value for name, value in vars(options).items() if name not in private}
+    rows = Rows(options.out, settings, key=("side", "micro_rows"), commit=options.commit)
     with tempfile.TemporaryDirectory() as scratch:
         if not options.model:
             options.model = str(write_toy(Path(scratch) / "model"))
-        print(f"{'':<12}{'tokens/s':>10}{'s a step':>10}{'generating':>12}{'peak GiB':>10}  versions")
-        rows = []
-        for side, python in (("woodshed", sys.executable), ("trl", options.trl_python)):
-            row = measure(side, python, options, Path(scratch))
-            print(
-                f"{side:<12}{row['tokens_per_s']:>10.0f}{row['step_s']:>10.3f}{row['generating_s']:>12.3f}"
-                f"{row['peak_gib']:>10.3f}  {row['versions']}",
-                flush=True,
-            )
-            rows.append(row)
-    ours, theirs = rows
-    faster, leaner = ours["tokens_per_s"] / theirs["tokens_per_s"], ours["peak_gib"] / theirs["peak_gib"]
-    print(
-        f"{faster:.2f} times TRL's trained tokens a second (bar {BAR:g}), {leaner:.2f} times its memory (bar 1)"
-    )
-    from woodshed import machine
+        for named in options.sides.split(","):
+            side, _, micro_rows = named.partition(":")
+            options.micro_rows = int(micro_rows or options.micro_rows)
+            if not rows.has(side=side, micro_rows=options.micro_rows):
+                found = measure(side, options, Path(scratch))
+                if found is not None:
+                    rows.add(found)
+    rows.write(expected=EXPECTED, ratios=ratios(rows.rows))
+    for line in rows.report["ratios"]:
+        print("  ".join(f"{name}={value}" for name, value in line.items()))
 
-    report = {
-        "rows": rows,
-        "faster": faster,
-        "memory": leaner,
-        "settings": settings,
-        "load": os.getloadavg()[0],
-        "machine": machine.describe(),
-    }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(report, indent=2) + "\n")
+
+def ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Our medians over theirs, where both take as many sequences at a time."""
+    found = []
+    for ours in (row for row in rows if row["side"] == "woodshed"):
+        for theirs in rows:
+            if theirs["side"] != "woodshed" and theirs["micro_rows"] == ours["micro_rows"]:
+                found.append(
+                    {
+                        "against": theirs["side"],
+                        "micro_rows": ours["micro_rows"],
+                        "faster": round(ours["tokens_per_s"][1] / theirs["tokens_per_s"][1], 3),
+                        "memory": round(ours["peak_gib"] / theirs["peak_gib"], 3),
+                    }
+                )
+    return found
 
 
 def _options() -> argparse.Namespace:
@@ -87,14 +105,15 @@ def _options() -> argparse.Namespace:
         "--model", default="", help="model directory or hub id; empty: a random Llama of toy size"
     )
     parser.add_argument("--trl-python", default=sys.executable, help="the Python that has TRL")
-    parser.add_argument("--trl-continuous", action="store_true")
+    parser.add_argument("--sides", default="woodshed:4,trl-generate:4", help="side:micro-rows, ...")
+    parser.add_argument("--commit", default="", help="of this code, where it is no checkout")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--lora-rank", type=int, default=16)
     parser.add_argument("--prompts", type=int, default=2, help="prompts of a step")
     parser.add_argument("--group", type=int, default=4, help="answers to each")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--new", type=int, default=32, help="tokens of an answer")
-    parser.add_argument("--micro-rows", type=int, default=4)
+    parser.add_argument("--micro-rows", type=int, default=4, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=4, help="steps, the first not counted")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
     parser.add_argument("--report", type=Path, default=Path(), help=argparse.SUPPRESS)
@@ -104,17 +123,18 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(side: str, python: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """One side in a process of its own, with this file's options."""
-    report = scratch / f"{side}.json"
+def measure(side: str, options: argparse.Namespace, scratch: Path) -> dict[str, Any] | None:
+    """One side in a process of its own, with this file's options; None where it failed."""
+    report = scratch / f"{side}-{options.micro_rows}.json"
+    python = sys.executable if side == "woodshed" else options.trl_python
     command = [python, __file__, "--side", side, "--report", str(report)]
     for name, value in vars(options).items():
-        if name not in ("side", "report", "out", "trl_python", "trl_continuous"):
+        if name not in ("side", "sides", "report", "out", "trl_python"):
             command += [f"--{name.replace('_', '-')}", str(value)]
-    command += ["--trl-continuous"] if options.trl_continuous else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not report.exists():
-        raise SystemExit(f"{side} failed:\n{(done.stderr or done.stdout)[-3000:]}")
+        print(f"{side} failed:\n{(done.stderr or done.stdout)[-3000:]}", flush=True)
+        return None
     return json.loads(report.read_text())
 
 
@@ -163,7 +183,7 @@ class Memory:
         import torch
 
         if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated() / 2**30
+            return round(torch.cuda.max_memory_allocated() / 2**30, 2)
         return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self.before) / 2**20
 
 
@@ -171,10 +191,15 @@ def result(
     side: str, ends: list[float], generating: list[float], options: argparse.Namespace
 ) -> dict[str, Any]:
     """Figures of the steps after the first; `ends` are the times at which steps ended."""
-    step_s = (ends[-1] - ends[0]) / (len(ends) - 1)
+    steps = [end - begin for begin, end in itertools.pairwise(ends)]
     tokens = options.prompts * options.group * options.new
-    mean = sum(generating[1:]) / (len(generating) - 1)
-    return {"side": side, "tokens_per_s": tokens / step_s, "step_s": step_s, "generating_s": mean}
+    return {
+        "side": side,
+        "micro_rows": options.micro_rows,
+        "tokens_per_s": spread([tokens / seconds for seconds in steps]),
+        "step_s": spread(steps),
+        "generating_s": spread(generating[1:]),
+    }
 
 
 def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
@@ -267,6 +292,7 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def trl_side(options: argparse.Namespace) -> dict[str, Any]:
+    import pyarrow  # pyright: ignore[reportMissingImports]
     import torch
     import trl  # pyright: ignore[reportMissingImports]
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
@@ -297,6 +323,15 @@ def trl_side(options: argparse.Namespace) -> dict[str, Any]:
         return [even_share(ids) for ids in completion_ids]
 
     rows = options.prompts * options.group
+    generator: dict[str, Any] = {"generation_kwargs": {"min_new_tokens": options.new}}
+    if options.side == "trl-vllm":
+        generator = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "vllm_importance_sampling_correction": False,
+            "vllm_max_model_length": 64 + options.prompt_tokens + options.new,
+            "generation_kwargs": {"ignore_eos": True},
+        }
     texts = [text for step in range(options.steps) for text in prompts_of(step, tokenizer, options)]
     with tempfile.TemporaryDirectory() as scratch:
         config = GRPOConfig(
@@ -305,8 +340,7 @@ def trl_side(options: argparse.Namespace) -> dict[str, Any]:
             gradient_accumulation_steps=rows // options.micro_rows,
             num_generations=options.group,
             max_completion_length=options.new,
-            generation_kwargs={"min_new_tokens": options.new},
-            use_transformers_continuous_batching=options.trl_continuous,
+            **generator,
             max_steps=options.steps,
             learning_rate=1e-6,
             lr_scheduler_type="constant",
@@ -333,14 +367,19 @@ def trl_side(options: argparse.Namespace) -> dict[str, Any]:
             model=model,
             reward_funcs=reward,
             args=config,
-            train_dataset=Dataset.from_dict({"prompt": texts}),
+            train_dataset=Dataset(pyarrow.table({"prompt": texts}), fingerprint="prompts"),
             processing_class=tokenizer,
             peft_config=lora,
             callbacks=[Ends()],
         )
         trainer.train()
     versions = f"trl {trl.__version__}, torch {torch.__version__}"
-    return result("trl", ends, generating, options) | {"peak_gib": memory.peak_gib(), "versions": versions}
+    if options.side == "trl-vllm":
+        import vllm  # pyright: ignore[reportMissingImports]
+
+        versions += f", vllm {vllm.__version__}"
+    found = result(options.side, ends, generating, options)
+    return found | {"peak_gib": memory.peak_gib(), "versions": versions}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,7 @@ from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
 from woodshed.training.teacher import Teacher
+from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
 
 
 @pytest.fixture(scope="module")
@@ -122,12 +124,67 @@ def test_one_backward_pass_gives_the_sum_of_both_gradients(batch, kind):
 
 
 def test_between_measurements_the_last_factor_holds(batch):
-    feedback = FeedbackSettings(forward="packed", measure_every=3, weight=50.0)
-    exact = step(tiny_policy(), batch, feedback=feedback, steps=1)
-    later = step(tiny_policy(), batch, feedback=feedback, steps=3)
-    again = step(tiny_policy(), batch, feedback=feedback, steps=4)
+    feedback = FeedbackSettings(measure_every=3, weight=50.0)
+    exact = step(tiny_policy(), batch, feedback=feedback, steps=1, rate=1e-3)
+    later = step(tiny_policy(), batch, feedback=feedback, steps=3, rate=1e-3)
+    again = step(tiny_policy(), batch, feedback=feedback, steps=4, rate=1e-3)
     assert later["kl_factor"] == exact["kl_factor"] != again["kl_factor"]
     assert later["rl_grad_norm"] == exact["rl_grad_norm"] != again["rl_grad_norm"]
+
+
+def updated(policy: Policy, batch: Batch, scale: GradientScale, feedback: FeedbackSettings) -> dict[str, Any]:
+    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=0.0))
+    return update(
+        policy,
+        optimizer,
+        batch,
+        scale=scale,
+        teacher=Teacher(policy, policy.snapshot(), feedback),
+        learning_rate=0.0,
+        message_tokens=160,
+        temperature=1.0,
+        objective=ObjectiveSettings(),
+        feedback=feedback,
+        max_grad_norm=1.0,
+    )
+
+
+@pytest.mark.parametrize("grown", [1.0, 100.0])
+def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_once(batch, grown):
+    """The targeted gradient was a hundredth when it was measured: its factor would let it outgrow the policy's."""
+    feedback = FeedbackSettings(weight=50.0, measure_every=1000)
+    policy, scale = tiny_policy(), GradientScale()
+    want = updated(policy, batch, scale, feedback)
+    assert scale.unmeasured == 0
+    scale.kl_last /= grown
+    found = updated(policy, batch, scale, feedback)
+    assert scale.unmeasured == (1 if grown == 1.0 else 0)
+    for name in (
+        "kl_factor",
+        "grad_norm",
+        "kl_grad_norm",
+        "rl_loss",
+        "kl_loss",
+        "targets",
+        "trained_positions",
+    ):
+        assert found[name] == pytest.approx(want[name], rel=1e-5), name
+
+
+def test_norms_that_are_not_finite_are_measured_again(batch):
+    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradientScale()
+    updated(policy, batch, scale, feedback)
+    for norms in ({"rl_last": math.nan}, {"kl_last": math.inf}, {"kl_last": math.nan}):
+        scale = replace(scale, **norms)
+        assert math.isfinite(updated(policy, batch, scale, feedback)["kl_factor"]) and scale.unmeasured == 0
+
+
+def test_without_a_policy_gradient_the_targeted_one_is_measured_every_step(batch):
+    """It costs no second backward pass there."""
+    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradientScale()
+    for _ in range(2):
+        updated(policy, Batch((), batch.targets, 4), scale, feedback)
+        assert scale.unmeasured == 0
 
 
 def test_the_split_into_micro_batches_changes_nothing(batch):

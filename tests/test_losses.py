@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from woodshed.training import divergences, losses
+from woodshed.training import losses
 
 PLAIN = {"level": "token", "outside": "truncate", "min_ratio": 0.0, "max_ratio": 2.0}
 
@@ -146,52 +146,19 @@ def test_advantages_of_rewards_that_binary_fractions_cannot_hold_stay_small():
         assert losses.group_advantages(torch.full((7,), reward)).abs().max() < 1e-6
 
 
-def test_k1_inside_the_advantage_has_the_gradient_of_the_kl_and_k1_as_a_loss_has_none():
+def test_k1_as_a_loss_has_no_gradient_in_expectation():
     """Enumerated exactly over a five-token vocabulary, no sampling."""
     torch.manual_seed(2)
     logits = torch.randn(1, 5, dtype=torch.float64, requires_grad=True)
     reference = torch.randn(1, 5, dtype=torch.float64).log_softmax(-1)
-    divergences.divergence(logits.log_softmax(-1), reference, "reverse").sum().backward()
-    exact = gradient(logits).clone()
-
-    logp = logits.log_softmax(-1)
-    advantage = -losses.k1_penalty(logp, reference)
-    weight = logp.exp().detach()  # every token once, as often as it would be sampled
-    logits.grad = None
-    reinforce(logp, logp.detach(), advantage, weight, 1.0).backward()
-    assert torch.allclose(gradient(logits), exact, atol=1e-12)
-
-    logits.grad = None
+    weight = logits.detach().softmax(-1)  # every token once, as often as it would be sampled
     (weight * (logits.log_softmax(-1) - reference)).sum().backward()
     assert gradient(logits).abs().max() < 1e-12
 
 
-def test_k1_inside_the_advantage_has_the_gradient_of_a_whole_sequences_kl():
-    """Two dependent tokens, all nine sequences enumerated: a token's advantage is the k1 of what it leads to."""
-    torch.manual_seed(3)
-    first = torch.randn(3, dtype=torch.float64, requires_grad=True)
-    second = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
-    reference = (
-        torch.randn(3, dtype=torch.float64).log_softmax(-1),
-        torch.randn(3, 3).double().log_softmax(-1),
-    )
-
-    def logps() -> Tensor:  # (9, 2): each sequence's token log-probs
-        a, b = first.log_softmax(-1), second.log_softmax(-1)
-        return torch.stack([torch.stack([a[i], b[i, j]]) for i in range(3) for j in range(3)])
-
-    start = torch.stack(
-        [torch.stack([reference[0][i], reference[1][i, j]]) for i in range(3) for j in range(3)]
-    )
-    joint = logps().sum(-1)
-    (joint.exp() * (joint - start.sum(-1))).sum().backward()
-    exact = gradient(first).clone(), gradient(second).clone()
-    first.grad = second.grad = None
-
-    logp = logps()
-    k1 = losses.k1_penalty(logp, start)
-    to_come = k1.flip(-1).cumsum(-1).flip(-1)
-    weight = logp.detach().sum(-1, keepdim=True).exp().expand(9, 2)
-    reinforce(logp, logp.detach(), -to_come, weight, 1.0).backward()
-    assert torch.allclose(gradient(first), exact[0], atol=1e-12)
-    assert torch.allclose(gradient(second), exact[1], atol=1e-12)
+def test_k1_of_a_sequence_is_taken_from_its_counted_tokens_and_less_the_mean_of_its_group():
+    logp = torch.tensor([[-1.0, -2, -9], [-3, -1, -1]], requires_grad=True)
+    start = torch.tensor([[-2.0, -2.5, 0], [-1, -1, -4]])
+    mask = torch.tensor([[1.0, 1, 0], [1, 0, 1]])
+    above = losses.sequence_k1(logp, start, mask, torch.tensor([1.0, 0.0]), torch.tensor([2, 1]))
+    assert above.tolist() == [1.5 - (1.5 + 1.0) / 2, 0.0] and not above.requires_grad

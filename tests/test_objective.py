@@ -98,14 +98,17 @@ def targeted_by_loops(work: Work, policy: Policy) -> Tensor:
 
 def policy_by_loops(work: Work, policy: Policy) -> Tensor:
     settings, total = work.objective, torch.zeros((), dtype=torch.float64)
-    for row in work.batch.rows:
-        logps = at(log_probs(policy, row), row)
-        with torch.no_grad(), policy.using(work.teacher.start):
-            before = at(log_probs(policy, row), row)
+    scored = [at(log_probs(policy, row), row) for row in work.batch.rows]
+    with torch.no_grad(), policy.using(work.teacher.start):
+        before = [float(at(log_probs(policy, row), row).sum()) for row in work.batch.rows]
+    sampled = [sum(row.logps) - start for row, start in zip(work.batch.rows, before, strict=True)]
+    for i, (row, logps) in enumerate(zip(work.batch.rows, scored, strict=True)):
+        k1 = float(logps.detach().sum()) - before[i]
+        mean = (k1 + sum(sampled[:i] + sampled[i + 1 :])) / len(scored)
+        advantage = row.advantage - settings.kl_coef * (k1 - mean)
         for n in range(len(row.wanted)):
             ratio = math.exp(float(logps[n].detach()) - row.logps[n])
             weight = min(max(ratio, settings.min_ratio), settings.max_ratio)
-            advantage = row.advantage - settings.kl_coef * float(logps[n].detach() - before[n])
             total = total - weight * advantage * logps[n]
     return settings.weight * total / (work.batch.num_rollouts * MESSAGE_TOKENS)
 
@@ -157,7 +160,7 @@ def test_the_targeted_loss_and_its_gradient_are_those_of_loops(rollouts, given: 
     ],
 )
 def test_the_policy_gradient_is_that_of_loops(rollouts, given: dict[str, Any]):
-    batch = pack(rollouts, [1.0, 0.0, 0.25, 0.5])
+    batch = pack(rollouts, [1.0, 0.0, 0.25, 0.5], keep_even=True)
     objective = ObjectiveSettings.model_validate({"micro_batch_tokens": 900, **given})
     work, policy = work_of(batch, objective, FeedbackSettings(teacher="frozen"))
     gradient, _ = gradients.separate(work)

@@ -122,6 +122,16 @@ def test_a_group_of_equal_rewards_has_no_rows_but_counts(rollouts):
     assert len(pack(rollouts, [0.1] * 4, keep_even=True).rows) == 4
 
 
+def test_rows_know_the_group_whose_mean_is_their_baseline(rollouts):
+    groups = [Group("a", tuple(rollouts[:2])), Group("b", tuple(rollouts[2:]))]
+    graded = verdicts(rollouts, [1.0, 0.0, 0.5, 0.5])
+    flagged = {rollouts[0].id}
+    batch = packing.pack(groups, graded, (), renderer(), keep_even=True, set_aside=flagged)
+    assert [(row.rollout_id, row.group) for row in batch.rows] == [
+        (made.id, number) for made, number in zip(rollouts[1:], (0, 1, 1), strict=True)
+    ]
+
+
 def test_every_targeted_turn_leaves_a_lesson_in_its_own_order(rollouts):
     """Student's log-probs are the policy's own, and the mean of the divergences is the loss that was taken."""
     hints = [hint_for(rollouts[3], 1), hint_for(rollouts[1], 0)]
@@ -365,8 +375,10 @@ def test_a_teacher_that_sees_what_the_student_sees_gives_exactly_no_gradient(rol
     policy = tiny_policy()
     target = packing.target(rollouts[1], hint_for(rollouts[1], 0), renderer())
     same = replace(target, teacher=target.student)
-    metrics = step(policy, packing.Batch((), (same,), 4), feedback=FeedbackSettings(teacher="live"))
-    assert metrics["kl_loss"] == 0.0 and metrics["kl_grad_norm"] < 1e-7
+    for forward, rounding in (("separate", 0.0), ("packed", 1e-7)):
+        feedback = FeedbackSettings(teacher="live", forward=forward)
+        metrics = step(policy, packing.Batch((), (same,), 4), feedback=feedback)
+        assert abs(metrics["kl_loss"]) <= rounding and metrics["kl_grad_norm"] < 1e-6
 
 
 def test_the_targeted_loss_reads_the_targeted_turn_and_its_past_only(rollouts):

@@ -10,7 +10,7 @@ Shapes: B sequences, N tokens that the policy wrote (padded), V vocabulary, G ta
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -100,10 +100,10 @@ class Work:
 def separate(work: Work) -> tuple[Gradient, Gradient]:
     """(policy gradient, targeted gradient), a forward each for rollouts, students and teachers."""
     policy, budget = work.policy, work.objective.micro_batch_tokens
+    start = _start(work)
     for rows in packing.row_batches(work.rows, budget):
         padded = packing.pad(rows, policy.device)
-        start_BN = _start_logps(work, padded) if work.objective.kl_coef else None
-        _policy_gradient(work, policy.read(padded), padded, start_BN).backward()
+        _policy_gradient(work, policy.read(padded), padded, rows, start).backward()
         work.metrics.add(trained_positions=float(padded.positions))
     rl_gradient = _take(policy)
     for chunk in packing.target_batches(work.targets, budget):
@@ -143,21 +143,19 @@ def packed_joint(work: Work, kl_factor: float) -> Gradient:
 
 def _over_trees(work: Work, backward: Callable[[Tensor | None, Tensor | None], None]) -> None:
     """Both losses of every micro-batch of rollouts with their branches."""
-    made = branches.trees(Batch(work.rows, work.targets, work.batch.num_rollouts))
+    made, start = branches.trees(Batch(work.rows, work.targets, work.batch.num_rollouts)), _start(work)
     is_live = work.teacher.kind == "live"
     for chunk in packing.chunks(made, [tree.length for tree in made], work.objective.micro_batch_tokens):
         hinted = any(tree.targets for tree in chunk)
-        start_BN, teacher_GNV = _other_weights(work, chunk) if not is_live else (None, None)
+        teacher_GNV = _other_teacher(work, chunk) if hinted and not is_live else None
         both = branches.pad(chunk, work.policy.device, with_branches=is_live and hinted)
         reading = work.policy.read(both.padded)
-        if is_live and work.objective.kl_coef:
-            start_BN = _start_logps(work, both.padded)
         if is_live and hinted:
             with torch.no_grad():
                 teacher_GNV = reading.logits(both.teacher_GN)
         rl_loss = kl_loss = None
         if any(tree.has_advantage for tree in chunk):
-            rl_loss = _policy_gradient(work, reading, both.padded, start_BN)
+            rl_loss = _policy_gradient(work, reading, both.padded, [tree.row for tree in chunk], start)
         if both.targets is not None and teacher_GNV is not None:
             student_GNV = reading.logits(both.student_GN)
             hinted_turns = [target for tree in chunk for target in tree.targets]
@@ -166,45 +164,70 @@ def _over_trees(work: Work, backward: Callable[[Tensor | None, Tensor | None], N
         work.metrics.add(trained_positions=float(both.padded.positions))
 
 
-def _other_weights(work: Work, chunk: Sequence[Tree]) -> tuple[Tensor | None, Tensor | None]:
-    """(start's log-probs of the rollouts (B, N), teacher's logits of the hinted turns (G, N, V)), where wanted.
-
-    A frozen teacher is the start itself: then one forward answers both.
-    """
-    policy, teacher = work.policy, work.teacher
+def _other_teacher(work: Work, chunk: Sequence[Tree]) -> Tensor:
+    """The logits (G, N, V) of a teacher with weights of its own: each trunk is read up to its last hint."""
     hinted = [tree for tree in chunk if tree.targets]
-    wants_start = bool(work.objective.kl_coef) and any(tree.has_advantage for tree in chunk)
-    if wants_start and hinted and teacher.kind == "frozen":
-        both = branches.pad(chunk, policy.device)
-        width = max(len(tree.row.wanted) for tree in chunk)
-        work.metrics.add(trained_positions=float(both.padded.positions))
-        with torch.no_grad(), policy.using(teacher.start):
-            reading = policy.read(both.padded)
-            logps_BN, _ = reading.score(both.padded.tokens_BN, work.temperature)
-            return logps_BN[:, :width], reading.logits(both.teacher_GN)
-    start_BN = teacher_GNV = None
-    if wants_start:
-        start_BN = _start_logps(work, branches.pad(chunk, policy.device, with_branches=False).padded)
-    if hinted:
-        cut = branches.pad(branches.prefixes(hinted), policy.device)
-        teacher_GNV = teacher.logits(policy, cut.padded, cut.teacher_GN)
-        work.metrics.add(trained_positions=float(cut.padded.positions))
-    return start_BN, teacher_GNV
+    cut = branches.pad(branches.prefixes(hinted), work.policy.device)
+    work.metrics.add(trained_positions=float(cut.padded.positions))
+    return work.teacher.logits(work.policy, cut.padded, cut.teacher_GN)
 
 
-def _start_logps(work: Work, padded: Padded) -> Tensor:
-    with torch.no_grad(), work.policy.using(work.teacher.start):
-        return work.policy.logps(padded, work.temperature)
+@dataclass(frozen=True)
+class Start:
+    """The starting weights' view of the rollouts: what the divergence inside the advantage is measured from."""
+
+    logps: Mapping[str, Tensor]
+    """Rollout id to the log-prob of each of its sampled tokens."""
+    k1: Mapping[str, tuple[Tensor, int]]
+    """... to (sum of k1 over the rest of its group, by the log-probs it was sampled with; attempts in the group)."""
+
+    def penalty(self, logp_BN: Tensor, mask_BN: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
+        """(how far each row's k1 lies above its group's mean (B,), k1 of every token (B, N))."""
+        start_BN, nothing = torch.zeros_like(logp_BN), (logp_BN.new_zeros(()), 1)
+        for start_N, row in zip(start_BN, rows, strict=True):
+            if row.rollout_id in self.logps:
+                start_N[: len(row.wanted)] = self.logps[row.rollout_id]
+        found = [self.k1.get(row.rollout_id, nothing) for row in rows]
+        others_B = torch.stack([others for others, _ in found])
+        size_B = packing.table([[size for _, size in found]], len(rows), logp_BN.device)[0]
+        above_B = losses.sequence_k1(logp_BN, start_BN, mask_BN, others_B, size_B)
+        return above_B, (logp_BN.detach() - start_BN) * mask_BN
 
 
-def _policy_gradient(work: Work, reading: Reading, padded: Padded, start_BN: Tensor | None) -> Tensor:
+@torch.no_grad()
+def _start(work: Work) -> Start | None:
+    """A forward of every rollout by the starting weights, where the divergence from them counts. It comes before any
+    gradient, as a rollout's baseline is made of its whole group."""
+    if not work.objective.kl_coef:
+        return None
+    logps: dict[str, Tensor] = {}
+    k1: dict[str, Tensor] = {}
+    for rows in packing.row_batches(work.rows, work.objective.micro_batch_tokens):
+        padded = packing.pad(rows, work.policy.device)
+        with work.policy.using(work.teacher.start):
+            start_BN = work.policy.logps(padded, work.temperature)
+        k1_B = ((padded.logp_sampler_BN - start_BN) * padded.counted_BN * padded.mask_BN).sum(-1)
+        work.metrics.add(trained_positions=float(padded.positions))
+        for row, start_N, own in zip(rows, start_BN, k1_B, strict=True):
+            logps[row.rollout_id], k1[row.rollout_id] = start_N[: len(row.wanted)], own
+    groups: dict[int, list[Tensor]] = {}
+    for row in work.rows:
+        groups.setdefault(row.group, []).append(k1[row.rollout_id])
+    sums = {number: torch.stack(members).sum() for number, members in groups.items()}
+    rest = {r.rollout_id: (sums[r.group] - k1[r.rollout_id], len(groups[r.group])) for r in work.rows}
+    return Start(logps, rest)
+
+
+def _policy_gradient(
+    work: Work, reading: Reading, padded: Padded, rows: Sequence[Row], start: Start | None
+) -> Tensor:
     """The policy-gradient loss of one micro-batch, and what is seen on its tokens."""
     settings, mask_BN, advantage_BN = work.objective, padded.counted_BN, padded.advantage_BN
     logp_BN, entropy_BN = reading.score(padded.tokens_BN, work.temperature)
-    if start_BN is not None:
-        k1_BN = losses.k1_penalty(logp_BN, start_BN)
-        advantage_BN = advantage_BN - settings.kl_coef * k1_BN
-        work.metrics.add(kl_to_start_sum=(k1_BN * mask_BN).sum())
+    if start is not None:
+        above_B, k1_BN = start.penalty(logp_BN, mask_BN, rows)
+        advantage_BN = advantage_BN - settings.kl_coef * above_B.unsqueeze(-1)
+        work.metrics.add(kl_to_start_sum=k1_BN.sum())
     if settings.estimator == "gspo":
         loss = losses.gspo(
             logp_BN,

@@ -87,18 +87,27 @@ def gspo(
     """
     length_B1 = mask_BN.sum(-1, keepdim=True).clamp(min=1.0)
     mean_B1 = ((logp_BN - logp_sampler_BN) * mask_BN).sum(-1, keepdim=True) / length_B1
-    # The advantage may differ from token to token (k1 inside it), so the mean over tokens is taken last (GSPO-token,
-    # eq. 14): s_i as a number times the token's own ratio to itself, whose value is 1.
+    # The mean over tokens is taken last (GSPO-token, eq. 14): s_i as a number times the token's own ratio to itself,
+    # whose value is 1.
     ratio_BN = mean_B1.detach().exp() * (logp_BN - logp_BN.detach()).exp()
     clipped_BN = ratio_BN.clamp(1.0 - clip[0], 1.0 + clip[1])
     gain_BN = torch.minimum(ratio_BN * advantage_BN, clipped_BN * advantage_BN)
     return -((gain_BN * mask_BN).sum(-1, keepdim=True) / length_B1).sum() / num_sequences
 
 
-def k1_penalty(logp_BN: Tensor, logp_reference_BN: Tensor) -> Tensor:
-    """The k1 estimate log(pi/pi_ref) of KL(pi || pi_ref) per sampled token, detached: subtract it from the advantage.
+def sequence_k1(
+    logp_BN: Tensor, logp_reference_BN: Tensor, mask_BN: Tensor, others_B: Tensor, size_B: Tensor
+) -> Tensor:
+    """How far each sequence's k1 lies above the mean of its group: subtract it from the sequence's advantage. (B,).
 
-    As a loss term k1 has zero expected gradient; inside the advantage, with stop-gradient, its policy gradient is
-    the gradient of the KL (Composer 2 report, section 4.1). Returns (B, N).
+    k1, the sum of log(pi/pi_ref) over a sequence's sampled tokens, estimates KL(pi || pi_ref) of whole sequences. It is
+    a part of the reward, so it gets the reward's baseline: in expectation the policy gradient is that of the reward
+    less the divergence, both times (size - 1) / size. A token's own log-ratio in its advantage alone would leave out
+    what the token leads to. Detached; as a loss term k1 has zero expected gradient (Composer 2 report, section 4.1).
+
+    Args:
+        others_B: sum of k1 over the rest of each sequence's group.
+        size_B: sequences in it.
     """
-    return (logp_BN - logp_reference_BN).detach()
+    own_B = ((logp_BN - logp_reference_BN) * mask_BN).detach().sum(-1)
+    return own_B - (own_B + others_B) / size_B

@@ -81,7 +81,8 @@ class ObjectiveSettings(Settings):
     gspo_clip: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]] = (3e-4, 4e-4)
     """How far below and above 1 the ratio of gspo may lie (values of its paper)."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the k1 divergence from the starting weights, inside the advantage."""
+    """What an attempt's reward loses for each nat of its divergence from the starting weights: k1, summed over all its
+    sampled tokens, before the group's mean is taken off. It grows with the length of attempts: start at 1e-3."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
 
@@ -101,9 +102,9 @@ class FeedbackSettings(Settings):
     """Factor on the targeted divergence before its cap; 0 is RL alone."""
     ratio: float = Field(default=1.0, ge=0)
     """Its gradient norm is at most this times the running norm of the policy gradient."""
-    measure_every: int = Field(default=1, ge=1)
-    """Steps between measurements of both norms. Above 1, with the packed forward, the steps in between share one
-    backward pass and the factor measured last."""
+    measure_every: int = Field(default=8, ge=1)
+    """Steps between measurements of both norms, with the packed forward. The steps in between share one backward pass
+    and the factor measured last, unless the joint gradient is larger than the two measured norms allow."""
     divergence: Divergence = "reverse"
     """reverse: KL(student || teacher); forward; or jensen-shannon."""
     beta: float = Field(default=0.5, gt=0, lt=1)
@@ -145,9 +146,9 @@ class FeedbackSettings(Settings):
     """Whose message the hint is; tool: it stands at the end of the last result."""
     wordings: int = Field(default=1, ge=1, le=3)
     """How many ways of beginning a hint are used."""
-    forward: Literal["separate", "packed"] = "separate"
+    forward: Literal["separate", "packed"] = "packed"
     """packed: hinted turns branch off their rollout in one forward; models whose attention cannot do that, and
-    separate: a forward each for student and teacher."""
+    separate: a forward each for student and teacher, and both norms measured at every step."""
 
     @model_validator(mode="after")
     def _known_detectors(self) -> FeedbackSettings:

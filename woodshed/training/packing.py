@@ -40,6 +40,8 @@ class Row:
     counted: tuple[bool, ...] = ()
     """Whether each wanted token counts in its loss; empty where all do."""
     rollout_id: str = ""
+    group: int = 0
+    """Number of the group whose mean is the baseline of the advantage."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def pack(
     """
     rows: list[Row] = []
     trainable: dict[str, Rollout] = {}
-    for group in groups:
+    for number, group in enumerate(groups):
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
         trainable |= {r.id: r for r in members}
         members = [r for r in members if r.id not in set_aside]
@@ -133,7 +135,7 @@ def pack(
         rewards = torch.tensor(paid, dtype=torch.float64)
         for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
             if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
-                rows.append(rollout_row(rollout, advantage=advantage))
+                rows.append(replace(rollout_row(rollout, advantage=advantage), group=number))
     targets, skipped = targets_of(
         trainable,
         hints,

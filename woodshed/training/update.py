@@ -2,8 +2,9 @@
 
     loss = RL(rollouts) + weight x D(policy(turn) || teacher(turn after the hint))
 
-The two gradients are computed apart, because the second may never outgrow the first: its norm is cut to `ratio`
-times the running norm of the policy gradient (docs/decisions.md). Both have their own constant denominators.
+The second gradient may not outgrow the first: its norm is cut to `ratio` times the running norm of the policy gradient
+(docs/decisions.md). To measure both norms takes a backward pass each; between measurements, one pass is shared. Both
+losses have their own constant denominators.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from woodshed.records import RecipeError
 from woodshed.settings import Settings
 from woodshed.training import gradients
-from woodshed.training.gradients import Work
+from woodshed.training.gradients import Gradient, Metrics, Work
 from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
 from woodshed.training.packing import Batch
 from woodshed.training.policy import Policy
@@ -74,11 +75,18 @@ class GradientScale:
             self.rl_norm += (rl_norm - self.rl_norm) / min(self.steps, 4)
 
     def is_due(self, every: int) -> bool:
-        """Whether this step measures both; counts it where not."""
-        if self.unmeasured < 0 or self.unmeasured + 1 >= every or not self.kl_last:
+        """Say if this step measures both; count it where not."""
+        are_known = self.kl_last > 0 and math.isfinite(self.rl_last + self.kl_last)
+        if self.unmeasured < 0 or self.unmeasured + 1 >= every or not are_known:
             return True
         self.unmeasured += 1
         return False
+
+    def allows(self, norm: float, kl_factor: float) -> bool:
+        """Say if a joint gradient of this norm can be the sum of two that are no larger than measured: the policy's
+        last or running norm, and the targeted one's times the factor."""
+        rl_norm = max(self.rl_norm, self.rl_last)
+        return norm <= rl_norm + kl_factor * self.kl_last
 
     def factor(self, feedback: FeedbackSettings, *, otherwise: float) -> float:
         """What the targeted gradient is multiplied with: its weight, cut so that its norm is at most `ratio` times
@@ -131,15 +139,7 @@ def update(
     """
     optimizer.zero_grad(set_to_none=True)
     work = Work(policy, teacher, batch, objective, feedback, temperature, message_tokens)
-    is_packed = feedback.forward == "packed" and bool(work.targets)
-    if is_packed and not scale.is_due(feedback.measure_every):
-        kl_factor = scale.factor(feedback, otherwise=max_grad_norm)
-        gradient = gradients.packed_joint(work, kl_factor)
-    else:
-        rl_gradient, kl_gradient = (gradients.packed if is_packed else gradients.separate)(work)
-        scale.observe(_norm(rl_gradient), _norm(kl_gradient))
-        kl_factor = scale.factor(feedback, otherwise=max_grad_norm)
-        gradient = {name: rl_gradient[name] + kl_factor * kl_gradient[name] for name in rl_gradient}
+    gradient, kl_factor = _joint_gradient(work, scale, max_grad_norm)
     for name, parameter in policy.trainable.items():
         parameter.grad = gradient[name]
     norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), max_grad_norm))
@@ -174,6 +174,22 @@ def update(
         "lessons": work.metrics.lessons(),
         "skipped_hints": dict(batch.skipped),
     }
+
+
+def _joint_gradient(work: Work, scale: GradientScale, otherwise: float) -> tuple[Gradient, float]:
+    """(policy gradient + factor x targeted gradient, the factor): by one backward pass where that is enough."""
+    feedback = work.feedback
+    is_packed = feedback.forward == "packed" and bool(work.targets)
+    kl_factor = scale.factor(feedback, otherwise=otherwise)
+    if is_packed and work.rows and not scale.is_due(feedback.measure_every):
+        gradient = gradients.packed_joint(work, kl_factor)
+        if scale.allows(_norm(gradient), kl_factor):
+            return gradient, kl_factor
+        work.metrics = Metrics()
+    rl_gradient, kl_gradient = (gradients.packed if is_packed else gradients.separate)(work)
+    scale.observe(_norm(rl_gradient), _norm(kl_gradient))
+    kl_factor = scale.factor(feedback, otherwise=otherwise)
+    return {name: rl_gradient[name] + kl_factor * kl_gradient[name] for name in rl_gradient}, kl_factor
 
 
 def _norm(gradient: Mapping[str, Tensor]) -> float:
