@@ -135,7 +135,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--vllm-python", default=sys.executable, help="the Python that has vLLM")
     parser.add_argument("--commit", default="", help="of this code, where it is no checkout")
     parser.add_argument("--side", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "generation.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parent / "results" / "generation_beside_vllm.json"
+    )
     options = parser.parse_args()
     options.loads = options.loads or ",".join(TOY_LOADS if options.models == "toy" else LOADS)
     return options

@@ -67,6 +67,7 @@ def main() -> None:
     private = ("out", "report", "side", "sides", "trl_python", "micro_rows", "commit")
     settings = {name: value for name, value in vars(options).items() if name not in private}
     rows = Rows(options.out, settings, key=("side", "micro_rows"), commit=options.commit)
+    rows.report["expected"] = EXPECTED
     with tempfile.TemporaryDirectory() as scratch:
         if not options.model:
             options.model = str(write_toy(Path(scratch) / "model"))
@@ -77,8 +78,8 @@ def main() -> None:
                 found = measure(side, options, Path(scratch))
                 if found is not None:
                     rows.add(found)
-    rows.write(expected=EXPECTED, ratios=ratios(rows.rows))
-    for line in rows.report["ratios"]:
+                    rows.write(ratios=ratios(rows.rows))
+    for line in ratios(rows.rows):
         print("  ".join(f"{name}={value}" for name, value in line.items()))
 
 

@@ -5,13 +5,13 @@
         --lora-rank 16 --prefix 8192 --rollouts 8 --micro-batch 32768           the card's bar
 
 Bar: at most 5% at one target in an 8k-token rollout. A step is everything from the packed batch to the new weights:
-both losses, their backward passes, norms, clipping and AdamW. The hinted turn is each rollout's last, so its prefix is
-as long as can be. Every way is measured, the settings' defaults as they are first. Seconds are least, median and most
-of `--runs` steps after those that compile and allocate; of the defaults over whole rounds of `feedback.measure_every`
-steps, whose mean is what they cost. On a CPU they are processor seconds (set OMP_NUM_THREADS=1), which other work on
-the machine does not enter. Beside them: positions that went forward without and with a graph, and backward, in a step,
-in multiples of the rollouts' own: what a step must compute, whatever the machine. Each row is written as it is
-measured, and not measured twice.
+both losses, their backward passes, norms, clipping and AdamW. The hinted turn is each rollout's last, so its prefix
+is as long as can be. Every way is measured, the settings' defaults as they are first. Seconds are least, median and
+most of `--runs` steps after those that compile and allocate; of the defaults over whole rounds of
+`feedback.measure_every` steps, whose mean is what they cost. On a CPU they are processor seconds (set
+OMP_NUM_THREADS=1), which other work on the machine does not enter. Beside them: positions that went forward without
+and with a graph, and backward, in a step, in multiples of the rollouts' own: what a step must compute, whatever the
+machine. Each row is written as it is measured, and not measured twice.
 """
 
 from __future__ import annotations

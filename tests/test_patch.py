@@ -80,7 +80,7 @@ END
     kinds = dict.fromkeys(("pipe", "loop", "out", "folder", "sock"), "not a regular file")
     assert kinds.items() <= found.skipped.items()
     assert found.skipped["\\xff\\xfe.py"] == "its name is not UTF-8"
-    assert found.skipped["binary"] == "not UTF-8"
+    assert found.skipped["binary"] == "not UTF-8: byte 0xff at 0"
     for text in (*found.files, *found.skipped, found.diff):
         text.encode()
 

@@ -376,7 +376,7 @@ def test_a_teacher_that_sees_what_the_student_sees_gives_exactly_no_gradient(rol
     target = packing.target(rollouts[1], hint_for(rollouts[1], 0), renderer())
     same = replace(target, teacher=target.student)
     for forward, rounding in (("separate", 0.0), ("packed", 1e-7)):
-        feedback = FeedbackSettings(teacher="live", forward=forward)
+        feedback = FeedbackSettings.model_validate({"teacher": "live", "forward": forward})
         metrics = step(policy, packing.Batch((), (same,), 4), feedback=feedback)
         assert abs(metrics["kl_loss"]) <= rounding and metrics["kl_grad_norm"] < 1e-6
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from woodshed.records import RunError
 
 
-def refuse(folder: Path, *, shared: Collection[str] = ()) -> None:
+def refuse(folder: Path, *, shared: Collection[str] = (), unread: Collection[str] = ()) -> None:
     """Look at every name of a run folder.
 
     Args:
         shared: names at its top below which hard links are ours.
+        unread: folders at its top that another program fills and nobody here reads; what they hold is not looked at.
 
     Raises:
         RunError: names the link, and the way out.
@@ -23,6 +24,9 @@ def refuse(folder: Path, *, shared: Collection[str] = ()) -> None:
     names: dict[tuple[int, int], list[Path]] = {}
     count: dict[tuple[int, int], int] = {}
     for here, folders, files in os.walk(root):
+        if Path(here) != root and Path(here).relative_to(root).parts[0] in unread:
+            folders.clear()
+            continue
         for place in (Path(here, name) for name in (*folders, *files)):
             try:
                 found = place.lstat()

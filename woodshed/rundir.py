@@ -50,6 +50,8 @@ DONE = re.compile(
 
 SHARED = ("tasks", "demonstrations")
 """What a run holds as hard links to a task set."""
+UNREAD = ("wandb",)
+"""What a tracker writes for itself, links to its cache among it."""
 
 R = TypeVar("R")
 
@@ -98,7 +100,7 @@ class RunDir:
                 meant, or the runs beside it.
         """
         if (path / "recipe.toml").is_file():
-            links.refuse(path, shared=SHARED)
+            links.refuse(path, shared=SHARED, unread=UNREAD)
             return cls(path)
         if path.is_file():
             meant = f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
@@ -114,7 +116,7 @@ class RunDir:
         Raises:
             RunError: another process is writing to it, it cannot be written, or something in it is a link to elsewhere.
         """
-        links.refuse(self.path, shared=SHARED)
+        links.refuse(self.path, shared=SHARED, unread=UNREAD)
         with self._writing():
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         try:

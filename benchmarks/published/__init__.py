@@ -17,6 +17,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "gate": learning.gate,
     "agreement": engines.agreement,
     "decode": engines.decode,
+    "decode-again": engines.decode_again,
     "grpo": engines.grpo,
     "step": engines.step,
     "hint-cost": engines.hint_cost,

@@ -109,8 +109,18 @@ def _from_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[Decoded]:
 
 def decode() -> str:
     """Tokens a second while decoding, or over the whole call for an agent's load."""
+    return _beside_vllm(decoded())
+
+
+def decode_again() -> str:
+    """The same, measured on another day by `benchmarks/generation.py`, with fewer loads."""
+    kept = [row for row in load("generation_beside_vllm")["rows"] if row["load"] in LOADS]
+    return _beside_vllm(list(_from_rows(kept)))
+
+
+def _beside_vllm(loads: Sequence[Decoded]) -> str:
     rows = []
-    for found in decoded():
+    for found in loads:
         ratio = f"{middle(found.ours) / middle(found.other):.2f}"
         if found.trained:
             ratio += f"; {middle(found.trained) / middle(found.other):.2f} with LoRA"
@@ -129,7 +139,7 @@ SIDES = {
 }
 
 
-def _grpo(rows: Sequence[Mapping[str, Any]], micro_rows: str, when: str) -> list[list[str]]:
+def _grpo(rows: Sequence[Mapping[str, Any]], micro_rows: str) -> list[list[str]]:
     """Rows of one measurement, each beside Woodshed with as many micro-rows."""
     said = []
     for row in rows:
@@ -140,17 +150,14 @@ def _grpo(rows: Sequence[Mapping[str, Any]], micro_rows: str, when: str) -> list
         times = middle(row["step_s"]) / middle(ours["step_s"])
         ratio = "" if row is ours else f"{times:.2f}"
         name = SIDES.get(row["side"], row["side"])
-        said.append([f"{name}, {size} rows, {when}", spread(row["step_s"]), ratio, f"{row['peak_gib']:.1f}"])
+        said.append([f"{name}, {size} rows", spread(row["step_s"]), ratio, f"{row['peak_gib']:.1f}"])
     return said
 
 
 def grpo() -> str:
-    """GRPO side by side: the sides of the kept measurement, and the transcribed ones until it has TRL with vLLM."""
+    """GRPO side by side: the sides of the kept measurement."""
     kept = load("grpo_side_by_side")
-    size = kept["settings"].get("micro_rows", "")
-    rows = _grpo(kept["rows"], size, "kept file")
-    if not any(row["side"].startswith("trl-vllm") for row in kept["rows"]):
-        rows += _grpo(load("engines")["grpo"], size, "transcribed")
+    rows = _grpo(kept["rows"], kept["settings"].get("micro_rows", ""))
     return table(["side", "seconds a step", "times Woodshed's", "peak GiB"], rows)
 
 
@@ -178,34 +185,16 @@ def step() -> str:
 DEFAULTS = "the settings' defaults"  # the row of benchmarks/targeted_step.py
 
 
-def default_way() -> str:
-    """The settings' defaults, as a transcribed row of `hint_cost` names them."""
-    from woodshed.training.objective import FeedbackSettings  # here, since it takes torch
-
-    settings = FeedbackSettings()
-    often = "every step" if settings.measure_every == 1 else f"every {settings.measure_every}th"
-    return f"{settings.teacher}, {settings.forward}, measured {often}"
-
-
 def hint_cost() -> str:
-    """The cost of hints in an update: as kept, or as transcribed until the kept file has the settings' defaults."""
-    kept = {row["what"]: row["added"] for row in load("targeted_step")["rows"]}
-    if DEFAULTS in kept:
-        found = {name: added for name, added in kept.items() if not name.startswith("RL alone")}
-        default = DEFAULTS
-    else:
-        said = load("engines")["hint_cost"]
-        found, default = {}, default_way()
-        for row in said["rows"]:
-            name = f"{row['teacher']}, {row['forward']}, measured {row['measured']}"
-            found[name] = row["added"] if "added" in row else row["seconds"] / said["alone_s"] - 1
+    """The cost of hints in an update."""
     rows = [
         [
-            f"{name}: **the default**" if name == default else name,
-            f"{100 * added:+.1f} %",
-            judged(added <= 0.05),
+            f"{row['what']}: **the default**" if row["what"] == DEFAULTS else row["what"],
+            f"{100 * row['added']:+.1f} %",
+            judged(row["added"] <= 0.05),
         ]
-        for name, added in found.items()
+        for row in load("targeted_step")["rows"]
+        if not row["what"].startswith("RL alone")
     ]
     return table(
         ["teacher, forward, how often gradient norms are measured", "added to RL alone", "bar 5 %"], rows

@@ -17,6 +17,8 @@ MOST_FILES = 1000
 MOST_BYTES = 8 << 20
 """Of all files of a patch together; a single one may be larger where `max_bytes` is."""
 MOST_SKIPPED = 200
+NO_SOURCE = "not Python source"
+"""Begins the reason why a Python file is skipped that no interpreter could read."""
 
 
 def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequence[str] = ()) -> Patch:
@@ -64,7 +66,7 @@ def _text(sandbox: Sandbox, path: str, skipped: dict[str, str]) -> str | None:
     try:
         return syntax.read(path, sandbox.read(path))
     except syntax.UnreadableError as error:
-        skipped[path] = str(error)
+        skipped[path] = f"{NO_SOURCE}: {error}" if path.endswith(".py") else str(error)
     except OSError as error:  # it may not be read, or its path is too long to name
         skipped[path] = f"cannot be read: {error.strerror}"
     return None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from woodshed import syntax
+from woodshed.agent.patch import NO_SOURCE
 from woodshed.records import CALL_FAULTS, Call, ErrorKind, Observation, Rollout, Task, Turn
 
 
@@ -61,7 +62,10 @@ def repeated(task: Task, rollout: Rollout) -> Iterator[Fault]:
 
 def syntax_error(task: Task, rollout: Rollout) -> Iterator[Fault]:
     """Finishing while a changed Python file does not parse."""
-    if rollout.ended == "finished" and any(_broken(path, text) for path, text in rollout.patch.files.items()):
+    patch = rollout.patch
+    is_broken = any(_broken(path, text) for path, text in patch.files.items())
+    is_broken |= any(reason.startswith(NO_SOURCE) for reason in patch.skipped.values())
+    if rollout.ended == "finished" and is_broken:
         yield Fault(len(rollout.turns) - 1)
 
 
