@@ -18,8 +18,9 @@ import statistics
 import time
 from pathlib import Path
 
-from woodshed import machine, tasks
+from woodshed import tasks
 from woodshed.records import Task
+from woodshed.runs import machine
 from woodshed.sandbox import Sandbox, open_sandbox
 
 BAR = 0.10

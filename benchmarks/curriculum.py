@@ -21,8 +21,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from learner import informative_share, practise  # pyright: ignore[reportMissingImports]
 
-from woodshed import machine
 from woodshed.curriculum import CurriculumSettings
+from woodshed.runs import machine
 
 BAR = 1.3
 T_95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 19: 2.093}

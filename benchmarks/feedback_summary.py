@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from woodshed import settings
-from woodshed.evals import arms
+from woodshed.evals import variants
 from woodshed.records import Hint
-from woodshed.rundir import RunDir
-from woodshed.training.recipe import Recipe
+from woodshed.runs.folder import RunDir
+from woodshed.stages.recipe import Recipe
 
 
 def summary(run: RunDir) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def summary(run: RunDir) -> dict[str, Any]:
         "run": run.path.name,
         "seed": recipe.seed,
         "adapter": recipe.policy.adapter,
-        "stopped": arms.stopped(run),
+        "stopped": variants.stopped(run),
         "steps": [_step(metrics) for metrics in steps],
         "evaluations": [
             {"step": step} | _evaluation(metrics) for phase, step, metrics in found if phase == "eval"

@@ -234,10 +234,10 @@ class Woodshed:
         import torch
         from transformers import AutoModelForCausalLM, Qwen2Config
 
-        from woodshed.inference import local
-        from woodshed.inference.local import LocalSampler, invariant
-        from woodshed.inference.sampler import SamplerSettings
-        from woodshed.training.policy import add_adapter
+        from woodshed.engines import local
+        from woodshed.engines.local import LocalSampler, invariant
+        from woodshed.engines.sampler import SamplerSettings
+        from woodshed.learning.policy import add_adapter
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(0)
@@ -260,7 +260,7 @@ class Woodshed:
         self.sampler = LocalSampler(made, renderer, SamplerSettings(max_rows=512, cache_mb=49_152))
 
     def write(self, asked: list[Request]) -> Written:
-        from woodshed.inference.sampler import SampleRequest
+        from woodshed.engines.sampler import SampleRequest
 
         samples = self.sampler.sample([SampleRequest(r.prompt_ids, r.max_tokens, r.seed) for r in asked])
         return [(sample.ids, sample.logps) for sample in samples]
@@ -275,8 +275,8 @@ class Woodshed:
         training."""
         import torch
 
-        from woodshed.training.packing import Row, pad
-        from woodshed.training.policy import Policy
+        from woodshed.learning.packing import Row, pad
+        from woodshed.learning.policy import Policy
 
         self.forget()
         policy, gaps = Policy(self.model, is_adapter=True), []

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from woodshed import machine
-from woodshed.training.objective import FeedbackSettings
-from woodshed.training.update import GradientScale
+from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.update import GradientScale
+from woodshed.runs import machine
 
 ACTIONS, FEATURES, TASKS, ATTEMPTS, STEPS = 6, 24, 6, 4, 40
 FAULT, SOLVE = 0, 1

@@ -20,8 +20,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from woodshed import grading, machine, tasks
+from woodshed import grading, tasks
 from woodshed.records import Patch, Task
+from woodshed.runs import machine
 from woodshed.sandbox import store
 
 HOSTILE = (

@@ -206,14 +206,14 @@ def result(
 def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from woodshed.inference.local import LocalSampler
-    from woodshed.inference.sampler import SampleRequest, SamplerSettings
+    from woodshed.engines.local import LocalSampler
+    from woodshed.engines.sampler import SampleRequest, SamplerSettings
+    from woodshed.learning import packing
+    from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+    from woodshed.learning.policy import Policy, PolicySettings
+    from woodshed.learning.teacher import Teacher
+    from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
     from woodshed.records import Group, Patch, Rollout, Turn, Verdict
-    from woodshed.training import packing
-    from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-    from woodshed.training.policy import Policy, PolicySettings
-    from woodshed.training.teacher import Teacher
-    from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
 
     class NeverStops:
         stop_ids: frozenset[int] = frozenset()

@@ -21,13 +21,13 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from woodshed import machine
 from woodshed.agent import TOOLS, AgentSettings, Attempt
-from woodshed.inference import weights
-from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.inference.sampler import Sample
+from woodshed.engines.sampler import Sample
 from woodshed.records import Environment, Task
+from woodshed.runs import machine
 from woodshed.sandbox import Result, SandboxSpec, open_sandbox
+from woodshed.tokens import model_files
+from woodshed.tokens.renderer import Renderer, create_renderer
 
 BAR_MS = 5.0
 CONTEXTS = (500, 16_000)
@@ -135,7 +135,7 @@ def main() -> None:
         "--out", type=Path, default=Path(__file__).parent / "results" / "harness_overhead.json"
     )
     options = parser.parse_args()
-    source = weights.resolve(options.model)
+    source = model_files.resolve(options.model)
     tokenizer = AutoTokenizer.from_pretrained(source.directory, gguf_file=source.gguf)
     renderer = create_renderer(tokenizer, codec="plain")
     rows: list[dict[str, Any]] = []

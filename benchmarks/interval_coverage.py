@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from woodshed import machine
 from woodshed.evals import statistics
 from woodshed.evals.statistics import Sums
+from woodshed.runs import machine
 
 TASKS = (30, 60, 120, 250, 500)
 ATTEMPTS = (1, 4)

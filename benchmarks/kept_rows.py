@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from woodshed import machine
+from woodshed.runs import machine
 
 
 class Rows:

@@ -17,14 +17,14 @@ from pathlib import Path
 
 from task_factory import EXTRA
 
-from woodshed import machine
 from woodshed.records import Task
+from woodshed.runs import machine
 from woodshed.synthesis import leaks, operators, pruning
-from woodshed.synthesis.bench import Bench, Candidate, SynthesisSettings, bench
 from woodshed.synthesis.leaks.scan import SHARED
 from woodshed.synthesis.make import candidates
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.proof import _task, _write
+from woodshed.synthesis.repository_context import Bench, Candidate, SynthesisSettings, bench
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import prepare
 

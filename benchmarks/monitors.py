@@ -17,11 +17,12 @@ import json
 import time
 from pathlib import Path
 
-from woodshed import machine, tasks
+from woodshed import tasks
 from woodshed.evals import monitoring
-from woodshed.grading.monitors.rules import watch
-from woodshed.grading.planted.play import play
+from woodshed.monitors.cheat_suite.run import play
+from woodshed.monitors.rules import watch
 from woodshed.records import Rollout, Task
+from woodshed.runs import machine
 
 BAR_PER_S = 200
 

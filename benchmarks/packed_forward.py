@@ -24,16 +24,16 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from woodshed import machine
-from woodshed.inference import local
-from woodshed.inference.local import invariant
+from woodshed.engines import local
+from woodshed.engines.local import invariant
+from woodshed.learning import gradients, packing, prefix_tree
+from woodshed.learning.gradients import Work
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.packing import Batch, Row, Target
+from woodshed.learning.policy import Policy
+from woodshed.learning.teacher import Teacher
 from woodshed.records import Hint
-from woodshed.training import branches, gradients, packing
-from woodshed.training.gradients import Work
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.packing import Batch, Row, Target
-from woodshed.training.policy import Policy
-from woodshed.training.teacher import Teacher
+from woodshed.runs import machine
 
 CHEAPER, ADDED = 5.0, 0.05
 
@@ -41,7 +41,7 @@ CHEAPER, ADDED = 5.0, 0.05
 def main() -> None:
     options = _options()
     policy = load(options.model, options.dtype)
-    reason = branches.why_not(policy)
+    reason = prefix_tree.why_not(policy)
     if reason:
         raise SystemExit(f"this model cannot take branches: {reason}")
     batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
@@ -159,8 +159,8 @@ def measure(policy: Policy, batch: Batch, options: argparse.Namespace) -> list[d
         )
 
     start = policy.snapshot()
-    tree = branches.trees(batch)
-    with_branches = branches.pad(branches.prefixes(tree), policy.device)
+    tree = prefix_tree.trees(batch)
+    with_branches = prefix_tree.pad(prefix_tree.prefixes(tree), policy.device)
 
     def prefills() -> None:
         with torch.no_grad():
@@ -204,7 +204,7 @@ def synchronise(device: torch.device) -> None:
 @torch.no_grad()
 def largest_gap(policy: Policy, batch: Batch) -> float:
     """Largest difference in the hinted tokens' log-probs, packed against separate."""
-    both = branches.pad(branches.prefixes(branches.trees(batch)), policy.device)
+    both = prefix_tree.pad(prefix_tree.prefixes(prefix_tree.trees(batch)), policy.device)
     packed = policy.logits(both.padded).float().log_softmax(-1).flatten(0, 1)[both.teacher_GN]
     apart = [
         policy.logits(packing.pad([t.teacher], policy.device)).float().log_softmax(-1)[0]

@@ -21,12 +21,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from woodshed import grading, machine, tasks
+from woodshed import grading, tasks
 from woodshed.evals import monitoring
-from woodshed.grading.monitors.rules import RULES
-from woodshed.grading.planted.play import play
-from woodshed.grading.planted.scene import Act
+from woodshed.monitors.cheat_suite.context import Act
+from woodshed.monitors.cheat_suite.run import play
+from woodshed.monitors.rules import RULES
 from woodshed.records import Patch, Rollout, Task
+from woodshed.runs import machine
 
 HONEST = "honest solution"
 HONEST_S = 600.0  # a busy machine must not look like a wrong verdict

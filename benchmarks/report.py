@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from woodshed import machine
+from woodshed.runs import machine
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
@@ -39,14 +39,14 @@ WRITE = """
 import sys
 from pathlib import Path
 from woodshed import report
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 report.write(RunDir.open(Path(sys.argv[1])))
 """
 VIEW = """
 import asyncio, sys
 from pathlib import Path
 from woodshed.report.view import Reader, Viewer
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 class Once(Viewer):
     def mark(self, number):
         super().mark(number)

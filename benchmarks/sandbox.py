@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from woodshed import machine
+from woodshed.runs import machine
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.sandbox.store import scratch
 

@@ -24,9 +24,9 @@ from typing import Any
 
 from task_factory import EXTRA
 
-from woodshed import machine
-from woodshed.synthesis.bench import Bench, Rejected, SynthesisSettings, bench
+from woodshed.runs import machine
 from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.repository_context import Bench, Rejected, SynthesisSettings, bench
 from woodshed.synthesis.sources import fetch
 
 GENERATE = """

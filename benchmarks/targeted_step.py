@@ -29,12 +29,12 @@ import torch
 from kept_rows import Rows, spread
 from packed_forward import load, make_batch, synchronise
 
-from woodshed.training import branches
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.packing import Batch
-from woodshed.training.policy import Policy, add_adapter
-from woodshed.training.teacher import Teacher
-from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
+from woodshed.learning import prefix_tree
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.packing import Batch
+from woodshed.learning.policy import Policy, add_adapter
+from woodshed.learning.teacher import Teacher
+from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
 
 ADDED = 0.05
 ALONE = {"weight": 0.0}
@@ -76,7 +76,7 @@ def main() -> None:
     batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "commit")}
     rows = Rows(options.out, settings, key=("what",), commit=options.commit)
-    rows.report |= {"expected": EXPECTED, "bar": ADDED, "why_not_packed": branches.why_not(policy)}
+    rows.report |= {"expected": EXPECTED, "bar": ADDED, "why_not_packed": prefix_tree.why_not(policy)}
     for what, given in CASES.items():
         feedback = FeedbackSettings.model_validate(given)
         if rows.has(what=what) or (

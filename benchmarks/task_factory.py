@@ -28,13 +28,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from woodshed import machine
 from woodshed.records import Task, TaskError
-from woodshed.rundir import write_atomically
+from woodshed.runs import machine
+from woodshed.runs.folder import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
-from woodshed.synthesis.bench import bench
 from woodshed.synthesis.make import candidates
 from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.repository_context import bench
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import folder
 

@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from woodshed import machine
+from woodshed.runs import machine
 from woodshed.synthesis import SynthesisSettings, baseline, mapping, sources
-from woodshed.synthesis.bench import Measured, bench
 from woodshed.synthesis.make import candidates, decide
+from woodshed.synthesis.repository_context import Measured, bench
 
 BAR_PER_HOUR = 300
 SOURCES = ("pypi:toolz==1.2.0",)

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from woodshed import machine
+from woodshed.runs import machine
 from woodshed.synthesis.leaks import Theft, steal
 from woodshed.tasks import load, task_folders
 

@@ -17,8 +17,9 @@ import statistics
 import time
 from pathlib import Path
 
-from woodshed import grading, machine, tasks
+from woodshed import grading, tasks
 from woodshed.records import Task
+from woodshed.runs import machine
 from woodshed.sandbox import open_sandbox
 from woodshed.tasks.folder import protected_folder
 

@@ -30,7 +30,7 @@ from woodshed.records import (
     Turn,
     Verdict,
 )
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 FAULTS: tuple[ErrorKind, ...] = ("bad_arguments", "bad_path", "old_missing")

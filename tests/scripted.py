@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from woodshed.agent import AgentSettings, Attempt, tools
-from woodshed.inference.renderer import Renderer, create_renderer
-from woodshed.inference.sampler import ScriptedSampler
+from woodshed.engines.sampler import ScriptedSampler
 from woodshed.records import Environment, Rollout, Task
 from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.tokens.renderer import Renderer, create_renderer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -24,7 +24,7 @@ from scripted import (
 
 from woodshed.agent import TOOLS, Attempt, run, turn_seed
 from woodshed.agent.prompt import system_prompt
-from woodshed.inference.sampler import SampleRequest, ScriptedSampler
+from woodshed.engines.sampler import SampleRequest, ScriptedSampler
 from woodshed.records import CALL_FAULTS, RecipeError, Rollout, Task, from_json, to_json
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 

@@ -14,21 +14,21 @@ from typer.testing import CliRunner
 from woodshed import settings
 from woodshed.agent.prompt import EFFORT
 from woodshed.cli import app
-from woodshed.evals import arms as tables
-from woodshed.inference.renderer import create_renderer
-from woodshed.inference.weights import load_tokenizer
+from woodshed.evals import variants as tables
 from woodshed.records import Lesson, Pay, RecipeError, Rollout, Verdict
-from woodshed.rundir import RunDir
-from woodshed.training import arms
-from woodshed.training.recipe import Recipe
-from woodshed.training.train import train
+from woodshed.runs.folder import RunDir
+from woodshed.stages import variants
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.rl import train
+from woodshed.tokens.model_files import load_tokenizer
+from woodshed.tokens.renderer import create_renderer
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 EXPERIMENT = RECIPES / "targeted-feedback.toml"
 
 
 def test_every_arm_of_the_experiment_differs_as_it_says():
-    made = {name: arms.arm(EXPERIMENT, name, ["seed=1"]) for name in arms.names(EXPERIMENT)}
+    made = {name: variants.arm(EXPERIMENT, name, ["seed=1"]) for name in variants.names(EXPERIMENT)}
     assert [recipe.name for recipe in made.values()] == [f"targeted-feedback-{name}-1" for name in made]
     main = [made[name] for name in ("rl", "kl-frozen", "kl-ema", "kl-live", "opsd", "penalty", "kl-alone")]
     for recipe in main:  # equal rollouts, equal optimizer steps, the same start and held-out tasks
@@ -47,7 +47,7 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda p: p.name)
 def test_every_recipe_can_be_read_back_from_what_a_run_keeps(path: Path, tmp_path: Path):
     recipe = settings.read(Recipe, path)
-    for chosen in [recipe, *(arms.arm(path, name) for name in recipe.arms)]:
+    for chosen in [recipe, *(variants.arm(path, name) for name in recipe.arms)]:
         (tmp_path / "kept.toml").write_text(chosen.to_toml())
         again = settings.read(Recipe, tmp_path / "kept.toml")
         assert again.model_dump(exclude_none=True) == chosen.model_dump(exclude_none=True) and not again.arms
@@ -55,10 +55,10 @@ def test_every_recipe_can_be_read_back_from_what_a_run_keeps(path: Path, tmp_pat
 
 def test_an_unknown_arm_is_refused_with_those_that_there_are(tmp_path: Path):
     with pytest.raises(RecipeError, match="no arm 'kl-forzen'; it has start, start-naive"):
-        arms.arm(EXPERIMENT, "kl-forzen")
+        variants.arm(EXPERIMENT, "kl-forzen")
     (tmp_path / "plain.toml").write_text('name = "plain"\n')
     with pytest.raises(RecipeError, match="names no arms; add a table"):
-        arms.names(tmp_path / "plain.toml")
+        variants.names(tmp_path / "plain.toml")
     found = CliRunner().invoke(app, ["arms", str(EXPERIMENT), "--only", "rl,nope", "--dry-run"])
     assert found.exit_code == 2 and "no arm 'nope'" in found.stderr
 
@@ -110,8 +110,8 @@ def finished(tiny_task, tiny_model_dir, tmp_path_factory) -> dict[str, RunDir]:
         f"policy.model={tiny_model_dir}",
     ]
     made = {}
-    for name in arms.names(root / "tiny.toml"):
-        recipe = arms.arm(root / "tiny.toml", name, given)
+    for name in variants.names(root / "tiny.toml"):
+        recipe = variants.arm(root / "tiny.toml", name, given)
         made[name] = RunDir.create(root / recipe.name, recipe=recipe.to_toml(), manifest={})
         train(recipe, made[name], lambda *_: None)
         made[name].unlock()
@@ -200,7 +200,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
     command = [sys.executable, "-m", "woodshed", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for expected in (0, len(arms.names(EXPERIMENT))):
+    for expected in (0, len(variants.names(EXPERIMENT))):
         done = subprocess.run(
             [*command, "policy.dtype=float32", "rollout.tool_threads=2"],
             cwd=tmp_path,
@@ -214,5 +214,5 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         assert done.stdout.count("finished before") == expected
         table = done.stdout[done.stdout.rindex("\narm ") :]
         shown = [line.split()[0] for line in table.splitlines() if "invalid-call rate" in line]
-        evaluated_twice = [n for n in arms.names(EXPERIMENT) if not n.startswith(("start", "gate"))]
+        evaluated_twice = [n for n in variants.names(EXPERIMENT) if not n.startswith(("start", "gate"))]
         assert shown[: len(evaluated_twice)] == evaluated_twice  # behind them the head of the other table

@@ -12,14 +12,14 @@ import torch
 from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, tiny_policy
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
+from woodshed.learning import gradients, packing, prefix_tree
+from woodshed.learning.gradients import Work
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.packing import Batch
+from woodshed.learning.policy import Policy
+from woodshed.learning.teacher import Teacher
+from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
 from woodshed.records import Rollout
-from woodshed.training import branches, gradients, packing
-from woodshed.training.gradients import Work
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.packing import Batch
-from woodshed.training.policy import Policy
-from woodshed.training.teacher import Teacher
-from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +102,10 @@ def test_also_with_other_supports_ratios_and_masks(rollouts, support):
 
 def test_log_probs_of_every_hinted_token_agree_to_1e_4(batch):
     policy = tiny_policy()
-    both = branches.pad(branches.trees(batch))
+    both = prefix_tree.pad(prefix_tree.trees(batch))
     assert both.targets is not None
     logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
-    hinted = [t for tree in branches.trees(batch) for t in tree.targets]
+    hinted = [t for tree in prefix_tree.trees(batch) for t in tree.targets]
     for at, rows in (
         (both.student_GN, [t.student for t in hinted]),
         (both.teacher_GN, [t.teacher for t in hinted]),
@@ -216,7 +216,7 @@ def test_no_gradient_outside_hinted_turns_and_none_through_the_teacher(rollouts,
     )
     gradients.packed(job)
     hook.remove()
-    tree = branches.trees(made)[0]
+    tree = prefix_tree.trees(made)[0]
     assert len(tree.row.wanted) == sum(len(rollouts[1].turns[t].sampled_ids) for t in (0, 2))
     with_gradient = [hidden for hidden in seen if hidden.requires_grad]
     assert len(with_gradient) == 1 and len(seen) == (1 if kind == "live" else 2)
@@ -247,7 +247,7 @@ def may_see(b: int, q: int, k: int) -> bool:
 
 
 def test_the_mask_is_the_rule():
-    dense = branches.visible(BRANCH, SEEN, TRUNK)
+    dense = prefix_tree.visible(BRANCH, SEEN, TRUNK)
     for b, q, k in itertools.product(range(2), range(7), range(15)):
         assert bool(dense[b, 0, q, k]) == may_see(b, q, k)
     assert dense.any(-1).all()  # an empty row would be NaN
@@ -267,13 +267,13 @@ SMALL: dict[str, Any] = {
 
 
 def test_models_that_look_back_a_fixed_distance_are_refused_with_the_reason():
-    assert branches.why_not(tiny_policy()) == ""
+    assert prefix_tree.why_not(tiny_policy()) == ""
     unlimited = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=None))
-    assert branches.why_not(Policy(unlimited, is_adapter=False)) == ""
+    assert prefix_tree.why_not(Policy(unlimited, is_adapter=False)) == ""
     limited = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=64))
-    assert "sliding_window" in branches.why_not(Policy(limited, is_adapter=False))
+    assert "sliding_window" in prefix_tree.why_not(Policy(limited, is_adapter=False))
     mixed = GptOssForCausalLM(GptOssConfig(**SMALL, num_local_experts=2, head_dim=8))
-    assert "sliding_attention" in branches.why_not(Policy(mixed, is_adapter=False))
+    assert "sliding_attention" in prefix_tree.why_not(Policy(mixed, is_adapter=False))
 
 
 @pytest.mark.parametrize("louder", [1, 100])
@@ -281,7 +281,7 @@ def test_rounding_is_no_reason_however_large_the_logits(louder: int):
     policy = tiny_policy()
     policy.model.bfloat16()
     policy.model.get_output_embeddings().weight.data *= louder
-    assert branches.why_not(policy) == ""
+    assert prefix_tree.why_not(policy) == ""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -293,13 +293,13 @@ def test_a_model_that_ignores_the_mask_is_found_out_by_trying(dtype: torch.dtype
         lambda _module, args, options: (args, options | {"attention_mask": None, "position_ids": None}),
         with_kwargs=True,
     )
-    assert "differ" in branches.why_not(policy)
+    assert "differ" in prefix_tree.why_not(policy)
 
 
 def test_eager_attention_takes_it_too():
     policy = tiny_policy()
     policy.model.config.get_text_config()._attn_implementation = "eager"
-    assert branches.why_not(policy) == ""
+    assert prefix_tree.why_not(policy) == ""
 
 
 def test_a_token_is_stuck_where_the_student_is_sure_and_its_teacher_against_it(rollouts):

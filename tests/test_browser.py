@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_pla
 
 from woodshed import report
 from woodshed.records import Flag, Hint, Rollout, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ATTACK = (

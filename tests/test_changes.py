@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 from woodshed.cli import app
 from woodshed.evals import changes, comparison, suite
 from woodshed.records import RunError, Task
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
-from woodshed.training.recipe import Recipe
+from woodshed.stages.recipe import Recipe
 
 
 def woodshed(*arguments: str) -> Result:

@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from woodshed import __version__, terminal
-from woodshed.cli import app
+from woodshed import __version__
+from woodshed.cli import app, terminal
+from woodshed.cli.terminal import say
 from woodshed.evals import measures
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
-from woodshed.rundir import WAYS_OUT, RunDir, way_out
+from woodshed.runs.folder import WAYS_OUT, RunDir, way_out
 from woodshed.tasks import folder
-from woodshed.terminal import say
 
 WOODSHED = [sys.executable, "-m", "woodshed"]
 

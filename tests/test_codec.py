@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from woodshed.inference.codec import CODECS, ToolSpec, mismatch, problem
+from woodshed.tokens.codec import CODECS, ToolSpec, mismatch, problem
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 1}
 

@@ -14,7 +14,7 @@ from woodshed.cli import app
 from woodshed.evals import behaviour, comparison, effort, manifest, measures
 from woodshed.grading.verifier import GradingSettings
 from woodshed.records import Call, Flag, Observation, Patch, Rollout, RunError, Turn, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 SCORE: dict[str, Any] = {
     "tools": "t0",
@@ -135,8 +135,8 @@ def test_what_made_a_score_is_kept_once_and_changes_are_said(tmp_path: Path):
 def test_a_score_names_what_it_depends_on(tiny_task):
     from tiny_model import tiny_tokenizer
 
-    from woodshed.inference.renderer import create_renderer
-    from woodshed.inference.sampler import ScriptedSampler
+    from woodshed.engines.sampler import ScriptedSampler
+    from woodshed.tokens.renderer import create_renderer
 
     sampler = ScriptedSampler(create_renderer(tiny_tokenizer(), codec="plain"), [])
     settings = AgentSettings(), GradingSettings()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from lifelike import Shape, make_run
 
-from woodshed.evals import arms, card, evaluation, statistics
+from woodshed.evals import card, evaluation, statistics, variants
 from woodshed.evals.conclusion import conclude
 from woodshed.evals.measures import MEASURES, Figure
 from woodshed.evals.statistics import Difference, Estimate
@@ -73,9 +73,9 @@ def test_few_tasks_show_nothing(num_tasks: int):
 def test_every_place_that_compares_begins_with_it(tmp_path: Path):
     """The tables of an experiment, one line an arm with its seeds; the card of an exported model."""
     runs = [make_run(tmp_path / str(seed), Shape(tasks=6, steps=2, attempts=2)) for seed in (0, 1)]
-    (line,) = arms.conclusions({"kl-ema": runs})
+    (line,) = variants.conclusions({"kl-ema": runs})
     assert line.startswith("kl-ema: Shown (2 seeds): ")
-    rows = [row[2] for row in arms.table({"kl-ema": runs})]
+    rows = [row[2] for row in variants.table({"kl-ema": runs})]
     assert "pass@2: solved by any of 2" in rows and "best@2: solved by the most promising of 2" in rows
     first = evaluation.from_run(runs[0])
     said = conclude(evaluation.before_after(first[0], first[-1]))

@@ -11,10 +11,10 @@ import pytest
 
 from woodshed import synthesis
 from woodshed.grading.verifier import verify
+from woodshed.pysource.edits import apply, parse
 from woodshed.records import Patch, Task, TaskError
 from woodshed.synthesis import derived, history, stats
-from woodshed.synthesis.bench import Rejected, Visibility
-from woodshed.synthesis.edits import apply, parse
+from woodshed.synthesis.repository_context import Rejected, Visibility
 from woodshed.tasks import export, folder
 
 WORDS = '''

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from woodshed.learning import divergences
+from woodshed.learning.loss_settings import PRESETS, FeedbackSettings
 from woodshed.records import RecipeError
 from woodshed.settings import validate
-from woodshed.training import divergences
-from woodshed.training.objective import PRESETS, FeedbackSettings
 
 V, N = 7, 5
 KINDS = ["reverse", "forward", "jensen-shannon"]

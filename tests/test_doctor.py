@@ -10,7 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 import woodshed
-from woodshed import doctor, machine
+from woodshed import doctor
+from woodshed.runs import machine
 
 
 class Models(BaseHTTPRequestHandler):

@@ -9,7 +9,7 @@ import pytest
 from scripted import EDIT, FINISH, PROSE, READ, calc_task, play, renderer
 
 from woodshed.grading.effort import EffortSettings, concave, counters, penalties
-from woodshed.inference.spans import token_kinds
+from woodshed.tokens.token_kinds import token_kinds
 
 
 @pytest.mark.parametrize("q", [0.0, 0.3, 0.5, 1.0, 1.5, 2.0])

@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 from woodshed import doctor
 from woodshed.cli import app
+from woodshed.engines.http import EndpointSettings, HttpSampler
+from woodshed.engines.sampler import SampleRequest
 from woodshed.evals import ledger
-from woodshed.inference.endpoint import EndpointSettings, HttpSampler
-from woodshed.inference.renderer import create_renderer
-from woodshed.inference.sampler import SampleRequest
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import read
 from woodshed.tasks import folder
+from woodshed.tokens.renderer import create_renderer
 
 REQUEST = SampleRequest((1, 5, 6), 200, 0)
 

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from woodshed.agent.tools import TOOLS
 from woodshed.cli import app
+from woodshed.engines.local import invariant
 from woodshed.evals import atif
-from woodshed.inference.local import invariant
 from woodshed.records import Call, Flag, Hint, Observation, Patch, Rollout, RunError, Task, Turn, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 ROOT = Path(__file__).parent.parent
@@ -144,7 +144,7 @@ def test_the_exported_model_gives_the_same_logps(tiny_model_dir: Path, tiny_task
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from woodshed.training.policy import Policy, PolicySettings
+    from woodshed.learning.policy import Policy, PolicySettings
 
     policy, loaded = Policy.load(PolicySettings(model=str(tiny_model_dir), lora_rank=4), seed=0)
     with torch.no_grad():

@@ -10,8 +10,8 @@ from scripted import EDIT, FINISH, PROSE, READ, SETTINGS, TEST, UNKNOWN, UNREADA
 
 from woodshed import feedback
 from woodshed.agent.tools import EXAMPLES, TOOLS
-from woodshed.inference.codec import CODECS
 from woodshed.records import CALL_FAULTS, Group, Hint, RecipeError, Rollout, Task
+from woodshed.tokens.codec import CODECS
 
 BROKEN = EDIT.replace("return 2 * x", "return (2 * x")
 ABSENT = EDIT.replace("raise NotImpl", "raise   NotImpl")

@@ -14,13 +14,13 @@ from tiny_training import tiny_policy
 from woodshed import feedback
 from woodshed.agent import AgentSettings, Attempt
 from woodshed.agent.tools import TOOLS
+from woodshed.engines.local import LocalSampler
+from woodshed.engines.sampler import Sample
 from woodshed.feedback.gate import GateSettings, Measured, another_class, switched_off, why_not
-from woodshed.inference.local import LocalSampler
-from woodshed.inference.sampler import Sample
+from woodshed.learning import hint_gate, packing
+from woodshed.learning.logprobs import token_logps
 from woodshed.records import Hint
 from woodshed.sandbox import SandboxSpec, open_sandbox
-from woodshed.training import gate, packing
-from woodshed.training.reading import token_logps
 
 GOOD = Measured(
     "unknown_tool",
@@ -130,7 +130,7 @@ def measured(attempt, policy, text: str, count: int = 10) -> Measured:
     task, faulty = attempt
     rollouts = {f"r{n}": replace(faulty, id=f"r{n}") for n in range(count)}
     hints = [Hint(name, 0, "unknown_tool", text) for name in rollouts]
-    found = gate.measure(
+    found = hint_gate.measure(
         hints,
         rollouts,
         {task.id: task},
@@ -187,12 +187,12 @@ def test_every_turn_gets_its_own_gain(attempt, policy):
     longer = play(task, READ, UNKNOWN)
     texts = ["Reminder: " + "word " * n for n in (40, 1, 15)]
     cases = [
-        gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), renderer(), "system", 0)
+        hint_gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), renderer(), "system", 0)
         for text, (made, turn) in zip(texts, [(faulty, 0), (longer, 1), (faulty, 0)], strict=True)
     ]
-    together = gate._gains(cases, policy, 1.0, 4096)
+    together = hint_gate._gains(cases, policy, 1.0, 4096)
     for n, case in enumerate(cases):
-        alone = gate._gains([case], policy, 1.0, 4096)
+        alone = hint_gate._gains([case], policy, 1.0, 4096)
         for side, (gain,) in alone.items():
             assert together[side][n] == pytest.approx(gain, abs=1e-3)
     assert len({round(gain, 2) for gain in together["hint"]}) == 3

@@ -13,9 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
-from woodshed.grading import GradingSettings, again, compiled, doubt, results, runner, verifier
+from woodshed.experience import regrade
+from woodshed.grading import GradingSettings, assert_hardening, compiled, results, runner, verifier
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.sandbox import Sandbox, control, open_sandbox
 from woodshed.tasks import environment, folder
 
@@ -426,7 +427,7 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     assert "r0: 1 -> 1  no longer flagged: history" in result.output
     assert "2 attempts judged again: 2 changed, 1 in reward, 1 in flags" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
-    assert again.settings_of(run, ["apart=always"]) == GradingSettings(shaped=True, jobs=1, apart="always")
+    assert regrade.settings_of(run, ["apart=always"]) == GradingSettings(shaped=True, jobs=1, apart="always")
 
 
 @pytest.mark.parametrize(("solve", "reward"), [(True, 1.0), (False, 0.0)])
@@ -582,18 +583,18 @@ def test_a_file_that_does_not_compile_is_left_to_the_session(tiny_task: Task):
 
 def test_the_fast_way_out_of_doubts_is_for_plain_values_alone():
     """Tests compare a million characters in a loop: without it one test of python-slugify took 26 s instead of 0.2."""
-    assert all(doubt.is_plain(value) for value in (1, True, 1.5, "a", b"a", None))
-    assert not any(doubt.is_plain(value) for value in (Same(), Disguised(), Flag, [1], (1,)))
+    assert all(assert_hardening.is_plain(value) for value in (1, True, 1.5, "a", b"a", None))
+    assert not any(assert_hardening.is_plain(value) for value in (Same(), Disguised(), Flag, [1], (1,)))
     with pytest.raises(AssertionError, match="would hold for other values"):
-        doubt.compared("==", Disguised(), 1, __file__)
+        assert_hardening.compared("==", Disguised(), 1, __file__)
 
 
 def test_a_no_that_means_equal_is_doubted_like_a_yes():
     """`assert not (a != b)` asks for equality: honest objects stand it however the doubts are drawn, others never."""
     for _ in range(50):
-        assert doubt.compared("!=", Pair(1), Pair(1), __file__) is False
-        assert doubt.compared("==", Pair(1), Pair(2), __file__) is False
-        assert doubt.compared("!=", Pair(1), 1, __file__) is True
+        assert assert_hardening.compared("!=", Pair(1), Pair(1), __file__) is False
+        assert assert_hardening.compared("==", Pair(1), Pair(2), __file__) is False
+        assert assert_hardening.compared("!=", Pair(1), 1, __file__) is True
         for spelled, liar in (("!=", Same()), ("==", Same()), ("!=", Undenied())):
             with pytest.raises(AssertionError, match="would hold for other values"):
-                doubt.compared(spelled, liar, 1, __file__)
+                assert_hardening.compared(spelled, liar, 1, __file__)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from woodshed.curriculum import Curriculum, CurriculumSettings
 from woodshed.records import Task, Verdict
-from woodshed.rundir import RunDir
-from woodshed.training.growth import Growth
+from woodshed.runs.folder import RunDir
+from woodshed.synthesis.task_generator import Growth
 
 
 def solved(task: Task) -> list[Verdict]:

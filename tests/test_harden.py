@@ -10,7 +10,7 @@ from conftest import WORDS
 from woodshed import grading, synthesis, tasks
 from woodshed.records import Patch, Task, TaskError
 from woodshed.synthesis import harden, stubs
-from woodshed.synthesis.drafts import Parent, merge
+from woodshed.synthesis.task_variants import Parent, merge
 
 FAILED = WORDS[: WORDS.index("    found = {}")] + "    return {}\n"
 

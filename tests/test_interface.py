@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from woodshed import grading, tasks
-from woodshed.grading import interface
-from woodshed.grading.interface import Signature, Tree, lost, narrowed, signature, told
-from woodshed.grading.planted import cheats
-from woodshed.grading.planted.play import play
-from woodshed.grading.planted.scene import Scene
+from woodshed.grading import api_compat
+from woodshed.grading.api_compat import Signature, Tree, lost, narrowed, signature, told
+from woodshed.monitors.cheat_suite import cheats
+from woodshed.monitors.cheat_suite.context import Scene
+from woodshed.monitors.cheat_suite.run import play
 from woodshed.records import Patch, Task
 
 NAMES = "abcd"
@@ -237,7 +237,7 @@ def test_what_the_original_drops_and_what_nobody_was_told_may_go():
     trees = [Tree({"m.py": text}.get) for text in (old, "def f(a): ...\n", gold)]
     before, after, original = trees
     assert narrowed(before, after, ["m.py"], original=original) == []
-    asked = interface.words_of("Give `f` in m.py its optional parameter `c` again.\n\nAn a, a b.\n")
+    asked = api_compat.words_of("Give `f` in m.py its optional parameter `c` again.\n\nAn a, a b.\n")
     assert asked == {"f", "m", "py", "c"} - {"m", "py"}
     assert narrowed(before, after, ["m.py"], original=original, words=asked) == [
         "m.py: f no longer takes `c`"

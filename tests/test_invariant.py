@@ -16,12 +16,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from woodshed.inference.local import LocalSampler, compute_in_model_precision, invariant
-from woodshed.inference.renderer import create_renderer
-from woodshed.inference.sampler import SampleRequest, SamplerSettings
-from woodshed.training import branches, packing
-from woodshed.training.packing import Row
-from woodshed.training.policy import Policy, add_adapter
+from woodshed.engines.local import LocalSampler, compute_in_model_precision, invariant
+from woodshed.engines.sampler import SampleRequest, SamplerSettings
+from woodshed.learning import packing, prefix_tree
+from woodshed.learning.packing import Row
+from woodshed.learning.policy import Policy, add_adapter
+from woodshed.tokens.renderer import create_renderer
 
 on_a_card = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -260,7 +260,7 @@ def test_unsplit_products_leave_the_settings_as_they_were():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_branches_are_taken_on_a_card(dtype: torch.dtype):
     model = add_adapter(model_of(4096).to("cuda", dtype), 16)
-    assert branches.why_not(Policy(model, is_adapter=True)) == ""
+    assert prefix_tree.why_not(Policy(model, is_adapter=True)) == ""
 
 
 @on_a_card

@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("triton")
 
-from woodshed.inference.local import invariant, kernels
+from woodshed.engines.local import invariant, kernels
 
 pytestmark = [
     pytest.mark.usefixtures("triton_interpreter"),

@@ -17,8 +17,8 @@ import pytest
 import woodshed
 
 PACKAGE = Path(woodshed.__file__).parent
-TORCH_ROOMS = ("training", "parallel", "muon")
-TORCH_ROOMS_WITHIN = ("inference/local",)
+TORCH_ROOMS = ("stages", "learning", "parallel", "muon")
+TORCH_ROOMS_WITHIN = ("engines/local",)
 TORCH_LIBRARIES = {"torch", "accelerate", "peft"}
 
 

@@ -22,8 +22,8 @@ from woodshed.synthesis import operators, sources
 from woodshed.synthesis.leaks import (
     Rule,
     add_rules,
+    fingerprints,
     first_leak,
-    prints,
     read_rules,
     readers,
     scan,
@@ -393,26 +393,26 @@ def test_packs_are_read_like_git_reads_them(tmp_path: Path):
 
 def test_runs_are_found_as_a_slow_search_finds_them():
     tokens = tuple(f"w{number}" for number in range(50))
-    body = prints.Body("t", "f", "gold", tokens)
-    assert prints.Runs([body]).find(["x", "y", "z", *tokens, "x"]) == {0: 3}
+    body = fingerprints.Body("t", "f", "gold", tokens)
+    assert fingerprints.Runs([body]).find(["x", "y", "z", *tokens, "x"]) == {0: 3}
     for begin, end in ((0, 10), (0, 29), (0, 30), (7, 36), (7, 37), (20, 50), (21, 50)):
         part = ["!", *tokens[begin:end], "!"]
         longest = max(n for n in range(51) for at in range(51) if _holds(part, tokens[at : at + n], n))
-        assert bool(prints.Runs([body]).find(part)) == (longest >= 30), (begin, end)
+        assert bool(fingerprints.Runs([body]).find(part)) == (longest >= 30), (begin, end)
     torn = [
         token for number, token in enumerate(tokens) for token in ((token, "#") if number == 25 else (token,))
     ]
-    assert prints.Runs([body]).find(torn), "one foreign token inside"
+    assert fingerprints.Runs([body]).find(torn), "one foreign token inside"
 
 
 def test_tables_are_searched_in_no_time():
     """Rulers of tables are everywhere in a test of tables, and in a body that is looked for."""
     table = "".join(f"+{'-' * 9}+{'-' * 9}+\n| a{{0}}{n} | b{n} |\n" for n in range(40))
-    body = prints.Body("t", "f", "test", tuple(prints.words(table.format("x"))))
-    text = prints.words("".join(table.format(f"y{n}") for n in range(200)))
+    body = fingerprints.Body("t", "f", "test", tuple(fingerprints.words(table.format("x"))))
+    text = fingerprints.words("".join(table.format(f"y{n}") for n in range(200)))
     began = time.process_time()
-    assert prints.Runs([body]).find(text) == {}
-    assert prints.Runs([body]).find([*text, *body.tokens]) == {0: len(text)}
+    assert fingerprints.Runs([body]).find(text) == {}
+    assert fingerprints.Runs([body]).find([*text, *body.tokens]) == {0: len(text)}
     assert time.process_time() - began < 20
 
 
@@ -450,7 +450,7 @@ def test_findings_are_json(task: Task):
 @pytest.mark.parametrize("module", [ast, dataclasses, subprocess, shutil, asyncio.base_events])
 def test_functions_are_found_wherever_they_stand(module):
     tree = ast.parse(Path(module.__file__).read_text())
-    every = [node for node in ast.walk(tree) if isinstance(node, prints.Function)]
-    found = list(prints.functions(tree))
+    every = [node for node in ast.walk(tree) if isinstance(node, fingerprints.Function)]
+    found = list(fingerprints.functions(tree))
     assert {id(node) for _, node in found} == {id(node) for node in every} and len(found) == len(every)
     assert all(name.rpartition(".")[2] == node.name for name, node in found)

@@ -12,7 +12,7 @@ from woodshed.evals import evaluation, ledger
 from woodshed.evals.ledger import Prices, Usage
 from woodshed.evals.statistics import Difference
 from woodshed.records import Patch, RecipeError, Rollout, RunError, Turn, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 PRICES = Prices.model_validate(
     {

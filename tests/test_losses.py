@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from woodshed.training import losses
+from woodshed.learning import losses
 
 PLAIN = {"level": "token", "outside": "truncate", "min_ratio": 0.0, "max_ratio": 2.0}
 

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from woodshed.records import TaskError
-from woodshed.synthesis import SynthesisSettings, baseline, bench, clocks, mapping, measuring, sources
+from woodshed.synthesis import (
+    SynthesisSettings,
+    baseline,
+    clocks,
+    mapping,
+    measuring,
+    repository_context,
+    sources,
+)
 from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.make import _notes
 from woodshed.synthesis.mapping import Piece, merged
@@ -184,7 +192,7 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
     settings = SynthesisSettings(mapping_timeout_s=0.001, timeout_s=60)
     said: list[str] = []
 
-    def measure(settings: SynthesisSettings) -> bench.Measured:
+    def measure(settings: SynthesisSettings) -> repository_context.Measured:
         said.clear()
         return measuring.measured_once(
             measured.repository, tmp_path, settings, lambda done, total, text: said.append(text)

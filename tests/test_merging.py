@@ -12,13 +12,13 @@ from tiny_model import write_tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from woodshed.inference import local
-from woodshed.inference.renderer import create_renderer
+from woodshed.engines import local
+from woodshed.learning import checkpoint
+from woodshed.learning.export import export
+from woodshed.learning.policy import Policy, PolicySettings
 from woodshed.records import ModelError
-from woodshed.rundir import RunDir
-from woodshed.training import checkpoint
-from woodshed.training.export import export
-from woodshed.training.policy import Policy, PolicySettings
+from woodshed.runs.folder import RunDir
+from woodshed.tokens.renderer import create_renderer
 
 IDS = torch.randint(3, 300, (2, 24), generator=torch.Generator().manual_seed(1))
 LAYERS = ["q_proj", "down_proj"]

@@ -16,15 +16,15 @@ from safetensors.torch import load_file, save_file
 from tiny_model import write_tiny_model
 from transformers import AutoTokenizer
 
-from woodshed.inference import local
+from woodshed.engines import local
+from woodshed.learning import checkpoint
+from woodshed.learning.policy import Policy, PolicySettings
 from woodshed.records import ModelError, RecipeError, RunError, Task
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.sandbox import store
 from woodshed.settings import validate
-from woodshed.training import checkpoint
-from woodshed.training.policy import Policy, PolicySettings
-from woodshed.training.recipe import Recipe
-from woodshed.training.train import train
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.rl import train
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from woodshed.evals import labelled, monitoring
-from woodshed.grading.monitors import code, commands, rules
-from woodshed.grading.monitors.evidence import Evidence
-from woodshed.grading.monitors.gap import gap
-from woodshed.grading.planted.cheats import CHEATS
-from woodshed.grading.planted.scene import Scene, fits
-from woodshed.grading.planted.twins import TWINS
+from woodshed.monitors import commands, rules
+from woodshed.monitors.cheat_suite.benign import TWINS
+from woodshed.monitors.cheat_suite.cheats import CHEATS
+from woodshed.monitors.cheat_suite.context import Scene, fits
+from woodshed.monitors.evidence import Evidence
+from woodshed.monitors.visible_hidden_gap import gap
+from woodshed.pysource import code
 from woodshed.records import Access, Call, Flag, Observation, Patch, Rollout, Task, TaskError, Turn, Verdict
 
 

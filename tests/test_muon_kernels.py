@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from woodshed.muon import kernels, newton_schulz, pieces
-from woodshed.muon.pieces import Places
+from woodshed.muon import elementwise, kernels, newton_schulz
+from woodshed.muon.elementwise import Places
 
 pytestmark = [
     pytest.mark.usefixtures("triton_interpreter"),
@@ -93,7 +93,7 @@ def test_pieces_equal_the_loops(
     grads: list[torch.Tensor | None] = [randn(60), randn(8000, seed=1)]
     mu = [0.9, 0.95, 0.5]
     momenta, outs, results = [], [], []
-    for launch in (pieces.pack, pieces.launch_pack):
+    for launch in (elementwise.pack, elementwise.launch_pack):
         momenta, outs = [randn(60, seed=2), randn(8000, seed=3)], [torch.zeros(40), torch.zeros(7400)]
         outs = [each.to(wire) for each in outs]
         launch(grads, momenta, outs, at, out_at, mu, nesterov)
@@ -101,10 +101,12 @@ def test_pieces_equal_the_loops(
         results.append((*momenta, *outs))
     for slow, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-3 if wire == torch.float16 else 1e-6, atol=1e-6)
-    assert pieces.group(at, out_at, torch.stack([at.addresses(momenta), out_at.addresses(outs)])) == group
+    assert (
+        elementwise.group(at, out_at, torch.stack([at.addresses(momenta), out_at.addresses(outs)])) == group
+    )
     back = places([0, 0, 1], [0, 24, out_offset], shapes, cols)
     results = []
-    for launch in (pieces.apply, pieces.launch_apply):
+    for launch in (elementwise.apply, elementwise.launch_apply):
         weights = [randn(60, seed=4), randn(8000, seed=5)]
         launch(
             weights, at, [randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, [0.9, 1.0, 0.5], mu
@@ -113,7 +115,7 @@ def test_pieces_equal_the_loops(
     for slow, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-6, atol=1e-6)
     results = []
-    for launch in (pieces.copy, pieces.launch_copy):
+    for launch in (elementwise.copy, elementwise.launch_copy):
         targets = [torch.zeros(60, dtype=wire), torch.zeros(8000, dtype=wire)]
         launch([randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, targets, at)
         results.append(targets)

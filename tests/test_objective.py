@@ -11,14 +11,14 @@ import torch
 from tiny_training import four_attempts, hint_for, pack, tiny_policy
 from torch import Tensor
 
+from woodshed.learning import gradients, packing
+from woodshed.learning.gradients import Work
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.packing import Batch, Row
+from woodshed.learning.policy import Policy
+from woodshed.learning.teacher import Teacher
+from woodshed.learning.update import GradientScale
 from woodshed.records import Rollout
-from woodshed.training import gradients, packing
-from woodshed.training.gradients import Work
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.packing import Batch, Row
-from woodshed.training.policy import Policy
-from woodshed.training.teacher import Teacher
-from woodshed.training.update import GradientScale
 
 TEMPERATURE = 0.7
 MESSAGE_TOKENS = 160

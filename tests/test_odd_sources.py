@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from woodshed import syntax, synthesis
+from woodshed import synthesis
 from woodshed.cli import app
 from woodshed.grading import verifier
+from woodshed.pysource import syntax
 from woodshed.records import Patch, Task
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.leaks import readers

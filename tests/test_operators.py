@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from woodshed.synthesis import discovery, instructions, maps, operators
-from woodshed.synthesis.edits import apply, parse
-from woodshed.synthesis.maps import Map
+from woodshed.pysource.edits import apply, parse
+from woodshed.synthesis import coverage_map, discovery, instructions, operators
+from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.mutations import mutants
 from woodshed.synthesis.names import Codebase, unresolved
 from woodshed.synthesis.operators import CascadeError, Deletion, Symbol, every_symbol
@@ -398,21 +398,27 @@ def test_references_and_domination():
         """,
         n="from .m import f\nfrom . import m\ndef h(): return f() + m.g()\n",
     )
-    graph = maps.references(code)
+    graph = coverage_map.references(code)
     m, n = "pkg/m.py", "pkg/n.py"
     assert graph[m, "f"] == {(m, "_a"), (m, "_c")} and graph[n, "h"] == {(m, "f"), (m, "g")}
     assert graph[m, "K.one"] == {(m, "K._two")} and graph[m, "K._two"] == {(m, "f")}
-    using = maps.users(graph, Map((), {}, ((m, "g", m, "_b"),)))
+    using = coverage_map.users(graph, Map((), {}, ((m, "g", m, "_b"),)))
     assert using[m, "_b"] == {(m, "_a"), (m, "g")}
     private = {(m, name) for name in ("_a", "_b", "_c")}
-    assert maps.dominated((m, "f"), maps.users(graph, Map((), {})), private) == [(m, "_a"), (m, "_b")]
-    assert maps.dominated((m, "f"), using, private) == [(m, "_a")]
+    assert coverage_map.dominated((m, "f"), coverage_map.users(graph, Map((), {})), private) == [
+        (m, "_a"),
+        (m, "_b"),
+    ]
+    assert coverage_map.dominated((m, "f"), using, private) == [(m, "_a")]
 
 
 def test_sets_of_tests_leave_imports_out():
     tests = tuple(f"t::{i}" for i in range(3))
     found = Map(tests, {"m.py": {"1": "1", "2": "4", "3": "a"}})
-    assert found.covering("m.py", 1, 1) == maps.AT_IMPORT and found.names(found.covering("m.py", 1, 1)) == []
+    assert (
+        found.covering("m.py", 1, 1) == coverage_map.AT_IMPORT
+        and found.names(found.covering("m.py", 1, 1)) == []
+    )
     assert found.names(found.covering("m.py", 2, 3)) == list(tests) and found.covering("x.py", 1, 9) == 0
 
 

@@ -10,14 +10,14 @@ import pytest
 from lifelike import Shape, make_run
 
 from woodshed import report
-from woodshed.cli.verbs import say_run, say_summary
+from woodshed.cli.app import say_run, say_summary
 from woodshed.evals import measures, passes
 from woodshed.evals.passes import Try
 from woodshed.records import Patch, Rollout, Verdict
-from woodshed.report import arms, curves
+from woodshed.report import curves, variants
 from woodshed.report.gather import gather
 from woodshed.report.transcripts import Archives
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 TASKS = {"a": [1, 0, 0], "b": [0, 0, 0], "c": [1, 1, 1], "d": [0, 1, 1]}
 
@@ -98,7 +98,7 @@ def test_a_run_shows_them_on_screen_in_metrics_and_on_its_page(
     assert trained and all({"pass@1", "pass@3", "best@3"} <= set(line["passes"]) for line in trained)
     assert all(line["passes"]["pass@3"]["low"] is not None for line in trained)
     story = gather(RunDir.open(run.path), 0, Archives())
-    titles = [chart.title for chart in curves.charts(arms.arms([[story]]))]
+    titles = [chart.title for chart in curves.charts(variants.arms([[story]]))]
     assert sum(title.startswith("solved: on average, by any of k") for title in titles) == 2
     text = report.write(run).read_text("utf-8")
     assert "pass@3: solved by any of 3" in text and "best@3" in text

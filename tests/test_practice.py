@@ -12,15 +12,15 @@ from scripted import FINISH, play, renderer
 from tiny_model import write_tiny_model
 
 from woodshed.agent import AgentSettings
+from woodshed.engines.sampler import ScriptedSampler
 from woodshed.feedback.gate import Measured
-from woodshed.inference.sampler import ScriptedSampler
 from woodshed.records import Group, Rollout, Task, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.rl import hints_on, train
+from woodshed.stages.session import Session
 from woodshed.tasks import folder
-from woodshed.training.recipe import Recipe
-from woodshed.training.session import Session
-from woodshed.training.train import hints_on, train
 
 
 def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:

@@ -12,12 +12,12 @@ from test_practice import recipe_of
 from tiny_model import write_tiny_model
 
 from woodshed.records import RecipeError, Rollout, RunError, Task
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import read, validate
-from woodshed.training import preflight
-from woodshed.training.recipe import Recipe
-from woodshed.training.session import refuse_stale
-from woodshed.training.train import train
+from woodshed.stages import preflight
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.rl import train
+from woodshed.stages.session import refuse_stale
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 

@@ -22,10 +22,10 @@ from scripted import (
 )
 
 from woodshed import feedback
+from woodshed.engines.sampler import ScriptedSampler
 from woodshed.feedback.behaviours import BEHAVIOURS
+from woodshed.feedback.critic import ReaderSettings, parse, read, transcript
 from woodshed.feedback.leaks import leak
-from woodshed.feedback.reader import ReaderSettings, parse, read, transcript
-from woodshed.inference.sampler import ScriptedSampler
 from woodshed.records import Group, Hint, RecipeError, Rollout, Task, Verdict
 
 LOOSE = SETTINGS.model_copy(update={"max_errors": 99, "turn_tokens": 400})

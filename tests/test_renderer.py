@@ -12,14 +12,14 @@ import pytest
 from test_codec import TOOLS
 from tiny_model import CHATML, tiny_tokenizer
 
-from woodshed.inference.renderer import (
+from woodshed.records import Call, ModelError, Observation
+from woodshed.tokens.renderer import (
     PackageRenderer,
     Renderer,
     TemplateRenderer,
     create_renderer,
     trained_tool_tokens,
 )
-from woodshed.records import Call, ModelError, Observation
 
 # Templates as they occur: Hermes tools (Qwen2.5), no system role and strict alternation (Gemma), system only at the
 # start (Llama-like).

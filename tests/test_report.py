@@ -18,10 +18,10 @@ from lifelike import Shape, make_run
 from woodshed import report
 from woodshed.evals import evaluation, ledger, measures
 from woodshed.records import Call, Hint, Lesson, Observation, Patch, Rollout, RunError, Turn, Verdict
-from woodshed.report import arms, curves, transcripts, visible, words
+from woodshed.report import curves, transcripts, variants, visible, words
 from woodshed.report.gather import Story, gather
 from woodshed.report.transcripts import Archives
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b]8;;http://x\x07 &amp; \u202egnp.exe"
@@ -282,12 +282,12 @@ def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
         story_of(tmp_path / f"{weight}-{seed}", n, weight=weight, seed=seed)
         for n, (weight, seed) in enumerate([(1.0, 0), (0.0, 0), (1.0, 1)])
     ]
-    found = arms.arms([[story] for story in stories])
+    found = variants.arms([[story] for story in stories])
     assert [(arm.name, len(arm.stories)) for arm in found] == [
         ("feedback.weight = 1.0", 2),
         ("feedback.weight = 0.0", 1),
     ]
-    joined = arms.arms([stories[:2], stories[2:]])
+    joined = variants.arms([stories[:2], stories[2:]])
     assert [[story.name for story in arm.stories] for arm in joined] == [["1.0-0", "0.0-0"], ["1.0-1"]]
     drawn = {chart.title: chart.figure for chart in curves.charts(found)}
     lines = [trace for trace in drawn["targeted divergence"]["data"] if trace.get("name")]
@@ -299,16 +299,16 @@ def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
 def test_seeds_are_a_level_above_the_tasks(tmp_path: Path):
     """The figures of an arm are those that comparing its runs gives, and each seed's own stands beside them."""
     stories = [story_of(tmp_path / str(seed), seed, seed=seed) for seed in range(3)]
-    (arm,) = arms.arms([[story] for story in stories])
+    (arm,) = variants.arms([[story] for story in stories])
     evaluations = [evaluation.from_run(RunDir.open(story.path)) for story in stories]
     sides = [[found[side].graded for found in evaluations] for side in (0, -1)]
     expected = {row.measure.key: row for row in measures.compare_arms(*sides)}
-    for row in arms.rows(arm, measures.MEASURES):
+    for row in variants.rows(arm, measures.MEASURES):
         other = expected[row.measure.key]
         assert (row.before, row.after, row.change) == (other.before, other.after, other.change)
         alone = [found[0].summary.estimates[row.measure.key].value for found in evaluations]
         assert list(row.seeds[0]) == alone
-    flagged = next(row for row in arms.rows(arm, measures.MEASURES) if row.measure.key == "flagged")
+    flagged = next(row for row in variants.rows(arm, measures.MEASURES) if row.measure.key == "flagged")
     assert flagged.before.part == 3, "one flag an evaluation"
     text = report.write(*(RunDir.open(story.path) for story in stories)).read_text("utf-8")
     assert "(3 seeds)" in text and "over seeds and tasks" in text and "by seed" in text
@@ -320,10 +320,10 @@ def test_seeds_of_which_one_is_still_at_work(tmp_path: Path):
     going = dataclasses.replace(
         stories[1], lines=tuple(line for line in stories[1].lines if line.phase != "eval" or line.step == 0)
     )
-    (arm,) = arms.arms([[stories[0]], [going]])
+    (arm,) = variants.arms([[stories[0]], [going]])
     before, after = arm.sides()
     assert len(before) == len(after) == 1
-    (early,) = arms.arms([[dataclasses.replace(story, lines=going.lines) for story in stories]])
+    (early,) = variants.arms([[dataclasses.replace(story, lines=going.lines) for story in stories]])
     assert [len(side) for side in early.sides()] == [2, 0]
 
 
@@ -381,7 +381,7 @@ def test_every_figure_is_one_that_plotly_knows(tmp_path: Path):
     objects = pytest.importorskip("plotly.graph_objects")
     run = make_run(tmp_path / "small", Shape())
     story = gather(run, 0, Archives())
-    charts = [*curves.charts(arms.arms([[story]])), *curves.curriculum_maps([story])]
+    charts = [*curves.charts(variants.arms([[story]])), *curves.curriculum_maps([story])]
     assert len(charts) > 10
     for chart in charts:
         objects.Figure(chart.figure)  # raises on a property that does not exist

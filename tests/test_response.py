@@ -15,14 +15,14 @@ from test_monitors import attempt, call, raised, solved
 
 from woodshed import grading, tasks
 from woodshed.curriculum import Curriculum, CurriculumSettings
+from woodshed.engines.http import EndpointSettings
 from woodshed.evals import measures
-from woodshed.grading.monitors import drift, honeypots, judge, learned, response, rules
-from woodshed.grading.monitors.drift import StepView
-from woodshed.grading.monitors.judge import JudgeSettings
-from woodshed.grading.monitors.response import MonitorSettings
-from woodshed.inference.endpoint import EndpointSettings
+from woodshed.monitors import confirmed_cases, drift, flag_policy, honeypots, judge, rules
+from woodshed.monitors.drift import StepView
+from woodshed.monitors.flag_policy import MonitorSettings
+from woodshed.monitors.judge import JudgeSettings
 from woodshed.records import Flag, Patch, RecipeError, Task, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.synthesis import derived
 
 
@@ -55,7 +55,7 @@ def test_the_canary_in_a_patch_is_proof(tiny_task: Task, tmp_path: Path):
     wrong = honeypots.wrong_module(tiny_task, honeypots.canary(tiny_task))
     stolen = attempt(task, files={"tally/words.py": wrong})
     assert [f.confidence for f in rules.watch(stolen, task) if f.rule == "bait"] == [1.0]
-    assert response.confirmed(rules.watch(stolen, task))
+    assert flag_policy.confirmed(rules.watch(stolen, task))
     assert "bait" not in raised(task, attempt(task, files=solved(task)))
     verdict = grading.verify(task, Patch({"tally/words.py": wrong}))
     assert (verdict.status, verdict.solved) == ("graded", False)  # the bait is wrong
@@ -71,7 +71,9 @@ def test_nobody_solves_an_impossible_twin_honestly(tiny_task: Task, tmp_path: Pa
     assert [f.confidence for f in rules.watch(attempt(twin), twin, cheated) if f.rule == "impossible"] == [
         1.0
     ]
-    assert response.task_class(twin) == response.task_class(tiny_task)  # proof takes both out of the draw
+    assert flag_policy.task_class(twin) == flag_policy.task_class(
+        tiny_task
+    )  # proof takes both out of the draw
 
 
 def test_a_share_of_the_tasks_becomes_traps(tiny_task: Task, tmp_path: Path):
@@ -93,8 +95,8 @@ def test_a_share_of_the_tasks_becomes_traps(tiny_task: Task, tmp_path: Path):
 
 def test_flags_cost_the_advantage_and_tell_only_rules_do_not():
     flags = [flag("history", "a"), flag("memorised", "b"), flag("judge:tests", "c"), flag("caches", "d")]
-    assert response.without_advantage(flags, MonitorSettings()) == {"a", "d"}
-    assert response.without_advantage(flags, MonitorSettings(tell_only=("caches",))) == {"a", "b"}
+    assert flag_policy.without_advantage(flags, MonitorSettings()) == {"a", "d"}
+    assert flag_policy.without_advantage(flags, MonitorSettings(tell_only=("caches",))) == {"a", "b"}
 
 
 def test_proof_or_agreement_confirms():
@@ -105,14 +107,14 @@ def test_proof_or_agreement_confirms():
         flag("history", "c"),
         flag("judge:tests", "c"),
     ]
-    assert [(f.rollout_id, f.rule) for f in response.confirmed(flags)] == [("a", "bait"), ("b", "caches")]
+    assert [(f.rollout_id, f.rule) for f in flag_policy.confirmed(flags)] == [("a", "bait"), ("b", "caches")]
 
 
 def test_confirmed_cheats_quarantine_the_class_of_tasks(tiny_task: Task):
     other = dataclasses.replace(tiny_task, id="other", name="other", operator="remove")
     third = dataclasses.replace(tiny_task, id="third", name="third")
     everything = [tiny_task, other, third]
-    (proof,) = response.quarantined([flag("bait", "r", 1.0)], [attempt(tiny_task)], everything)
+    (proof,) = flag_policy.quarantined([flag("bait", "r", 1.0)], [attempt(tiny_task)], everything)
     assert proof.task_class == "tally/stub"
     curriculum = Curriculum(everything, CurriculumSettings(repeats=True), seed=0)
     curriculum.quarantine(proof.tasks(everything), proof.reason)
@@ -127,12 +129,12 @@ def test_confirmed_cheats_quarantine_the_class_of_tasks(tiny_task: Task):
 
 def test_look_keeps_what_reaches_the_threshold(tiny_task: Task):
     rollout = attempt(tiny_task, call("shell", command="git log --all; pip install toolz"))
-    found = response.look([rollout], [tiny_task], {}, MonitorSettings())
+    found = flag_policy.look([rollout], [tiny_task], {}, MonitorSettings())
     assert [f.rule for f in found] == ["history"]
-    everything = response.look([rollout], [tiny_task], {}, MonitorSettings(threshold=0.1))
+    everything = flag_policy.look([rollout], [tiny_task], {}, MonitorSettings(threshold=0.1))
     assert {f.rule for f in everything} == {"history", "network"}
     with pytest.raises(RecipeError, match="no rule 'nothing'"):
-        response.look([rollout], [tiny_task], {}, MonitorSettings(tell_only=("nothing",)))
+        flag_policy.look([rollout], [tiny_task], {}, MonitorSettings(tell_only=("nothing",)))
 
 
 def test_the_hack_rate_stands_beside_the_reward(tiny_task: Task):
@@ -144,8 +146,8 @@ def test_the_hack_rate_stands_beside_the_reward(tiny_task: Task):
 
 
 def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task):
+    from woodshed.learning import packing
     from woodshed.records import Group
-    from woodshed.training import packing
 
     made = attempt(tiny_task, call("shell", command="ls"))
     turn = dataclasses.replace(made.turns[0], context_ids=(1, 2), sampled_ids=(3, 4), logps=(-1.0, -1.0))
@@ -277,9 +279,9 @@ def test_the_reader_over_http(tiny_task: Task):
         endpoint = EndpointSettings(url=f"http://127.0.0.1:{server.server_port}", retries=0)
         settings = MonitorSettings(judge=JudgeSettings(endpoint=endpoint))
         rollout = attempt(tiny_task, call("shell", command="git log --all"))
-        flags = response.look([rollout], [tiny_task], {}, settings)
+        flags = flag_policy.look([rollout], [tiny_task], {}, settings)
         assert [f.rule for f in flags] == ["history", "judge:history"]
-        assert response.confirmed(flags) == flags[:1]
+        assert flag_policy.confirmed(flags) == flags[:1]
     finally:
         server.shutdown()
         thread.join()
@@ -355,18 +357,18 @@ def run_with_a_cheat(tiny_task: Task, tmp_path: Path):
 
 
 def test_confirmed_cheats_become_places_and_cases(run_with_a_cheat: RunDir, tmp_path: Path):
-    places, cases = learned.learn(run_with_a_cheat)
+    places, cases = confirmed_cases.learn(run_with_a_cheat)
     assert [(p.pattern, p.provenance) for p in places] == [
         (r"(^|/)\.mypy_cache(/|$)", "run run, rollout r, turn 0")
     ]
     (case,) = cases
     assert (case.rule, case.rollout.turns[0].text) == ("caches", "")
     path = tmp_path / "cases.jsonl"
-    assert (learned.keep_cases(path, cases), learned.keep_cases(path, cases)) == (1, 0)
-    assert learned.read_cases(path) == cases
-    assert learned.replay(case)
+    assert (confirmed_cases.keep_cases(path, cases), confirmed_cases.keep_cases(path, cases)) == (1, 0)
+    assert confirmed_cases.read_cases(path) == cases
+    assert confirmed_cases.replay(case)
     harmless = dataclasses.replace(case, rollout=attempt(case.task, call("shell", command="ls")))
-    assert not learned.replay(harmless)
+    assert not confirmed_cases.replay(harmless)
 
 
 def test_the_command_tells_which_cases_are_no_longer_caught(run_with_a_cheat: RunDir, tmp_path: Path):
@@ -374,12 +376,12 @@ def test_the_command_tells_which_cases_are_no_longer_caught(run_with_a_cheat: Ru
 
     from woodshed.cli import app
 
-    _, (case,) = learned.learn(run_with_a_cheat)
+    _, (case,) = confirmed_cases.learn(run_with_a_cheat)
     path = tmp_path / "cases.jsonl"
-    learned.keep_cases(path, [case])
+    confirmed_cases.keep_cases(path, [case])
     assert CliRunner().invoke(app, ["monitor", "bench", "--cases", str(path)]).exit_code == 0
     lost = dataclasses.replace(case, rollout=dataclasses.replace(attempt(case.task), id="lost"))
-    learned.keep_cases(path, [lost])
+    confirmed_cases.keep_cases(path, [lost])
     told = CliRunner().invoke(
         app, ["monitor", "bench", "--cases", str(path), "--out", str(tmp_path / "out.json")]
     )

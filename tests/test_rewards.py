@@ -16,7 +16,7 @@ from woodshed.evals.measures import Graded
 from woodshed.feedback.rewards import TERMS, RewardSettings, auxiliary
 from woodshed.grading.effort import EffortSettings, penalties
 from woodshed.records import Pay, RecipeError, Verdict, from_json, to_json
-from woodshed.training.train import with_levels
+from woodshed.stages.rl import with_levels
 
 
 def test_each_behaviour_pays_what_the_recipe_says_and_as_often_as_it_occurs(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from conftest import tiny_environment
 from scripted import EDIT, FINISH, READ, SETTINGS, TEST, UNKNOWN, calc_task, renderer
 
 from woodshed.agent import run
-from woodshed.inference.sampler import Sample, SampleRequest, ScriptedSampler
+from woodshed.engines.sampler import Sample, SampleRequest, ScriptedSampler
+from woodshed.experience import RolloutSettings, collect, collector, waves
 from woodshed.records import Group, SamplerError, Task, to_json
-from woodshed.rollout import RolloutSettings, collect, lockstep, waves
 from woodshed.sandbox import Sandbox, open_sandbox
 
 ROLLOUT = RolloutSettings(attempts=3, wave_rows=6, tool_threads=3)
@@ -41,7 +41,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
         found.append(open_sandbox(*arguments, **options))
         return found[-1]
 
-    monkeypatch.setattr(lockstep, "open_sandbox", remembered)
+    monkeypatch.setattr(collector, "open_sandbox", remembered)
     return found
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from woodshed.records import Hint, RunError, Verdict
-from woodshed.rundir import DONE, DamagedError, RunDir, staged, sweep
+from woodshed.runs.folder import DONE, DamagedError, RunDir, staged, sweep
 
 HINTS = [
     Hint("r0", 1, "unknown_tool", "Reminder: é ✓ \udcff \u2028 \x85 \x0c"),
@@ -86,7 +86,7 @@ def test_a_second_writer_is_refused_with_the_process_that_writes(run):
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path, run):
     script = (
-        "import os, signal, sys; from pathlib import Path; from woodshed.rundir import DONE, RunDir;"
+        "import os, signal, sys; from pathlib import Path; from woodshed.runs.folder import DONE, RunDir;"
         "RunDir.create(Path(sys.argv[1]), recipe='', manifest={}); os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path / "killed")], check=False)
@@ -141,7 +141,7 @@ FULL = """
 import json, sys
 from pathlib import Path
 from woodshed.records import RunError
-from woodshed.rundir import RunDir, write_atomically
+from woodshed.runs.folder import RunDir, write_atomically
 
 disk, tasks = Path(sys.argv[1]), Path(sys.argv[2])
 recipe = {"train": "name = 'a'\\n", "eval": "name = 'b'\\ntasks = ['x']\\n"}
@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_no_part_behind_and_says_how_to_go_on(tmp_path):
 def test_what_a_killed_process_left_unfinished_goes_with_the_next_one(run):
     run.unlock()
     script = (
-        "import os, signal, sys; from pathlib import Path; from woodshed.rundir import RunDir, staged;"
+        "import os, signal, sys; from pathlib import Path; from woodshed.runs.folder import RunDir, staged;"
         "run = RunDir.open(Path(sys.argv[1])); run.lock();"
         "begun = staged(run.path / 'policy'); begun.__enter__().mkdir();"
         "run.save_checkpoint('rl-1', lambda _: os.kill(os.getpid(), signal.SIGKILL))"

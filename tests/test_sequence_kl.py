@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from woodshed.training import gradients, losses
-from woodshed.training.gradients import Work
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.packing import Batch, Row
-from woodshed.training.policy import Policy
-from woodshed.training.teacher import Teacher
+from woodshed.learning import gradients, losses
+from woodshed.learning.gradients import Work
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.packing import Batch, Row
+from woodshed.learning.policy import Policy
+from woodshed.learning.teacher import Teacher
 
 VOCABULARY, PROMPT, COEF = 3, 2, 0.25
 STOP = 0

@@ -127,8 +127,8 @@ def numbers(kind: type[Settings], prefix: str = "") -> list[str]:
 
 def test_no_number_of_a_recipe_may_be_negative():
     from woodshed.evals.suite import SuiteSettings
+    from woodshed.stages.recipe import Recipe
     from woodshed.synthesis import SynthesisSettings
-    from woodshed.training.recipe import Recipe
 
     for kind, more in (
         (Recipe, ["name=x"]),

@@ -12,15 +12,15 @@ from tiny_model import write_tiny_model
 from tiny_training import four_attempts, tiny_policy
 
 from woodshed import report
-from woodshed.cli.verbs import say_run
+from woodshed.cli.app import say_run
+from woodshed.learning import checkpoint, packing, stability
+from woodshed.learning.logprobs import token_logps
+from woodshed.learning.stability import StabilitySettings, Watch
 from woodshed.records import Task
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
-from woodshed.training import checkpoint, packing, stability
-from woodshed.training.reading import token_logps
-from woodshed.training.recipe import Recipe
-from woodshed.training.stability import StabilitySettings, Watch
-from woodshed.training.train import train
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.rl import train
 
 
 def alarms(rates: list[float | None], **settings: float) -> list[str]:

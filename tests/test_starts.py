@@ -28,9 +28,9 @@ from tiny_model import write_tiny_model
 from typer.testing import CliRunner, Result
 
 import woodshed
-from woodshed import machine
 from woodshed.cli import app
 from woodshed.records import Task
+from woodshed.runs import machine
 from woodshed.tasks import folder
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ def started() -> list[tuple[str, str]]:
 
 TRIED = {
     "woodshed.synthesis.leaks.scanner": "tests/test_leaks.py",
-    "woodshed.synthesis.leaks.thief": "tests/test_leaks.py",
+    "woodshed.synthesis.leaks.exploit": "tests/test_leaks.py",
 }
 """Modules of ours that are started by name, and the test that starts them."""
 THEIRS = {"pip", "venv", "compileall", "pytest"}

@@ -12,18 +12,19 @@ from tiny_model import write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from woodshed import report, settings
+from woodshed.engines.local import LocalSampler
 from woodshed.feedback import demonstrations
-from woodshed.inference.local import LocalSampler
-from woodshed.inference.renderer import Renderer, create_renderer
+from woodshed.learning import packing
+from woodshed.learning.logprobs import token_logps
+from woodshed.learning.packing import Row
+from woodshed.learning.policy import Policy
 from woodshed.records import Lesson, Patch, RecipeError, Rollout
-from woodshed.rundir import RunDir
-from woodshed.training import packing, study
-from woodshed.training.packing import Row
-from woodshed.training.policy import Policy
-from woodshed.training.reading import token_logps
-from woodshed.training.recipe import Recipe
-from woodshed.training.study import Demonstration, StudySettings
-from woodshed.training.train import train
+from woodshed.runs.folder import RunDir
+from woodshed.stages import distill_samples
+from woodshed.stages.distill_samples import Demonstration, StudySettings
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.rl import train
+from woodshed.tokens.renderer import Renderer, create_renderer
 
 SYSTEM = "Answer."
 KNOWN = [Demonstration(f"Call number {n}?", word) for n, word in enumerate(("top", "cut", "sum"))]
@@ -143,8 +144,8 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
     for name in ("known", "earlier"):  # the run has copies of its own
         (tmp_path / f"{name}.jsonl").unlink()
     train(cut, kept, lambda *_: None)
-    assert study.read([kept.path / "demonstrations" / "study.jsonl"]) == KNOWN
-    assert study.read([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
+    assert distill_samples.read([kept.path / "demonstrations" / "study.jsonl"]) == KNOWN
+    assert distill_samples.read([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
 
     def figures(found: RunDir) -> list[dict]:
         lines = [line for phase, _, line in found.read("metrics") if phase == "study"]
@@ -161,7 +162,9 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     policy = Policy(model.requires_grad_(True), is_adapter=False)
     settings_ = StudySettings(answer_tokens=1, system=SYSTEM)
     asked = Demonstration("Which one?", "x")
-    answers = study.answer([asked] * 1500, LocalSampler(model, renderer), settings_, name="a", seed=0)
+    answers = distill_samples.answer(
+        [asked] * 1500, LocalSampler(model, renderer), settings_, name="a", seed=0
+    )
     padded = packing.pad([packing.rollout_row(answers[0])])
     with torch.no_grad():
         old_V = policy.logits(padded)[0, 0].log_softmax(-1)
@@ -171,7 +174,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
         new_V = policy.logits(padded)[0, 0].log_softmax(-1)
     exact = float((old_V.exp() * (old_V - new_V)).sum())
     spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
-    found = study.measure(
+    found = distill_samples.measure(
         policy, renderer, [], [], [packing.rollout_row(made) for made in answers], SYSTEM, 1.0, 4096
     )
     assert exact > 0.05 and found["earlier_kl"] == pytest.approx(exact, abs=4 * spread)
@@ -194,18 +197,18 @@ def test_copies_hold_what_all_the_files_held(tmp_path):
         json.dumps({"prompt": odd.prompt, "demonstration": odd.demonstration}, ensure_ascii=False)
     )
     run = RunDir.create(tmp_path / "run", recipe="", manifest={})
-    found = study.keep(run, StudySettings(demonstrations=tuple(files)))
-    assert found == (study.read(files), []) == ([*KNOWN, odd, *EARLIER], [])
+    found = distill_samples.keep(run, StudySettings(demonstrations=tuple(files)))
+    assert found == (distill_samples.read(files), []) == ([*KNOWN, odd, *EARLIER], [])
     files[0].write_text("{")
-    assert study.keep(run, StudySettings(demonstrations=tuple(files))) == found
+    assert distill_samples.keep(run, StudySettings(demonstrations=tuple(files))) == found
     run.forget()
     assert not run.path.exists()
 
 
 def test_every_demonstration_comes_once_before_any_comes_twice():
-    drawn = [each.id for step in range(3) for each in study.draw(KNOWN, 2, step, 0)]
+    drawn = [each.id for step in range(3) for each in distill_samples.draw(KNOWN, 2, step, 0)]
     assert sorted(drawn[:3]) == sorted(drawn[3:]) == sorted(each.id for each in KNOWN)
-    assert study.draw([], 2, 0, 0) == []
+    assert distill_samples.draw([], 2, 0, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -219,9 +222,9 @@ def test_every_demonstration_comes_once_before_any_comes_twice():
 def test_a_line_that_is_no_demonstration_is_named(tmp_path, line, message):
     (tmp_path / "bad.jsonl").write_text(line)
     with pytest.raises(RecipeError, match=message):
-        study.read([tmp_path / "bad.jsonl"])
+        distill_samples.read([tmp_path / "bad.jsonl"])
     with pytest.raises(RecipeError, match=r"none\.jsonl cannot be read"):
-        study.read([tmp_path / "none.jsonl"])
+        distill_samples.read([tmp_path / "none.jsonl"])
 
 
 @pytest.mark.parametrize(

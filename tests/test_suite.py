@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from scripted import FINISH, SETTINGS, renderer
 
+from woodshed.engines.sampler import SampleRequest, ScriptedSampler
 from woodshed.evals import suite
+from woodshed.experience import RolloutSettings
 from woodshed.grading import GradingSettings, verifier
-from woodshed.grading.monitors.response import MonitorSettings
-from woodshed.inference.sampler import SampleRequest, ScriptedSampler
+from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Flag, Group, Rollout, Task, Verdict
-from woodshed.rollout import RolloutSettings
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 WAIT = "<call>shell sleep 3</call>"

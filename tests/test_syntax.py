@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 
 SHALLOW = "a = 1\n" * 50
 DEEP = "\n".join(f"x{n} = {'(' * 20}{n}{' + 1)' * 20}" for n in range(50))

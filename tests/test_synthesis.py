@@ -30,19 +30,19 @@ from woodshed.records import Task, TaskError
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis import (
     baseline,
-    bench,
     harden,
     instructions,
+    mutation_runner,
     operators,
-    prober,
     project,
     pruning,
+    repository_context,
     sources,
     stats,
 )
-from woodshed.synthesis.bench import lay as lay_out
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import CascadeError, Deletion
+from woodshed.synthesis.repository_context import lay as lay_out
 from woodshed.tasks import folder
 
 
@@ -993,7 +993,7 @@ def test_the_hidden_tests_are_measured(made: Path):
 def test_a_mutant_that_waits_for_ever_is_ended_and_one_that_works_is_not(code: str, status: int):
     child = os.posix_spawn(sys.executable, [sys.executable, "-c", code], {})
     began = time.monotonic()
-    assert os.waitstatus_to_exitcode(prober.ended(child, 1.0)) == status
+    assert os.waitstatus_to_exitcode(mutation_runner.ended(child, 1.0)) == status
     assert time.monotonic() - began < 15
 
 
@@ -1028,7 +1028,7 @@ def test_what_a_busy_machine_refused_is_tried_again_but_not_for_ever(made: Path,
     out = tmp_path / "zoo"
     shutil.copytree(made, out)
     like = json.loads((made / "rejections.jsonl").read_text().splitlines()[0])
-    tries = {"zoo-stub-bark": 1, "zoo-stub-choir": bench.MAX_TRIES}
+    tries = {"zoo-stub-bark": 1, "zoo-stub-choir": repository_context.MAX_TRIES}
     with (out / "rejections.jsonl").open("a") as log:
         for name, times in tries.items():
             shutil.rmtree(out / name)

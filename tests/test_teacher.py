@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny_training import four_attempts, hint_for, pack, step, tiny_policy
 
+from woodshed.learning import packing
+from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.policy import Policy
+from woodshed.learning.teacher import Teacher
 from woodshed.records import ModelError, Rollout
-from woodshed.training import packing
-from woodshed.training.objective import FeedbackSettings
-from woodshed.training.policy import Policy
-from woodshed.training.teacher import Teacher
 
 
 @pytest.fixture(scope="module")

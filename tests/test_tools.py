@@ -10,9 +10,9 @@ import pytest
 from woodshed.agent import tools
 from woodshed.agent.output import clean, clip
 from woodshed.agent.tools import TOOLS, ToolSettings
-from woodshed.inference.codec import CODECS
 from woodshed.records import Call, Observation, SandboxError
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.tokens.codec import CODECS
 
 Box = Callable[..., Sandbox]
 SETTINGS = ToolSettings(command_timeout_s=10, read_lines=5, line_chars=60, output_chars=200, search_hits=3)

@@ -9,7 +9,7 @@ import pytest
 
 from woodshed.evals import tracking
 from woodshed.records import RecipeError
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the trackers' own
 

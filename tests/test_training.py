@@ -15,19 +15,19 @@ from scripted import calc_task, renderer
 from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, tiny_policy, verdicts
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from woodshed import rollout
+from woodshed import experience
 from woodshed.agent import AgentSettings
-from woodshed.inference.local import LocalSampler
+from woodshed.engines.local import LocalSampler
+from woodshed.learning import packing
+from woodshed.learning.logprobs import Reading, token_logps
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.policy import Policy
+from woodshed.learning.update import OptimizerSettings, learning_rate
 from woodshed.records import Group, RecipeError, Rollout, RunError
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
+from woodshed.stages.recipe import Recipe, TaskSettings
+from woodshed.stages.task_sets import task_sets
 from woodshed.tasks import folder
-from woodshed.training import packing
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.policy import Policy
-from woodshed.training.reading import Reading, token_logps
-from woodshed.training.recipe import Recipe, TaskSettings
-from woodshed.training.task_sets import task_sets
-from woodshed.training.update import OptimizerSettings, learning_rate
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -218,8 +218,8 @@ def test_sampler_and_trainer_agree_on_every_token_of_real_attempts(tmp_path):
     tasks = [calc_task(tmp_path / name, tiny_environment()) for name in ("a", "b")]
     sampler = LocalSampler(policy.model, renderer())
     agent = AgentSettings(max_turns=4, turn_tokens=24, rollout_tokens=80)
-    settings = rollout.RolloutSettings(wave_rows=8)
-    groups = rollout.collect(sampler, tasks, settings, agent, phase="train", step=0, attempts=3, seed=0)
+    settings = experience.RolloutSettings(wave_rows=8)
+    groups = experience.collect(sampler, tasks, settings, agent, phase="train", step=0, attempts=3, seed=0)
     rows = [packing.rollout_row(r) for group in groups for r in group.rollouts]
     assert sum(len(row.wanted) for row in rows) > 100
     padded = packing.pad(rows)
@@ -261,7 +261,7 @@ def test_the_frozen_teacher_is_swapped_in_and_out_without_a_trace(rollouts):
 def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
     temperature, dtype, at_once, monkeypatch
 ):
-    monkeypatch.setattr("woodshed.training.reading.ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr("woodshed.learning.logprobs.ELEMENTS_AT_ONCE", at_once)
     dice = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 5, 37, generator=dice).to(dtype).requires_grad_()
     tokens, weights = torch.randint(37, (3, 5), generator=dice), torch.randn(3, 5, generator=dice)
@@ -279,7 +279,7 @@ def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
 @pytest.mark.parametrize("at_once", [1 << 25, 50])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_reading_scores_as_the_cross_entropy_does(temperature, dtype, at_once, trained, monkeypatch):
-    monkeypatch.setattr("woodshed.training.reading.ELEMENTS_AT_ONCE", at_once)
+    monkeypatch.setattr("woodshed.learning.logprobs.ELEMENTS_AT_ONCE", at_once)
     dice = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(8, 37).to(dtype).requires_grad_(trained)
     hidden = torch.randn(3, 5, 8, generator=dice).to(dtype).requires_grad_()

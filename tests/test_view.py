@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Input, Static
 
 from woodshed.records import Rollout, RunError, Verdict
 from woodshed.report.view import Reader, Viewer, matches, message_text, view
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 HOSTILE = "[bold red]no[/] [/nothing] \x1b[31mred\x1b]8;;http://x\x07 \u202egnp.exe"
 

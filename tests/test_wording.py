@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from woodshed.records import SamplerError
-from woodshed.synthesis import wording
-from woodshed.synthesis.wording import Wanted
+from woodshed.synthesis import paraphrase
+from woodshed.synthesis.paraphrase import Wanted
 
 GOLD = "def area(w, h):\n    scale = max(w, h) or 1\n    return (w / scale) * (h / scale) * scale ** 2\n"
 WANTED = Wanted(
@@ -30,12 +30,12 @@ WANTED = Wanted(
     ],
 )
 def test_rules(text: str, fault: str):
-    found = wording.faults(text, WANTED)
+    found = paraphrase.faults(text, WANTED)
     assert [fault in line for line in found] == ([True] if fault else [])
 
 
 def test_runs_are_counted_in_tokens():
-    assert wording.longest_run("x = a + b, then", "y = a + b") == 4
+    assert paraphrase.longest_run("x = a + b, then", "y = a + b") == 4
 
 
 @pytest.fixture
@@ -64,13 +64,13 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 def test_a_model_rewords_and_what_cannot_be_inferred_is_added(server: tuple[str, list[str]]):
     url, answers = server
-    ask = wording.endpoint(url, "any")
+    ask = paraphrase.endpoint(url, "any")
     answers += ["We need `area` back.", "Some thoughts\n- squares have equal sides\n- test_area_of_squares\n"]
-    text, faults = wording.reword("Add `area`.", WANTED, ask)
+    text, faults = paraphrase.reword("Add `area`.", WANTED, ask)
     assert (
         text == "We need `area` back.\n\nThe tests also rely on:\n- squares have equal sides\n" and not faults
     )
     answers += ["We need it back."]
-    assert wording.reword("Add `area`.", WANTED, ask) == ("Add `area`.", ["it does not mention area"])
+    assert paraphrase.reword("Add `area`.", WANTED, ask) == ("Add `area`.", ["it does not mention area"])
     with pytest.raises(SamplerError, match="gave no chat completion for 'any'"):
-        wording.reword("Add `area`.", WANTED, ask)
+        paraphrase.reword("Add `area`.", WANTED, ask)

@@ -9,13 +9,13 @@ import torch
 from scripted import EDIT, PROSE, READ, TEST, UNKNOWN, calc_task, play, renderer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from woodshed.learning import packing
+from woodshed.learning.logprobs import token_logps
+from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.policy import Policy, add_adapter
+from woodshed.learning.teacher import Teacher
+from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
 from woodshed.records import Group, Hint, Rollout, Verdict
-from woodshed.training import packing
-from woodshed.training.objective import FeedbackSettings, ObjectiveSettings
-from woodshed.training.policy import Policy, add_adapter
-from woodshed.training.reading import token_logps
-from woodshed.training.teacher import Teacher
-from woodshed.training.update import GradientScale, OptimizerSettings, make_optimizer, update
 
 HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."
 

@@ -7,29 +7,29 @@ The ladder. A module imports only from lines below its own; modules that share a
 
     __main__
     cli
-    terminal
     doctor
     report
-    training
-    evals
-    synthesis
-    curriculum
-    feedback
-    grading
-    rollout
-    agent
-    inference
-    tasks
-    sandbox
+    stages
+    learning
     parallel
     muon
-    rundir
-    links
-    machine
+    synthesis
+    evals
+    experience
+    curriculum
+    feedback
+    monitors
+    grading
+    agent
+    engines
+    tokens
+    tasks
+    sandbox
+    runs
+    pysource
     settings
     boundary
     records
-    syntax
 """
 
 __version__ = "0.1.0"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from woodshed import machine
+from woodshed.runs import machine
 from woodshed.sandbox import Check
 from woodshed.sandbox.probe import probe
 from woodshed.tasks.environment import cache_dir
@@ -85,7 +85,7 @@ def _torch() -> Iterator[Check]:
 def _endpoint(url: str) -> Check:
     import httpx
 
-    from woodshed.inference.endpoint import address
+    from woodshed.engines.http import address
 
     try:
         answer = httpx.get(f"{address(url)}/v1/models", timeout=10)

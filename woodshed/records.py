@@ -1,7 +1,7 @@
 """The nouns that flow through everything: frozen records with a JSON form.
 
 Nothing here does work. A record is built once, travels between rooms, and is written to a run folder as one JSON
-line (`to_json`) and read back (`from_json`). Tensors live in `training.packing`; this module imports no torch.
+line (`to_json`) and read back (`from_json`). Tensors live in `learning.packing`; this module imports no torch.
 """
 
 from __future__ import annotations

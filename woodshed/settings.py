@@ -1,6 +1,6 @@
 """Strict typed settings: one TOML file, dotted overrides, and 'did you mean' for every mistake.
 
-Each room owns a `Settings` subclass next to the code that reads it; `training.recipe` composes them. Nothing here
+Each room owns a `Settings` subclass next to the code that reads it; `stages.recipe` composes them. Nothing here
 knows any setting by name.
 """
 

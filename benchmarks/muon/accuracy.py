@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from woodshed import machine
 from woodshed.muon.newton_schulz import GRAM_RESTARTS, Triple, gram, normalised, standard, triples
+from woodshed.runs import machine
 
 ASPECTS = {"wide 3.5": 3.5, "tall 3.5": 1 / 3.5, "wide 1.5": 1.5, "square": 1.0}
 """Columns over rows; 3.5 is 2048 x 7168."""

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from woodshed import machine
 from woodshed.muon import Experts, Heads, NewtonSchulz, ShardedMuon, clip_grad_norm_
+from woodshed.runs import machine
 
 LRS = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3)}
 BAR = 0.75

@@ -14,8 +14,8 @@ from conftest import PASS_TO_PASS
 from woodshed import grading, tasks
 from woodshed.evals import monitoring
 from woodshed.grading import verifier
-from woodshed.grading.planted.play import play
 from woodshed.grading.verifier import Apart
+from woodshed.monitors.cheat_suite.run import play
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox
 from woodshed.tasks import gold_patch

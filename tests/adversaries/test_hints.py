@@ -9,12 +9,12 @@ from scripted import EDIT, FINISH, READ, SETTINGS, TEST, calc_task, play
 
 from woodshed import feedback
 from woodshed.agent.tools import EXAMPLES, TOOLS
+from woodshed.feedback.critic import SYSTEM, ReaderSettings, parse, transcript
 from woodshed.feedback.leaks import leak
-from woodshed.feedback.reader import SYSTEM, ReaderSettings, parse, transcript
-from woodshed.grading.monitors.judge import Audit, shown_turn
-from woodshed.inference.codec import CODECS
-from woodshed.inference.quoting import MARK, quoted
+from woodshed.monitors.judge import Audit, shown_turn
 from woodshed.records import Call, Observation, Rollout, Task, Turn, Verdict
+from woodshed.tokens.codec import CODECS
+from woodshed.tokens.quoting import MARK, quoted
 
 SOLUTION = '''\
 import heapq, re

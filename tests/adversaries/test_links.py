@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from woodshed.cli import app
+from woodshed.learning import checkpoint
 from woodshed.records import (
     Hint,
     RunError,
 )
-from woodshed.rundir import RunDir
-from woodshed.training import checkpoint
+from woodshed.runs.folder import RunDir
 
 PLACES = (
     "metrics.jsonl",

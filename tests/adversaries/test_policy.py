@@ -19,12 +19,12 @@ from woodshed.evals import atif, behaviour
 from woodshed.evals.measures import Graded
 from woodshed.feedback import rewards
 from woodshed.grading import verifier
-from woodshed.grading.monitors import response, rules
-from woodshed.grading.monitors.evidence import Evidence
-from woodshed.inference.codec import CODECS
+from woodshed.monitors import flag_policy, rules
+from woodshed.monitors.evidence import Evidence
 from woodshed.records import Access, Call, Group, Observation, Patch, PathClass, Rollout, Task, Turn, Verdict
 from woodshed.report.transcripts import Archives, Remarks
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
+from woodshed.tokens.codec import CODECS
 
 LONG = "a" * 300
 NAMES = [
@@ -360,14 +360,14 @@ def test_a_monitor_that_breaks_raises_a_flag_and_ends_nothing(
     with pytest.raises(RecursionError):
         rules.watch(rollout, tiny_task)  # a test sees it
     monkeypatch.setattr(boundary, "strict", False)
-    settings = response.MonitorSettings(threshold=0.9)
-    flags = response.look([rollout], [tiny_task], {}, settings)
+    settings = flag_policy.MonitorSettings(threshold=0.9)
+    flags = flag_policy.look([rollout], [tiny_task], {}, settings)
     (flag,) = [flag for flag in flags if flag.rule == "history"]
     assert flag.quote == (
         "the rule could not read the attempt: RecursionError in breaks: maximum recursion depth exceeded"
     )
-    assert response.without_advantage([flag], settings) == {"r"}
-    assert response.confirmed([flag]) == []
+    assert flag_policy.without_advantage([flag], settings) == {"r"}
+    assert flag_policy.confirmed([flag]) == []
 
 
 def test_a_detector_that_breaks_neither_hints_nor_pays(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
@@ -407,7 +407,7 @@ def test_a_solution_whose_interface_cannot_be_read_is_no_solution(
     ],
 )
 def test_long_names_are_read_to_their_end(text: str, name: str):
-    from woodshed.grading.monitors import code
+    from woodshed.pysource import code
 
     assert name in [found for found, _ in code.scan(text).names]
 

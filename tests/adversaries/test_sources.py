@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from woodshed import syntax, synthesis, tasks
+from woodshed import synthesis, tasks
+from woodshed.pysource import syntax
 from woodshed.records import Task, TaskError
 from woodshed.synthesis import project, sources
-from woodshed.synthesis.bench import LONGEST_NAME, folder_name
-from woodshed.synthesis.leaks import prints
+from woodshed.synthesis.leaks import fingerprints
 from woodshed.synthesis.measuring import read_kept
+from woodshed.synthesis.repository_context import LONGEST_NAME, folder_name
 from woodshed.synthesis.stats import rejected
 from woodshed.tasks import export, folder
 
@@ -246,7 +247,7 @@ def test_folders_of_tasks_are_called_what_a_folder_may_be():
 
 def test_deep_code_is_printed_and_links_in_a_circle_are_dropped(tmp_path: Path):
     deep = "if a == 0:\n    pass\n" + "".join(f"elif a == {n}:\n    pass\n" for n in range(1, 1500))
-    assert prints.shape(syntax.parse(deep).body)[1] > 1500
+    assert fingerprints.shape(syntax.parse(deep).body)[1] > 1500
     (tmp_path / "src").mkdir()
     (tmp_path / "src/a.py").write_text("x = 1")
     (tmp_path / "src/loop").symlink_to("loop")

@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 
 from woodshed.records import Hint, Lesson, Rollout, Task, Verdict
-from woodshed.rundir import RunDir
-from woodshed.training.warmup import OracleAttempt
+from woodshed.runs.folder import RunDir
+from woodshed.stages.sft import OracleAttempt
 
 STEPS = 3
 

@@ -28,8 +28,7 @@ from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS, ToolSettings
 from woodshed.boundary import contained
-from woodshed.inference.renderer import Context, Renderer
-from woodshed.inference.sampler import Sample, Sampler, SampleRequest
+from woodshed.engines.sampler import Sample, Sampler, SampleRequest
 from woodshed.records import (
     CALL_FAULTS,
     Access,
@@ -47,6 +46,7 @@ from woodshed.records import (
 from woodshed.sandbox import Sandbox, Touch, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
+from woodshed.tokens.renderer import Context, Renderer
 
 
 class AgentSettings(Settings):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 from woodshed.records import Patch
 from woodshed.sandbox import Change, Sandbox
 from woodshed.tasks.diff import unified

@@ -21,10 +21,10 @@ from pydantic import Field
 
 from woodshed.agent import pasting
 from woodshed.agent.output import clean, clip, printable
-from woodshed.inference.codec import Codec, ToolSpec, problem
 from woodshed.records import Call, ErrorKind, Observation, SandboxError
 from woodshed.sandbox import Result, Sandbox
 from woodshed.settings import Settings
+from woodshed.tokens.codec import Codec, ToolSpec, problem
 
 
 class ToolSettings(Settings):

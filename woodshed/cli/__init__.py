@@ -9,7 +9,7 @@ engine or sandbox failed half way, and what was finished is kept; 130 interrupte
 """
 
 from woodshed.cli import measure, runs, tasks
-from woodshed.cli.verbs import app
+from woodshed.cli.app import app
 
 __all__ = ["app", "main", "measure", "runs", "tasks"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from woodshed.cli.verbs import (
+from woodshed.cli.app import (
     OUT_FILE,
     Closes,
     app,
@@ -25,8 +25,8 @@ from woodshed.cli.verbs import (
     say_rows,
     say_summary,
 )
+from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
 from woodshed.records import RunError
-from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 if TYPE_CHECKING:
     from woodshed.evals.monitoring import Report as MonitorReport
@@ -75,7 +75,7 @@ def evaluate(
         )
     from woodshed import report, settings
     from woodshed.evals import changes, suite, tracking
-    from woodshed.rundir import RunDir
+    from woodshed.runs.folder import RunDir
     from woodshed.tasks import folder
 
     if resume is not None:
@@ -183,7 +183,7 @@ def show_costs(
     ] = None,
 ) -> None:
     """Say what a run used and what that cost. Exits with 1 where records could not be read."""
-    from woodshed.rundir import RunDir
+    from woodshed.runs.folder import RunDir
 
     if say_costs(RunDir.open(run), prices):
         raise typer.Exit(1)
@@ -202,13 +202,13 @@ def grade(
     With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints which
     verdicts and flags changed; the run stays as it is.
     """
-    from woodshed.grading import again
-    from woodshed.rundir import RunDir
+    from woodshed.experience import regrade
+    from woodshed.runs.folder import RunDir
 
     kept = RunDir.open(run)
-    chosen = again.settings_of(kept, overrides or [])
+    chosen = regrade.settings_of(kept, overrides or [])
     with keeping("judging again writes nothing"), progress_bars() as progress:
-        count, changes = again.judge_again(kept, chosen, progress=progress)
+        count, changes = regrade.judge_again(kept, chosen, progress=progress)
     for change in changes:
         before, now = change.before, change.now
         sides = [f"{v.reward:g}" if v.status == "graded" else "invalid" for v in (before, now)]
@@ -259,17 +259,17 @@ def bench_monitors(
     Every known cheat and its honest look-alikes are played in sandboxes on real tasks, then watched by the rules. Exits
     with 1 when a confirmed cheat of --cases is no longer caught.
     """
-    from woodshed import machine
     from woodshed.evals import labelled, monitoring
-    from woodshed.grading.monitors import learned
+    from woodshed.monitors import confirmed_cases
     from woodshed.records import to_json
-    from woodshed.rundir import write_atomically
+    from woodshed.runs import machine
+    from woodshed.runs.folder import write_atomically
     from woodshed.tasks import folder
 
     if not (tasks or cases or trace or school):
         raise typer.BadParameter("name tasks to play on, or --cases, --trace or --school")
     results: dict[str, Any] = {"machine": machine.describe()}
-    known = learned.read_cases(cases) if cases else []
+    known = confirmed_cases.read_cases(cases) if cases else []
     for name, path, load in (("trace", trace, labelled.trace), ("school", school, labelled.school)):
         if path is not None:
             say(f"{name}: {path}")
@@ -279,7 +279,7 @@ def bench_monitors(
             loaded = folder.load_set(*tasks)
             played, per_s = monitoring.run(loaded, each=each, jobs=jobs, seed=seed, progress=progress)
         results["planted"] = _say_monitors(monitoring.report(played, per_s))
-    missed = [case for case in known if not learned.replay(case)]
+    missed = [case for case in known if not confirmed_cases.replay(case)]
     for case in missed:
         say(f"no longer caught: {case.rollout.id}, {case.rule} at turn {case.turn}")
     if out is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from woodshed.cli.verbs import (
+from woodshed.cli.app import (
     OUT_FILE,
     Overrides,
     app,
@@ -20,12 +20,12 @@ from woodshed.cli.verbs import (
     say_costs,
     say_run,
 )
+from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RunError
-from woodshed.terminal import progress_bars, say, say_next, tell
 
 if TYPE_CHECKING:
-    from woodshed.rundir import RunDir
-    from woodshed.training.recipe import Recipe
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages.recipe import Recipe
 
 
 @app.command("doctor")
@@ -70,10 +70,10 @@ def train(
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
     from woodshed import report, settings
     from woodshed.evals import tracking
-    from woodshed.rundir import RunDir
-    from woodshed.training import arms, preflight
-    from woodshed.training.recipe import Recipe
-    from woodshed.training.train import train as practise
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages import preflight, variants
+    from woodshed.stages.recipe import Recipe
+    from woodshed.stages.rl import train as practise
 
     if resume is not None:
         run = RunDir.open(resume)
@@ -83,7 +83,7 @@ def train(
         run.lock()
     else:
         path, given = Path(recipe or ""), overrides or []
-        chosen = arms.arm(path, arm, given) if arm else settings.read(Recipe, path, given)
+        chosen = variants.arm(path, arm, given) if arm else settings.read(Recipe, path, given)
         preflight.refuse(chosen)
         for warning in preflight.warnings(chosen):
             tell(f"warning: {warning}")
@@ -116,7 +116,7 @@ def say_changes(run: RunDir, chosen: Recipe) -> None:
         RunError: it may not.
     """
     from woodshed.evals import changes
-    from woodshed.training import checkpoint
+    from woodshed.learning import checkpoint
 
     newest = checkpoint.latest(run)
     position = checkpoint.read_position(newest) if newest else checkpoint.Position()
@@ -143,14 +143,15 @@ def run_arms(
     One run after the other, each in a process of its own; what is finished is not made again, and what was stopped
     goes on. Then a table: before, after and change of every arm, and every arm against the first.
     """
-    from woodshed.cli.experiment import run_all, say_arms
-    from woodshed.training import arms
+    from woodshed.cli.variants import run_all, say_arms
+    from woodshed.stages import variants
 
     path, given = Path(recipe), overrides or []
-    known = arms.names(path, given)
+    known = variants.names(path, given)
     chosen = [name.strip() for name in only.split(",")] if only else list(known)
     recipes = {
-        name: [arms.arm(path, name, [*given, f"seed={seed}"]) for seed in seeds.split(",")] for name in chosen
+        name: [variants.arm(path, name, [*given, f"seed={seed}"]) for seed in seeds.split(",")]
+        for name in chosen
     }
     if dry_run:
         for name, several in recipes.items():
@@ -209,7 +210,7 @@ def view_run(
     Rollouts, turns, hints and what the probabilities say, with the keys of the report; works over ssh.
     """
     from woodshed.report.view import view
-    from woodshed.rundir import RunDir
+    from woodshed.runs.folder import RunDir
 
     kept = RunDir.open(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -232,7 +233,7 @@ def export_run(
     Trajectories as ATIF v1.8, or the final policy as a model directory with a card. Exits with 1 where some records
     could not be read and were left out.
     """
-    from woodshed.rundir import RunDir
+    from woodshed.runs.folder import RunDir
 
     if to not in ("atif", "hf"):
         raise typer.BadParameter(f"--to {to}: woodshed exports to atif or hf")
@@ -243,7 +244,7 @@ def export_run(
         say(f"{atif.export(kept, target, problems=problems)} trajectories in {target}")
         say_next(f"scripts/validate-atif {target}")
     else:
-        from woodshed.training import export
+        from woodshed.learning import export
 
         say(f"model: {export.export(kept, target, problems=problems)}")
     for problem in problems:

@@ -11,9 +11,9 @@ from typing import Annotated
 
 import typer
 
-from woodshed.cli.verbs import OUT_FILE, keeping, tasks_app
+from woodshed.cli.app import OUT_FILE, keeping, tasks_app
+from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
 from woodshed.records import TaskError
-from woodshed.terminal import progress_bars, say, say_columns, say_next, tell
 
 MOST_FILES = 20
 """Most files that are named on the screen because they cannot be read."""
@@ -97,7 +97,8 @@ def check_tasks(
     Hidden tests must fail before and pass after the original code is back, and the others pass both times. Exits
     with 1 and one reason per bad task.
     """
-    from woodshed import machine, synthesis
+    from woodshed import synthesis
+    from woodshed.runs import machine
     from woodshed.tasks import folder
 
     def reason_against(path: Path) -> str:
@@ -252,7 +253,7 @@ def show_stats(
     Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
     in TASKS/stats.svg.
     """
-    from woodshed.rundir import write_atomically
+    from woodshed.runs.folder import write_atomically
     from woodshed.synthesis import stats
     from woodshed.tasks import folder
 
@@ -288,15 +289,15 @@ def export_tasks(
 
 def _learn(run: Path, rules: Path) -> None:
     """Confirmed cheats of a run become scrub rules, and cases that `woodshed monitor bench --cases` plays again."""
-    from woodshed.grading.monitors import learned
-    from woodshed.rundir import RunDir
+    from woodshed.monitors import confirmed_cases
+    from woodshed.runs.folder import RunDir
     from woodshed.synthesis import leaks
-    from woodshed.synthesis.leaks import residue
+    from woodshed.synthesis.leaks import leftovers
 
-    places, cases = learned.learn(RunDir.open(run))
-    leaks.add_rules(rules, [residue.Rule(p.pattern, p.why, p.provenance) for p in places])
+    places, cases = confirmed_cases.learn(RunDir.open(run))
+    leaks.add_rules(rules, [leftovers.Rule(p.pattern, p.why, p.provenance) for p in places])
     kept = rules.with_name("confirmed-cheats.jsonl")
-    learned.keep_cases(kept, cases)
+    confirmed_cases.keep_cases(kept, cases)
     say(f"learned {len(places)} places in {rules} and {len(cases)} cases in {kept}")
 
 

@@ -17,7 +17,7 @@ from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.ledger import Costs, Ledger
 from woodshed.evals.measures import Figure
 from woodshed.evals.statistics import Estimate
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from woodshed.records import RunError
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings
 
 FREE = (

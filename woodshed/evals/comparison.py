@@ -11,7 +11,7 @@ from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.manifest import differences
 from woodshed.evals.measures import Graded, Row
 from woodshed.records import RunError
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 
 @dataclass(frozen=True)

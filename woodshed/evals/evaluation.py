@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from woodshed.evals import measures
 from woodshed.evals.measures import Graded, Row, Summary
 from woodshed.records import Flag, Rollout, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.evals.monitoring import Case
-from woodshed.grading.monitors.rules import watch
+from woodshed.monitors.rules import watch
 from woodshed.records import Call, Environment, Observation, Patch, Rollout, Task, TaskError, Turn
 
 FENCE = re.compile(r"```[ \t]*(\w*)[^\n]*\n(.*?)```", re.DOTALL)

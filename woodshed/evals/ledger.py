@@ -23,7 +23,7 @@ from woodshed.evals.behaviour import prompt_lengths
 from woodshed.evals.measures import Graded
 from woodshed.evals.statistics import Difference
 from woodshed.records import RecipeError, Rollout, Verdict
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings, validate
 
 METERED = ("teacher_tokens", "trained_positions", "judge_prompt_tokens", "judge_sampled_tokens")

@@ -18,19 +18,19 @@ import woodshed
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import EXAMPLES, SHELL_ENV, TOOLS
+from woodshed.engines.sampler import Sampler
 from woodshed.grading.verifier import GradingSettings
-from woodshed.inference.sampler import Sampler
 from woodshed.records import Task, to_json
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.sandbox.spec import ENVIRONMENT, Limits
 
 HARNESS = (
     "agent",
     "grading",
     "sandbox",
-    "rollout",
-    "inference/codec.py",
-    "inference/renderer.py",
+    "experience",
+    "tokens/codec.py",
+    "tokens/renderer.py",
     "tasks/environment.py",
 )
 """Source that stands between a policy and its score."""

@@ -16,11 +16,11 @@ import numpy as np
 
 from woodshed.evals import statistics
 from woodshed.evals.statistics import Estimate
-from woodshed.grading.monitors.rules import RULES, suspicion, watch
-from woodshed.grading.planted.cheats import CHEATS, Script
-from woodshed.grading.planted.play import cheat_turn, play
-from woodshed.grading.planted.scene import Act, Scene, fits
-from woodshed.grading.planted.twins import TWINS
+from woodshed.monitors.cheat_suite.benign import TWINS
+from woodshed.monitors.cheat_suite.cheats import CHEATS, Script
+from woodshed.monitors.cheat_suite.context import Act, Scene, fits
+from woodshed.monitors.cheat_suite.run import cheat_turn, play
+from woodshed.monitors.rules import RULES, suspicion, watch
 from woodshed.records import Flag, Rollout, Task, TaskError
 
 Progress = Callable[[int, int, str], None]

@@ -8,24 +8,24 @@ from typing import Literal
 
 from pydantic import Field
 
-from woodshed import feedback, rollout
+from woodshed import experience, feedback
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort, with_effort
+from woodshed.engines.http import EndpointSettings
+from woodshed.engines.sampler import Sampler, SamplerSettings
 from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
 from woodshed.evals.tracking import Tracker
+from woodshed.experience import RolloutSettings
 from woodshed.grading import verifier
-from woodshed.grading.monitors import response
-from woodshed.grading.monitors.response import MonitorSettings
 from woodshed.grading.verifier import GradingSettings
-from woodshed.inference.endpoint import EndpointSettings
-from woodshed.inference.renderer import Renderer
-from woodshed.inference.sampler import Sampler, SamplerSettings
+from woodshed.monitors import flag_policy
+from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Flag, Group, Hint, Rollout, Task, Verdict
-from woodshed.rollout import RolloutSettings
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings
+from woodshed.tokens.renderer import Renderer
 
 Progress = Callable[[int, int, str], None]
 
@@ -97,7 +97,7 @@ def attempt(
     total = len(tasks) * attempts
     with verifier.Judging(tasks, grading_settings) as judging:
         early = judging.add if rollout_settings.quorum < 1 else None
-        for part, wave in enumerate(rollout.waves(tasks, attempts, rollout_settings.wave_rows)):
+        for part, wave in enumerate(experience.waves(tasks, attempts, rollout_settings.wave_rows)):
 
             def report(done: int, _total: int, text: str, before: int = len(verdicts)) -> None:
                 if progress:
@@ -130,7 +130,7 @@ def attempt(
             judged = {v.rollout_id: v for v in run.once("verdicts", Verdict, phase, step, judge, part=part)}
 
             def look(made: list[Rollout] = rollouts, judged: dict[str, Verdict] = judged) -> list[Flag]:
-                return response.look(made, tasks, judged, monitor_settings)
+                return flag_policy.look(made, tasks, judged, monitor_settings)
 
             flags += run.once("flags", Flag, phase, step, look, part=part)
             verdicts |= judged

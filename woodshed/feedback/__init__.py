@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from woodshed.agent.tools import TOOLS
 from woodshed.boundary import contained
-from woodshed.feedback import reader
+from woodshed.feedback import critic
 from woodshed.feedback.behaviours import BEHAVIOURS
 from woodshed.feedback.detectors import DETECTORS, Detector, Fault
 from woodshed.feedback.hints import CLASSES, LEADS, PLACEBOS, hint_text
-from woodshed.inference.codec import Codec, ToolSpec
 from woodshed.records import Group, Hint, RecipeError, Rollout, Task
+from woodshed.tokens.codec import Codec, ToolSpec
 
 __all__ = [
     "BEHAVIOURS",
@@ -65,7 +65,7 @@ def choose(hints: Iterable[Hint], detectors: Sequence[str] = ()) -> list[Hint]:
     Raises:
         RecipeError: a name that no detector has.
     """
-    known = [*DETECTORS, *BEHAVIOURS, reader.DETECTOR]
+    known = [*DETECTORS, *BEHAVIOURS, critic.DETECTOR]
     if unknown := set(detectors) - set(known):
         raise RecipeError(f"no detector {min(unknown)!r}; known are {', '.join(known)}")
     return [hint for hint in hints if not detectors or hint.detector in detectors]

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from woodshed import syntax
 from woodshed.agent.patch import NO_SOURCE
+from woodshed.pysource import syntax
 from woodshed.records import CALL_FAULTS, Call, ErrorKind, Observation, Rollout, Task, Turn
 
 

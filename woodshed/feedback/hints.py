@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from woodshed.agent.tools import EXAMPLES
-from woodshed.inference.codec import Codec, ToolSpec
+from woodshed.tokens.codec import Codec, ToolSpec
 
 PLACEBOS: tuple[str, ...] = (
     "Reminder: the repository is under an open licence.",

@@ -27,8 +27,8 @@ from importlib.resources import files
 from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import EXAMPLES, TOOLS
 from woodshed.feedback.spelling import Token, folded, in_digits, joined, readings, stem, tokens
-from woodshed.inference.codec import CODECS
 from woodshed.records import Rollout, Task
+from woodshed.tokens.codec import CODECS
 
 RUN = 4  # so many words in a row are a quotation
 LONGEST = 32  # letters and digits in a row that are no word any more, but a code

@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from woodshed.records import Task
-from woodshed.rundir import write_atomically
+from woodshed.runs.folder import write_atomically
 from woodshed.sandbox import SandboxSpec, open_sandbox, store
 from woodshed.tasks import environment, folder
 
-PROGRAM = "/run/woodshed/woodshed_doubt.py"
-DOUBT = Path(__file__).with_name("doubt.py")
+PROGRAM = "/run/woodshed/woodshed_assert_hardening.py"
+DOUBT = Path(__file__).with_name("assert_hardening.py")
 TIMEOUT_S = 120.0
 
 Made = list[object]

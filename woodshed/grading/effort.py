@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from pydantic import Field
 
 from woodshed.agent.prompt import Effort
-from woodshed.inference.renderer import Renderer
-from woodshed.inference.spans import token_kinds
 from woodshed.records import Rollout
 from woodshed.settings import Settings
+from woodshed.tokens.renderer import Renderer
+from woodshed.tokens.token_kinds import token_kinds
 
 
 class EffortSettings(Settings):

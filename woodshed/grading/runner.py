@@ -323,9 +323,13 @@ def main() -> None:
     os.chdir(request["workspace"])
     sources = request.pop("sources", {})
     compiled = request.pop("compiled", {})
-    beside("woodshed_doubt").install(request["workspace"], request.get("patched", {}), sources, compiled)
+    beside("woodshed_assert_hardening").install(
+        request["workspace"], request.get("patched", {}), sources, compiled
+    )
     if request.get("apart"):
-        beside("woodshed_apart").install(request["packages"], os.environ.get("WOODSHED_PYTHONPATH", ""))
+        beside("woodshed_process_isolation").install(
+            request["packages"], os.environ.get("WOODSHED_PYTHONPATH", "")
+        )
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:

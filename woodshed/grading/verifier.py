@@ -28,10 +28,10 @@ from typing import Literal, cast
 
 from pydantic import Field
 
-from woodshed import syntax
 from woodshed.boundary import contained
-from woodshed.grading import interface, results
+from woodshed.grading import api_compat, results
 from woodshed.grading.compiled import compiled_tests
+from woodshed.pysource import syntax
 from woodshed.records import (
     Environment,
     Group,
@@ -43,13 +43,16 @@ from woodshed.records import (
     TaskError,
     Verdict,
 )
-from woodshed.rundir import write_atomically
+from woodshed.runs.folder import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox, store
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 
-INSIDE = {"runner.py": "/run/woodshed/woodshed_runner.py", "doubt.py": "/run/woodshed/woodshed_doubt.py"}
-INSIDE["apart.py"] = "/run/woodshed/woodshed_apart.py"
+INSIDE = {
+    "runner.py": "/run/woodshed/woodshed_runner.py",
+    "assert_hardening.py": "/run/woodshed/woodshed_assert_hardening.py",
+}
+INSIDE["process_isolation.py"] = "/run/woodshed/woodshed_process_isolation.py"
 """Files of this room and where a sandbox shows them."""
 MAX_PATCH_CHARS = 4_000_000
 MAX_PATCH_FILES = 1000
@@ -249,7 +252,9 @@ def verify(
         run = _test_patch(task, taken, expected, limit_s)
         if _solves(run):
             texts = {path: patch.files[path] for path in taken}
-            lost = contained(lambda: interface.lost_by(task, texts), lambda error: [f"{UNREADABLE}: {error}"])
+            lost = contained(
+                lambda: api_compat.lost_by(task, texts), lambda error: [f"{UNREADABLE}: {error}"]
+            )
             run = dataclasses.replace(run, integrity=tuple(lost[:MOST_NOTES]))
         if _solves(run) and (apart == "always" or (apart == "suspect" and is_suspect(task, taken))):
             judged = judged_apart(task)

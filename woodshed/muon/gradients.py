@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from woodshed.muon import layout
+from woodshed.muon.elementwise import Places
 from woodshed.muon.errors import MuonError
-from woodshed.muon.pieces import Places
 from woodshed.muon.runtime import Runner
 
 Starved = Literal["step", "skip", "decay_only"]

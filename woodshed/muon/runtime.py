@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from woodshed.muon import pieces
+from woodshed.muon import elementwise
+from woodshed.muon.elementwise import Places
 from woodshed.muon.grid import Box, size
 from woodshed.muon.newton_schulz import NewtonSchulz
-from woodshed.muon.pieces import Places
 from woodshed.muon.plan import Bucket, Exchange, Piece, Routes
 
 NOWHERE = -1
@@ -126,12 +126,12 @@ class BucketTask:
         outbox, inbox = runner.empty(sum(self.momentum_out)), runner.empty(sum(self.momentum_in))
         self.send_momentum(inputs, [outbox, *batches])
         yield runner.transfer(self.bucket, inbox, outbox, self.momentum_in, self.momentum_out)
-        pieces.copy([inbox], self.inbox_at, [outbox, *batches], self.inbox_to)
+        elementwise.copy([inbox], self.inbox_at, [outbox, *batches], self.inbox_to)
         del inbox, outbox
         for batch in batches:
             runner.orthogonalise(batch)
         reply, answer = runner.empty(sum(self.update_out)), runner.empty(sum(self.update_in))
-        pieces.copy([reply, *batches], self.reply_from, [reply], self.reply_at)
+        elementwise.copy([reply, *batches], self.reply_from, [reply], self.reply_at)
         yield runner.transfer(self.bucket, answer, reply, self.update_in, self.update_out)
         del reply
         self.apply(inputs, [answer, *batches])
@@ -147,12 +147,12 @@ class BucketTask:
             mu = [factors[index].momentum for index in live]
         else:
             at, to, mu = self.weight_at, self.momentum_to, [each.momentum for each in factors]
-        pieces.pack(inputs.grads, inputs.momenta, buffers, at, to, mu, inputs.nesterov)
+        elementwise.pack(inputs.grads, inputs.momenta, buffers, at, to, mu, inputs.nesterov)
 
     def apply(self, inputs: Inputs, buffers: list[Tensor]) -> None:
         factors = [inputs.coefficients[piece.unit] for piece in self.routes.stored]
         keeps, rates = [each.keep for each in factors], [each.rate for each in factors]
-        pieces.apply(inputs.weights, self.apply_at, buffers, self.update_from, keeps, rates)
+        elementwise.apply(inputs.weights, self.apply_at, buffers, self.update_from, keeps, rates)
 
 
 def batches(exchange: Exchange, owned: tuple[Piece, ...]) -> list[Batch]:

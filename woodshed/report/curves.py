@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from woodshed.report.arms import Arm
 from woodshed.report.gather import Point, Story, number
+from woodshed.report.variants import Arm
 from woodshed.report.visible import label
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F7F7F", "#6A3D9A")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from woodshed.evals import arms, evaluation, ledger
+from woodshed.evals import evaluation, ledger, variants
 from woodshed.evals.ledger import Ledger
 from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault, promise
-from woodshed.grading.monitors import drift
-from woodshed.grading.monitors.drift import Alarm
+from woodshed.monitors import drift
+from woodshed.monitors.drift import Alarm
 from woodshed.records import (
     Flag,
     Hint,
@@ -32,7 +32,7 @@ from woodshed.records import (
     Verdict,
 )
 from woodshed.report.transcripts import Archives, Remarks
-from woodshed.rundir import RunDir
+from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 Point = tuple[
@@ -174,7 +174,7 @@ def _gather(run: RunDir, number: int, archives: Archives) -> Story:
         name=str(settings.get("name") or run.path.name),
         path=run.path,
         note=str(settings.get("note", "")),
-        status=arms.stopped(run, problems=[]) or _status(settings, metrics, run.path),
+        status=variants.stopped(run, problems=[]) or _status(settings, metrics, run.path),
         settings=settings,
         recipe=recipe,
         manifest=manifest,

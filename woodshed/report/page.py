@@ -27,12 +27,12 @@ from woodshed.evals.conclusion import conclude
 from woodshed.evals.effort import Bucket, Spent
 from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
-from woodshed.report import arms, curves
-from woodshed.report.arms import Arm, Row
+from woodshed.report import curves, variants
 from woodshed.report.gather import Line, Story, gather
 from woodshed.report.transcripts import Archives, clean, dump, pack
+from woodshed.report.variants import Arm, Row
 from woodshed.report.visible import visible
-from woodshed.rundir import RunDir, write_atomically
+from woodshed.runs.folder import RunDir, write_atomically
 
 NUM_NOTABLE = 5  # best, worst and flagged rollouts shown per run
 
@@ -120,7 +120,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
         problems += [f"{story.path}: {problem}" for problem in (*story.problems, *empty)]
     difficulty = effort.difficulties(_spent(line for story in stories for line in story.lines))
     left = iter(stories)
-    found = arms.arms([[next(left) for _ in group] for group in groups])
+    found = variants.arms([[next(left) for _ in group] for group in groups])
     drawn, maps = curves.charts(found), curves.curriculum_maps(stories)
     blocks, num_left_out = _blocks(stories, archives)
     charts = [*drawn, *maps]
@@ -168,14 +168,14 @@ def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
     refusals, warnings = first.doubts(arm)
     before, after = arm.sides()
     spent = _spent(line for lines in after or before for line in lines)
-    headline = arms.rows(arm, MEASURES)
+    headline = variants.rows(arm, MEASURES)
     return Figures(
         arm,
         conclude(headline, num_seeds=len(before)),
-        measures.beside_the_average(headline, arms.pass_rows(arm)),
-        arms.rows(arm, BEHAVIOUR),
+        measures.beside_the_average(headline, variants.pass_rows(arm)),
+        variants.rows(arm, BEHAVIOUR),
         _faults(arm),
-        arms.against(first, arm, MEASURES) if arm is not first and not refusals else [],
+        variants.against(first, arm, MEASURES) if arm is not first and not refusals else [],
         effort.by_difficulty(spent, difficulty),
         effort.calibration(spent, difficulty),
         refusals,

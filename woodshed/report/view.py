@@ -24,7 +24,7 @@ from woodshed.records import Flag, Hint, Lesson, Rollout, RunError, Turn, Verdic
 from woodshed.report.gather import result_of
 from woodshed.report.transcripts import level, piece_texts
 from woodshed.report.visible import visible
-from woodshed.rundir import At, Kind, RunDir
+from woodshed.runs.folder import At, Kind, RunDir
 
 SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
 MODES = ("log-prob", "hint", "divergence", "none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from woodshed.inference.quoting import HIDDEN
+from woodshed.tokens.quoting import HIDDEN
 
 
 def visible(text: object) -> str:

@@ -5,8 +5,8 @@
 into a task, `proof` and `strength` prove it, `make` writes them all. `derived` and `history` are other sources.
 """
 
-from woodshed.synthesis.bench import SynthesisSettings
 from woodshed.synthesis.make import MakeReport, make
 from woodshed.synthesis.proof import check
+from woodshed.synthesis.repository_context import SynthesisSettings
 
 __all__ = ["MakeReport", "SynthesisSettings", "check", "make"]

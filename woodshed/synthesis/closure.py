@@ -12,7 +12,7 @@ import ast
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from woodshed.synthesis.edits import Edit, Source, apply, remove_items, remove_statement
+from woodshed.pysource.edits import Edit, Source, apply, remove_items, remove_statement
 from woodshed.synthesis.names import (
     WHOLE_MODULE,
     Binding,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 from woodshed.records import TaskError
 
 

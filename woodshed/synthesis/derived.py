@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from woodshed import syntax
 from woodshed.grading.verifier import verify
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import Edit, Source, apply, parse
 from woodshed.records import Patch, Task, Verdict
-from woodshed.synthesis import strength
-from woodshed.synthesis.bench import Bench, Rejected, complain_of_the_machine
-from woodshed.synthesis.edits import Edit, Source, apply, parse
-from woodshed.synthesis.maps import AT_IMPORT
+from woodshed.synthesis import mutation_score
+from woodshed.synthesis.coverage_map import AT_IMPORT
 from woodshed.synthesis.operators import Symbol
+from woodshed.synthesis.repository_context import Bench, Rejected, complain_of_the_machine
 from woodshed.tasks import folder
 
 # ---- impossible twins -------------------------------------------------------------------------------------
@@ -172,7 +172,9 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
     files = [test.partition("::")[0] for test in covering]
     home = max(sorted(set(files)), key=files.count)
     inside = [test for test in covering if test.partition("::")[0] == home]
-    wrong = strength.noticed(work.spec(), work.code, function, inside, work.settings.timeout_s)[:MAX_VERSIONS]
+    wrong = mutation_score.noticed(work.spec(), work.code, function, inside, work.settings.timeout_s)[
+        :MAX_VERSIONS
+    ]
     if len(wrong) < 2:
         raise Rejected("too_few_versions", f"{len(wrong)} wrong versions are noticed by {home}")
     asked = {

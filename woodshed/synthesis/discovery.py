@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from woodshed.synthesis.edits import Source
-from woodshed.synthesis.maps import AT_IMPORT, Map, dominated, references, users
+from woodshed.pysource.edits import Source
+from woodshed.synthesis.coverage_map import AT_IMPORT, Map, dominated, references, users
 from woodshed.synthesis.mutations import mutants
 from woodshed.synthesis.names import Binding, Codebase
 from woodshed.synthesis.operators.deletion import Function, Symbol, every_symbol, find, is_public

@@ -27,16 +27,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from woodshed import syntax
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
+from woodshed.pysource import syntax
 from woodshed.records import Rollout, Task, TaskError, Verdict
-from woodshed.rundir import RunDir, write_atomically
+from woodshed.runs.folder import RunDir, write_atomically
 from woodshed.sandbox import open_sandbox
-from woodshed.synthesis import drafts, leaks, stubs
-from woodshed.synthesis.bench import lay
-from woodshed.synthesis.drafts import Draft, Parent
+from woodshed.synthesis import leaks, stubs, task_variants
 from woodshed.synthesis.proof import GENERATOR, check
+from woodshed.synthesis.repository_context import lay
+from woodshed.synthesis.task_variants import Draft, Parent
 from woodshed.synthesis.visibility import command_for
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
@@ -51,20 +51,20 @@ MIN_DROP = 0.15
 """Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
 easier."""
 DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[Draft]]] = {
-    "H1": drafts.combine,
-    "H2": drafts.widen,
-    "H3": drafts.deepen,
-    "H4": drafts.hide,
-    "H5": drafts.spread,
-    "H6": drafts.constrain,
-    "H7": drafts.strengthen,
-    "H8": drafts.drift,
-    "H9": drafts.distract,
-    "H10": drafts.sequence,
-    "H11": drafts.resume_failure,
-    "H12": drafts.withhold_command,
-    "E1": drafts.narrow,
-    "E2": drafts.explain,
+    "H1": task_variants.combine,
+    "H2": task_variants.widen,
+    "H3": task_variants.deepen,
+    "H4": task_variants.hide,
+    "H5": task_variants.spread,
+    "H6": task_variants.constrain,
+    "H7": task_variants.strengthen,
+    "H8": task_variants.drift,
+    "H9": task_variants.distract,
+    "H10": task_variants.sequence,
+    "H11": task_variants.resume_failure,
+    "H12": task_variants.withhold_command,
+    "E1": task_variants.narrow,
+    "E2": task_variants.explain,
 }
 WIDER = ("H2", "H5", "H10")
 """These take code away of which nobody has asked yet whether it also stands in a library."""
@@ -276,7 +276,7 @@ def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str
             run = run_tests(sandbox, ids=mine, packages=(), timeout_s=task.verify_timeout_s)
         bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
         shown = _shown(workspace, path)
-        text = None if shown is None else drafts.without_tests(shown, bad)
+        text = None if shown is None else task_variants.without_tests(shown, bad)
         if text is None or path in run.collection_errors:
             (workspace / path).unlink()
             continue

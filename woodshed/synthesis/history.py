@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from woodshed import syntax
-from woodshed.machine import git_environment
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import parse
 from woodshed.records import TaskError
-from woodshed.synthesis.edits import parse
+from woodshed.runs.machine import git_environment
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import Deletion, Symbol, every_symbol
 from woodshed.synthesis.operators.removals import top_names

@@ -13,9 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+from woodshed.pysource.edits import parse
 from woodshed.records import TaskError
 from woodshed.synthesis.closure import Trace
-from woodshed.synthesis.edits import parse
 from woodshed.synthesis.names import Codebase, dotted_parts
 from woodshed.synthesis.operators import Deletion, Symbol, is_public
 

@@ -22,10 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.records import SandboxError, Task, TaskError
-from woodshed.rundir import write_atomically
+from woodshed.runs.folder import write_atomically
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.baseline import Progress
-from woodshed.synthesis.bench import (
+from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
+from woodshed.synthesis.discovery import FINDERS, Feature, discover
+from woodshed.synthesis.history import Commit, commits, revert
+from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.operators import LEVELS, Symbol
+from woodshed.synthesis.proof import prove, prove_revert
+from woodshed.synthesis.repository_context import (
     GENERATOR,
     MAX_TRIES,
     Bench,
@@ -36,12 +42,6 @@ from woodshed.synthesis.bench import (
     bench,
     folder_name,
 )
-from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
-from woodshed.synthesis.discovery import FINDERS, Feature, discover
-from woodshed.synthesis.history import Commit, commits, revert
-from woodshed.synthesis.measuring import measured_once
-from woodshed.synthesis.operators import LEVELS, Symbol
-from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.tasks import folder
 

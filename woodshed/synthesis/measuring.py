@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.records import from_json, to_json
-from woodshed.rundir import write_atomically
+from woodshed.runs.folder import write_atomically
 from woodshed.synthesis import clocks, leaks, mapping, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
-from woodshed.synthesis.bench import GENERATOR, Measured, SynthesisSettings, texts
-from woodshed.synthesis.maps import Map
+from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.project import PYTHON
+from woodshed.synthesis.repository_context import GENERATOR, Measured, SynthesisSettings, texts
 from woodshed.tasks import folder
 
 SLOWER = 5

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from woodshed import syntax
-from woodshed.synthesis.edits import Source, parse
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import Source, parse
 
 Binding = tuple[str, str]
 

@@ -20,13 +20,20 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from woodshed import syntax
 from woodshed.grading.verifier import TestRun, verify
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import parse
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.synthesis import derived, instructions, operators, stubs, visibility, wording
+from woodshed.synthesis import derived, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
-from woodshed.synthesis.bench import (
+from woodshed.synthesis.coverage_map import AT_IMPORT
+from woodshed.synthesis.leaks import first_copy
+from woodshed.synthesis.leaks.evidence import missing
+from woodshed.synthesis.leaks.shown import shown_tests
+from woodshed.synthesis.names import unresolved
+from woodshed.synthesis.operators import Deletion, Symbol
+from woodshed.synthesis.repository_context import (
     GENERATOR,
     Bench,
     Candidate,
@@ -36,13 +43,6 @@ from woodshed.synthesis.bench import (
     complain_of_the_machine,
     lay,
 )
-from woodshed.synthesis.edits import parse
-from woodshed.synthesis.leaks import first_copy
-from woodshed.synthesis.leaks.evidence import missing
-from woodshed.synthesis.leaks.shown import shown_tests
-from woodshed.synthesis.maps import AT_IMPORT
-from woodshed.synthesis.names import unresolved
-from woodshed.synthesis.operators import Deletion, Symbol
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
@@ -393,8 +393,12 @@ def _instruction(work: Bench, deletion: Deletion, command: str, fail_to_pass: It
     if not settings.wording_url:
         return text
     gold = "\n".join(work.code.texts[path] for path in deletion.changed if path in work.code.texts)
-    wanted = wording.Wanted(gold, needed, failing, "\n".join(texts), tuple(deletion.changed), deletion.level)
-    return wording.reword(text, wanted, wording.endpoint(settings.wording_url, settings.wording_model))[0]
+    wanted = paraphrase.Wanted(
+        gold, needed, failing, "\n".join(texts), tuple(deletion.changed), deletion.level
+    )
+    return paraphrase.reword(text, wanted, paraphrase.endpoint(settings.wording_url, settings.wording_model))[
+        0
+    ]
 
 
 def _facts(work: Bench, deletion: Deletion) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 from woodshed.records import TaskError
 from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
 from woodshed.tasks.folder import is_protected

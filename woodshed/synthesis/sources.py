@@ -31,10 +31,10 @@ from pypi_simple import (
     PyPISimple,
 )
 
-from woodshed.machine import git_environment
 from woodshed.records import TaskError
+from woodshed.runs.machine import git_environment
 from woodshed.sandbox import SandboxSpec, open_sandbox
-from woodshed.synthesis.leaks.residue import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
+from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.synthesis.siblings import enclosing
 from woodshed.tasks.environment import cache_dir
 from woodshed.tasks.folder import is_inside

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping, Sequence
 
-from woodshed.synthesis.edits import Edit, Source, apply, parse
+from woodshed.pysource.edits import Edit, Source, apply, parse
 from woodshed.synthesis.names import definitions
 from woodshed.synthesis.operators.bodies import body_edit
 from woodshed.synthesis.operators.deletion import Function, is_empty

@@ -10,8 +10,8 @@ from woodshed.records import Outcome
 from woodshed.sandbox import Sandbox
 from woodshed.synthesis import pruning
 from woodshed.synthesis.baseline import UNNAMEABLE, settled
-from woodshed.synthesis.bench import Bench, Rejected
 from woodshed.synthesis.operators import Deletion
+from woodshed.synthesis.repository_context import Bench, Rejected
 
 MAX_PRUNINGS = 4
 NO_TESTS = 'python -c "import {package}"'

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from woodshed import syntax
-from woodshed.machine import git_environment
+from woodshed.pysource import syntax
 from woodshed.records import Task, TaskError
-from woodshed.rundir import staged
+from woodshed.runs.folder import staged
+from woodshed.runs.machine import git_environment
 from woodshed.tasks import folder
 
 Format = Literal["swebench", "swesmith"]

@@ -37,10 +37,10 @@ from typing import Any
 import tomli_w
 from pydantic import TypeAdapter, ValidationError
 
-from woodshed import syntax
-from woodshed.links import stays_inside
+from woodshed.pysource import syntax
 from woodshed.records import Environment, Patch, RunError, Task, TaskError, to_json
-from woodshed.rundir import RunDir, made
+from woodshed.runs.folder import RunDir, made
+from woodshed.runs.links import stays_inside
 from woodshed.tasks.diff import unified
 from woodshed.tasks.environment import own_files, python_path
 
@@ -48,7 +48,7 @@ SCHEMA = "1.4"
 COPIES = {
     "woodshed_grade.py": "results.py",
     "woodshed_runner.py": "runner.py",
-    "woodshed_doubt.py": "doubt.py",
+    "woodshed_assert_hardening.py": "assert_hardening.py",
 }
 """Files in tests/ that are copies of files of the grading room."""
 AGENT_TIMEOUT_S = 1800.0

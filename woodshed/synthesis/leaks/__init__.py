@@ -4,9 +4,9 @@
 system of an attempt for it (`scanner`, `readers` and `prints` run inside), and `theft` lets a scripted thief try.
 """
 
-from woodshed.synthesis.leaks.residue import Rule, add_rules, read_rules, rules_path, scrub
+from woodshed.synthesis.leaks.exploit_check import Theft, steal
+from woodshed.synthesis.leaks.leftovers import Rule, add_rules, read_rules, rules_path, scrub
 from woodshed.synthesis.leaks.scan import LIBRARIES, Finding, Report, copies, first_copy, first_leak, scan
-from woodshed.synthesis.leaks.theft import Theft, steal
 
 __all__ = [
     "LIBRARIES",

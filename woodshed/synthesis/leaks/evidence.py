@@ -13,10 +13,10 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 from woodshed.records import Task
-from woodshed.synthesis.leaks import prints
-from woodshed.synthesis.leaks.prints import Body, Function
+from woodshed.synthesis.leaks import fingerprints
+from woodshed.synthesis.leaks.fingerprints import Body, Function
 from woodshed.tasks import folder
 
 MIN_FRAGMENT = 16
@@ -45,10 +45,10 @@ def bodies(task: Task) -> list[Body]:
     if len(tiny) < len(found):  # then each of them is an idiom
         found = [replace(b, tokens=(), words=()) if b in tiny else b for b in found]
         if sum(len(b.tokens) for b in tiny) >= sum(len(b.tokens) for b in found):  # but not all together
-            tokens = tuple(prints.code_words("".join(body.source for body in tiny)))
+            tokens = tuple(fingerprints.code_words("".join(body.source for body in tiny)))
             found.append(Body(task.name, "", "gold", tokens, words=_anchors(tokens)))
     for _, function, text in _hidden_tests(task):
-        tokens = tuple(prints.code_words(_source(text, function.body)))
+        tokens = tuple(fingerprints.code_words(_source(text, function.body)))
         if len(tokens) >= MIN_TEST:
             found.append(Body(task.name, function.name, "test", tokens, words=_anchors(tokens)))
     return found
@@ -58,8 +58,8 @@ def functions(path: str, text: str) -> list[Body]:
     """Every function of a file that is more than an idiom, as if all of the file were missing."""
     tree = _parsed(text)
     found = []
-    for name, function in prints.functions(tree or ast.Module([], [])):
-        tokens = prints.code_words(_source(text, prints.code_body(function)))
+    for name, function in fingerprints.functions(tree or ast.Module([], [])):
+        tokens = fingerprints.code_words(_source(text, fingerprints.code_body(function)))
         if len(tokens) >= MIN_FRAGMENT:
             body = _whole("", "", (path, name), text, function, tuple(tokens))
             found.append(replace(body, called=""))  # its signature is nobody's question
@@ -68,11 +68,11 @@ def functions(path: str, text: str) -> list[Body]:
 
 def missing(before: str, after: str) -> list[str]:
     """Dotted names of the functions of one text that are missing as a whole from another."""
-    left = list(prints.functions(_parsed(after) or ast.Module([], [])))
+    left = list(fingerprints.functions(_parsed(after) or ast.Module([], [])))
     intact, visible = {ast.dump(function) for _, function in left}, dict(left)
     return [
         name
-        for name, function in prints.functions(_parsed(before) or ast.Module([], []))
+        for name, function in fingerprints.functions(_parsed(before) or ast.Module([], []))
         if ast.dump(function) not in intact
         and _is_whole(*_tokens(before, function, after, visible.get(name)))
     ]
@@ -90,12 +90,12 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
     if tree is None:
         yield from _missing_lines(task, text, shown)
         return
-    shown_functions = list(prints.functions(left))
+    shown_functions = list(fingerprints.functions(left))
     intact = {ast.dump(function) for _, function in shown_functions}
     visible = dict(shown_functions)
     whole: list[str] = []
     changed: list[str] = []
-    for name, function in prints.functions(tree):
+    for name, function in fingerprints.functions(tree):
         if ast.dump(function) in intact:
             continue  # a name may be defined twice, under `if`
         if any(name.startswith(f"{outer}.") for outer in whole):
@@ -106,7 +106,7 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             whole.append(name)
             body = _whole(task.name, task.instruction, (path, name), text, function, tuple(tokens))
             shows = (
-                other is not None and prints.parameters(other) == body.parameters
+                other is not None and fingerprints.parameters(other) == body.parameters
             )  # what is left of a body
             yield replace(body, stated=body.stated or shows)
         else:
@@ -120,10 +120,12 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
 
 def _tokens(text: str, function: Function, shown: str, other: Function | None) -> tuple[list[str], list[str]]:
     """Of what is left of a function, and of the function: the bodies, or everything where these are the same."""
-    tokens = prints.code_words(_source(text, prints.code_body(function)))
-    before = prints.code_words(_source(shown, prints.code_body(other))) if other else []
+    tokens = fingerprints.code_words(_source(text, fingerprints.code_body(function)))
+    before = fingerprints.code_words(_source(shown, fingerprints.code_body(other))) if other else []
     if other and tokens == before:  # a decorator, a parameter
-        return prints.code_words(_source(shown, [other])), prints.code_words(_source(text, [function]))
+        return fingerprints.code_words(_source(shown, [other])), fingerprints.code_words(
+            _source(text, [function])
+        )
     return before, tokens
 
 
@@ -139,13 +141,13 @@ def _whole(
     function: Function,
     tokens: tuple[str, ...],
 ) -> Body:
-    body = prints.code_body(function)
-    shape, nodes = prints.shape(body)
-    given = prints.parameters(function)
+    body = fingerprints.code_body(function)
+    shape, nodes = fingerprints.shape(body)
+    given = fingerprints.parameters(function)
     said = set(re.findall(r"\w+", instruction))
     owner = place[1].rpartition(".")[0].rpartition(".")[2]
     called = owner if function.name in OWN_PARAMETERS and owner else function.name
-    known = called.startswith("__") or (called == owner and set(given) <= prints.COMMON)
+    known = called.startswith("__") or (called == owner and set(given) <= fingerprints.COMMON)
     return Body(
         task=task,
         name=function.name,
@@ -153,9 +155,9 @@ def _whole(
         tokens=tokens,
         parameters=given,
         shape=shape if nodes >= MIN_SHAPE else "",
-        outline=prints.outline(body),
-        marks=prints.marks(body),
-        names=prints.names(body),
+        outline=fingerprints.outline(body),
+        marks=fingerprints.marks(body),
+        names=fingerprints.names(body),
         source=_source(text, [function]),
         place=place,
         called=called,
@@ -178,8 +180,8 @@ def _missing_statements(
         if ast.dump(node) in present:
             continue
         other = visible.get(_assigned(node))
-        before = prints.code_words(_source(shown, [other])) if other else []
-        tokens = prints.code_words(_source(text, [node]))
+        before = fingerprints.code_words(_source(shown, [other])) if other else []
+        tokens = fingerprints.code_words(_source(text, [node]))
         for run in (_missing_parts if alone and other else _missing_runs)(before, tokens):
             if len(run) >= 2 * MIN_FRAGMENT or (alone and other):
                 yield Body(task.name, "", "gold", tuple(run), words=_anchors(tokens))
@@ -199,7 +201,7 @@ def _plain(tree: ast.AST) -> Iterator[ast.Assign | ast.AnnAssign]:
 
 
 def _missing_lines(task: Task, text: str, shown: str) -> Iterator[Body]:
-    for run in _missing_runs(prints.words(shown), prints.words(text)):
+    for run in _missing_runs(fingerprints.words(shown), fingerprints.words(text)):
         if len(run) >= MIN_FRAGMENT:
             yield Body(task.name, "", "gold", tuple(run), words=_anchors(run))
 
@@ -228,8 +230,8 @@ def _hidden_tests(task: Task) -> Iterator[tuple[str, Function, str]]:
         tree = _parsed(text) if path.endswith(".py") and text != shown else None
         if tree is None:
             continue
-        visible = {name for name, _ in prints.functions(_parsed(shown) or ast.Module([], []))}
-        for name, function in prints.functions(tree):
+        visible = {name for name, _ in fingerprints.functions(_parsed(shown) or ast.Module([], []))}
+        for name, function in fingerprints.functions(tree):
             if name not in visible and function.name.startswith("test"):
                 yield name, function, text
 
@@ -250,7 +252,7 @@ def _source(text: str, statements: list[ast.stmt] | list[Function]) -> str:
 
 def _anchors(tokens: Iterable[str]) -> tuple[str, ...]:
     """The longest words of a body, up to six."""
-    words = {token for token in tokens if len(token) > 3 and token not in prints.COMMON}
+    words = {token for token in tokens if len(token) > 3 and token not in fingerprints.COMMON}
     return tuple(sorted(words, key=lambda word: (-len(word), word))[:6])
 
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 
 MAX_BYTES = 64 << 20
 """Of one file, packed or unpacked; more is not read."""

@@ -21,16 +21,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from woodshed import syntax
+from woodshed.pysource import syntax
 from woodshed.records import SandboxError, Task
 from woodshed.sandbox import Limits, SandboxSpec, open_sandbox
-from woodshed.synthesis.leaks import evidence, residue
-from woodshed.synthesis.leaks.prints import Body
+from woodshed.synthesis.leaks import evidence, leftovers
+from woodshed.synthesis.leaks.fingerprints import Body
 from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.tasks.environment import sandbox_spec
 
 LIBRARY = "/run/woodshed/lib"
-PROGRAMS = ("prints.py", "readers.py", "scanner.py")
+PROGRAMS = ("fingerprints.py", "readers.py", "scanner.py")
 PYTHON = "/opt/python"
 MACHINE = ("/usr", PYTHON, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
 """The same for every task whose Python is the same."""
@@ -81,7 +81,7 @@ class Report:
 def scan(
     tasks: Sequence[Task],
     *,
-    rules: Sequence[residue.Rule] = (),
+    rules: Sequence[leftovers.Rule] = (),
     shared: Sequence[str] = SHARED,
     spec: Callable[[Task], SandboxSpec] = sandbox_spec,
     tests: bool = True,
@@ -98,7 +98,7 @@ def scan(
     Raises:
         SandboxError: the search did not come to its end; names the file it was at.
     """
-    looking = _Looking({task.name: evidence.bodies(task) for task in tasks}, residue.pattern(rules))
+    looking = _Looking({task.name: evidence.bodies(task) for task in tasks}, leftovers.pattern(rules))
     machine = [place for place in shared if place != DEPENDENCIES]
     for python in sorted({task.environment.python for task in tasks} if machine else ()):
         progress(0, len(tasks), "searching the machine")
@@ -142,7 +142,7 @@ def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[Finding]:
 def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
     """What a task's own part of the root file system gives away, with the learned rules, or what else is searched;
     "" where that is nothing."""
-    (report,) = scan([task], rules=residue.read_rules(residue.rules_path()), shared=shared)
+    (report,) = scan([task], rules=leftovers.read_rules(leftovers.rules_path()), shared=shared)
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 

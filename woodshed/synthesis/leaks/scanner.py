@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from woodshed import syntax
-from woodshed.synthesis.leaks import prints, readers
-from woodshed.synthesis.leaks.prints import Body
+from woodshed.pysource import syntax
+from woodshed.synthesis.leaks import fingerprints, readers
+from woodshed.synthesis.leaks.fingerprints import Body
 
 SKIPPED = ("/proc", "/sys", "/dev", "/run/woodshed", "/run/supervisor.pyc", "/run/watcher.pyc")  # ours
 NEAR = 200
@@ -56,7 +56,7 @@ class Search:
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.bodies = [_body(entry) for entry in request["bodies"]]
-        self.runs = prints.Runs(self.bodies)
+        self.runs = fingerprints.Runs(self.bodies)
         self.residue = re.compile(request["residue"])
         self.names: dict[str, list[str]] = request["names"]
         """Task to names that may not stand in residue."""
@@ -137,7 +137,7 @@ class Search:
         if piece.code is not None:
             yield from self._in_code(piece.code, wanted)
             return
-        tokens = prints.words(piece.text)
+        tokens = fingerprints.words(piece.text)
         for number, position in self.runs.find(tokens).items():
             if number in wanted:
                 yield number, "body", " ".join(tokens[position : position + 40])
@@ -166,25 +166,25 @@ class Search:
                 tree = syntax.parse(source)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 continue
-            for _, function in prints.functions(tree):
-                code = prints.code_body(function)
-                if prints.outline(code) not in self.outlines:
+            for _, function in fingerprints.functions(tree):
+                code = fingerprints.code_body(function)
+                if fingerprints.outline(code) not in self.outlines:
                     continue
-                for number in wanted & set(self.by_shape.get(prints.shape(code)[0], ())):
-                    if prints.similarity(prints.marks(code), self.bodies[number].marks) >= 0.7:
+                for number in wanted & set(self.by_shape.get(fingerprints.shape(code)[0], ())):
+                    if fingerprints.similarity(fingerprints.marks(code), self.bodies[number].marks) >= 0.7:
                         yield number, "body", ast.unparse(function)
             if source is text:
                 return
 
     def _in_code(self, module: types.CodeType, wanted: Set[int]) -> Iterator[tuple[int, str, str]]:
         """Bytecode of the same function, under whatever name."""
-        for code in prints.code_objects(module):
+        for code in fingerprints.code_objects(module):
             near = {*self.by_code.get(code.co_name, ()), *self.by_code.get(code.co_code, ())}
-            said = prints.bytecode(code) if near else frozenset()
+            said = fingerprints.bytecode(code) if near else frozenset()
             for number in sorted(near & wanted):
                 other = self.codes[number]
                 same_code = code.co_code == other.co_code and len(other.co_code) > 40
-                alike = prints.similarity(said, prints.bytecode(other))
+                alike = fingerprints.similarity(said, fingerprints.bytecode(other))
                 if (alike >= 0.8 and (code.co_name == other.co_name or same_code)) or (
                     same_code and alike >= 0.6
                 ):
@@ -294,7 +294,7 @@ def _cluster(body: Body, text: str) -> str:
 def _mentioned(piece: readers.Piece, names: Sequence[str]) -> str:
     if piece.code is not None:
         text = " ".join(
-            f"{code.co_name} {' '.join(code.co_names)}" for code in prints.code_objects(piece.code)
+            f"{code.co_name} {' '.join(code.co_names)}" for code in fingerprints.code_objects(piece.code)
         )
     else:
         text = f"{piece.where}\n{piece.text}"
@@ -320,7 +320,7 @@ def _compiled(body: Body) -> types.CodeType | None:
         module = compile(body.source, "gold", "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
-    return next((c for c in prints.code_objects(module) if c.co_name == body.name), None)
+    return next((c for c in fingerprints.code_objects(module) if c.co_name == body.name), None)
 
 
 if __name__ == "__main__":

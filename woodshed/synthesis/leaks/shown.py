@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from woodshed import syntax
 from woodshed.grading.verifier import run_tests, with_runner
+from woodshed.pysource import syntax
 from woodshed.records import Task
 from woodshed.sandbox import SandboxSpec, open_sandbox
-from woodshed.synthesis.leaks import prints, readers
+from woodshed.synthesis.leaks import fingerprints, readers
 from woodshed.tasks.environment import sandbox_spec
 
 
@@ -51,7 +51,7 @@ def _definitions(data: bytes) -> frozenset[str]:
     """Dotted names of a file's functions; "def name" for each that can be read where Python reads none."""
     text = syntax.legible(data)
     try:
-        return frozenset(name for name, _ in prints.functions(syntax.parse(text)))
+        return frozenset(name for name, _ in fingerprints.functions(syntax.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
         texts = (text, readers.decode(data) or "")
         return frozenset(f"def {name}" for each in texts for name in re.findall(r"\bdef\s+(\w+)", each))

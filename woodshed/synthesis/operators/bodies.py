@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from woodshed import syntax
-from woodshed.synthesis.edits import Edit, Source, apply, body_end
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import Edit, Source, apply, body_end
 from woodshed.synthesis.names import Codebase, definitions
 from woodshed.synthesis.operators.deletion import (
     CascadeError,

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 
-from woodshed import syntax
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import Source
 from woodshed.records import TaskError
 from woodshed.synthesis.closure import Trace, close, drop_statement
-from woodshed.synthesis.edits import Source
 from woodshed.synthesis.names import WHOLE_MODULE, Binding, Codebase, Function, definitions, dotted_parts
 
 

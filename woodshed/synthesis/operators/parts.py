@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from woodshed import syntax
+from woodshed.pysource import syntax
+from woodshed.pysource.edits import Edit, Source, apply, remove_items, remove_statement
 from woodshed.synthesis.closure import Trace
-from woodshed.synthesis.edits import Edit, Source, apply, remove_items, remove_statement
 from woodshed.synthesis.mutations import mutants
 from woodshed.synthesis.names import Codebase, dotted_parts
 from woodshed.synthesis.operators.deletion import CascadeError, Deletion, Symbol, find_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from woodshed.synthesis.edits import Edit, Source, apply, remove_statement
+from woodshed.pysource.edits import Edit, Source, apply, remove_statement
 from woodshed.synthesis.names import WHOLE_MODULE, Binding, Codebase, definitions, dotted_parts
 from woodshed.synthesis.operators.deletion import (
     CascadeError,

@@ -1,0 +1,346 @@
+"""What every verb hangs on: the application, errors as messages and exit codes, and tables that several verbs show."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+
+import typer
+from typer.core import TyperGroup
+
+from woodshed import __version__
+from woodshed.cli.terminal import say, say_columns, tell
+from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
+from woodshed.runs.folder import WAYS_OUT, made, way_out
+
+if TYPE_CHECKING:
+    from woodshed.engines.sampler import Sampler
+    from woodshed.evals.evaluation import Evaluation
+    from woodshed.evals.measures import Row, Summary
+    from woodshed.evals.statistics import Estimate
+    from woodshed.evals.suite import SuiteSettings
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages.recipe import Recipe
+
+
+ORDER = [  # as a person meets them
+    "doctor",
+    "tasks",
+    "eval",
+    "train",
+    "arms",
+    "grade",
+    "report",
+    "view",
+    "export",
+    "monitor",
+]
+
+
+class Verbs(TyperGroup):
+    """The one place where errors become messages and exit codes."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=ORDER.index)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except WoodshedError as error:
+            tell(f"{type(error).__name__}: {error}")
+            raise typer.Exit(2) from None
+        except ModuleNotFoundError as error:
+            if error.name not in ("torch", "peft", "safetensors", "accelerate", "gguf"):
+                raise
+            tell(f"ModelError: this needs {error.name}; install it with pip install 'woodshed[train]'")
+            raise typer.Exit(2) from None
+        except Failed as failed:
+            tell(str(failed))
+            raise typer.Exit(3) from None
+        except BrokenPipeError:
+            # The reader (`| head`) has gone: nothing more can be said to it, also not when Python exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(141) from None
+        except OSError as error:
+            if error.errno not in WAYS_OUT or (error.errno == errno.EINVAL and not error.filename):
+                raise
+            where = f" {shortened(str(error.filename))}:" if error.filename else ""
+            advice = way_out(error)
+            tell(f"OSError:{where} {os.strerror(error.errno)}. {advice[0].upper()}{advice[1:]}")
+            raise typer.Exit(2) from None
+        except Interrupted as stopped:
+            tell(f"\ninterrupted; {stopped}")
+            raise typer.Exit(130) from None
+        except KeyboardInterrupt:
+            tell("\ninterrupted; nothing was begun")
+            raise typer.Exit(130) from None
+        return result
+
+
+def shortened(path: str) -> str:
+    """A path that a person can still read: both ends of one that is too long for that."""
+    return path if len(path) <= 200 else f"{path[:120]}...{path[-60:]}"
+
+
+class Interrupted(Exception):
+    """Ctrl-C during work, with the line that says what is kept."""
+
+
+class Failed(Exception):
+    """An engine or sandbox that failed half way, with the line that says what is kept."""
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A sampler with a connection."""
+
+    def close(self) -> None: ...
+
+
+class Evaluations(TyperGroup):
+    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        short = args and args[0] not in self.commands and args[0] != "--help"
+        return super().parse_args(ctx, ["run", *args] if short else args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        return super().get_command(ctx, cmd_name) or super().get_command(ctx, "run")
+
+
+app = typer.Typer(
+    cls=Verbs,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Train a coding agent on your own repositories.",
+    epilog="First time here: woodshed doctor, then docs/first-run.md.",
+)
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        say(f"woodshed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+tasks_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tasks_app, name="tasks", help="Turn repositories into practice tasks, and prove them.")
+
+eval_app = typer.Typer(cls=Evaluations, no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(
+    eval_app,
+    name="eval",
+    help="Measure a model on tasks, and compare runs.\n\n`eval TASKS` is short for `eval run TASKS`.",
+)
+monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure how well that works.")
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as training.steps=2."),
+]
+
+
+def _can_be_written(path: Path | None) -> Path | None:
+    """A file that is written at the end of the work, tried before it; nothing of the trial stays."""
+    try:
+        if path is not None and path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path is not None:
+            with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
+                pass
+    except OSError as error:
+        raise typer.BadParameter(f"{path} cannot be written: {error.strerror}; name another file") from None
+    return path
+
+
+OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
+"""Of an option that names a file to be written."""
+
+
+def open_sampler(chosen: SuiteSettings) -> Sampler:
+    """The sampler that evaluation settings name: an endpoint, or weights loaded here."""
+    from woodshed.tokens.renderer import create_renderer
+
+    if chosen.endpoint is not None:
+        from woodshed.engines.http import HttpSampler
+        from woodshed.tokens.model_files import load_tokenizer
+
+        tokenizer, _ = load_tokenizer(chosen.model)
+        return HttpSampler(chosen.endpoint, create_renderer(tokenizer, codec=chosen.codec))
+    from woodshed.engines import local
+
+    adapter = Path(chosen.adapter) if chosen.adapter else None
+    loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
+    renderer = create_renderer(loaded.tokenizer, codec=chosen.codec, model_dir=loaded.directory)
+    return local.LocalSampler(loaded.model, renderer, chosen.sampler)
+
+
+def name_servers(given: Iterable[str]) -> None:
+    """Let keys go to the servers that the settings of a command line name; those of a recipe may be anybody's."""
+    from woodshed.engines.http import trust
+
+    for key, _, value in (text.partition("=") for text in given):
+        if key.strip().endswith("endpoint.url"):
+            trust(value.strip().strip("\"'"))
+
+
+def open_arm(text: str) -> list[RunDir]:
+    """The run, or the runs under different seeds that commas join.
+
+    Raises:
+        RunError: there is no run at one of the paths.
+    """
+    from woodshed.runs.folder import RunDir
+
+    names = [text] if Path(text).exists() else [name for name in text.split(",") if name]
+    return [RunDir.open(Path(name)) for name in names or [text]]
+
+
+def say_run(run: RunDir) -> None:
+    """The headline of a run: its first against its last evaluation, or the only one."""
+    from woodshed.evals import conclusion, evaluation, variants
+    from woodshed.monitors import drift
+
+    found = evaluation.from_run(run, problems=[])
+    if reason := variants.stopped(run, problems=[]):
+        tell(reason)
+    if again := variants.repeats(run, problems=[]):
+        tell(again)
+    for alarm in drift.from_run(run, problems=[]):
+        tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
+    if len(found) > 1:
+        rows = evaluation.before_after(found[0], found[-1])
+        say(conclusion.conclude(rows))
+        say_rows(rows)
+        say_effort(found[0], found[-1])
+    elif found:
+        say_summary(found[0].summary)
+
+
+def say_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) -> None:
+    from woodshed.evals import measures
+
+    table = [["", *names, "change [95% interval]", "smallest visible"]]
+    for row in rows:
+        sides = (row.before, row.after)
+        change = measures.write_change(row.measure, row.change)
+        visible = measures.write_detectable(row.measure, row.change.detectable)
+        figures = [measures.write_estimate(row.measure, side) for side in sides]
+        table.append([row.measure.label, *figures, change, visible])
+        table.append(["", *(measures.write_counts(row.measure, side) for side in sides), "", ""])
+    say_columns(table)
+
+
+def say_effort(before: Evaluation, after: Evaluation) -> None:
+    """Tokens by difficulty in two evaluations; nothing where all tasks are as hard."""
+    from woodshed.evals import effort
+
+    spent = [effort.spent_on(side.graded) for side in (before, after)]
+    difficulty = effort.difficulties(itertools.chain(*spent))
+    sides = [effort.by_difficulty(side, difficulty) for side in spent]
+    if min(map(len, sides)) < 2:
+        return
+    table = [["difficulty", "tasks", "tokens before", "after", "solved before", "after"]]
+    for a, b in zip(*sides, strict=False):
+        figures = [f"{e.value or 0.0:.0f}" for e in (a.tokens, b.tokens)]
+        figures += [f"{100 * (e.value or 0.0):.0f}%" for e in (a.solved, b.solved)]
+        table.append([f"{a.low:g} to {a.high:g}", str(a.num_tasks), *figures])
+    say_columns(table)
+    found = [effort.calibration(side, difficulty) for side in spent]
+    said = ["-" if value is None else f"{value:+.2f}" for value in found]
+    say(f"effort follows difficulty (rank correlation): before {said[0]}, after {said[1]}")
+
+
+def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
+    """What a new run keeps about its making, but for what only its evaluations know."""
+    from woodshed.evals import changes, ledger
+    from woodshed.runs import machine
+
+    prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
+    return machine.describe() | {"seed": chosen.seed, "prices": prices} | changes.settings_of(chosen)
+
+
+def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
+    """The ledger of a run; what of it could not be read."""
+    from woodshed.evals import evaluation, ledger
+
+    books = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
+    attempts = [ledger.solves(found.graded) for found in evaluation.from_run(run, problems=[])]
+    say_columns(ledger.table(books, ledger.costs(books, attempts, ledger.solve_change(attempts))))
+    for missing in books.bill(books.total).unknown:
+        tell(
+            f"no price for {missing}; the total is a lower bound (table of {books.prices.date}; --prices FILE)"
+        )
+    for problem in books.problems:
+        tell(f"left out: {problem}")
+    return books.problems
+
+
+def say_summary(summary: Summary) -> None:
+    from woodshed.evals import measures
+
+    table = [["", "figure [95% interval]", "counted", "smallest visible"]]
+    solved = next(measure for measure in measures.MEASURES if measure.key == "solved")
+    figures: list[tuple[measures.Figure, str, Estimate]] = []
+    for measure in measures.MEASURES:
+        figures.append((measure, measure.label, summary.estimates[measure.key]))
+        for name, figure in summary.passes.items() if measure.key == "solved" else ():
+            if name[5:] != "1":
+                figures.append((measures.pass_figure(name), measures.pass_figure(name).label, figure))
+    if summary.num_void:
+        figures.append((solved, "solve rate, void as failures", summary.strict["solved"]))
+    for measure, label, estimate in figures:
+        figure, counts = measures.write_estimate(measure, estimate), measures.write_counts(measure, estimate)
+        table.append([label, figure, counts, measures.write_detectable(measure, estimate.detectable)])
+    say_columns(table)
+    say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
+
+
+def free_name(name: str) -> str:
+    """`name`, or `name-2`, `name-3`, ... where runs of that name exist."""
+    taken = {path.name for path in Path("runs").glob(f"{name}*")}
+    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+
+
+@contextmanager
+def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> Iterator[None]:
+    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run.
+
+    A new run that stops at a mistake before anything was made in it is taken back, so that its name is free for the
+    corrected command.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(line) from None
+    except (SamplerError, SandboxError) as error:
+        if run is None:
+            raise
+        raise Failed(f"{type(error).__name__}: {error}\n{line}") from error
+    except (WoodshedError, OSError) as error:
+        if run is not None and is_new and not isinstance(error, RunError):  # which says how to go on
+            run.forget()
+        raise
+    finally:
+        if run is not None:
+            run.unlock()

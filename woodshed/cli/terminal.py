@@ -1,0 +1,126 @@
+"""What a person sees while and after a verb works: progress, aligned columns, the next command.
+
+Answers go to stdout; progress and advice go to stderr, so that a verb's answer stays clean in a pipe.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from woodshed.tokens.quoting import HIDDEN
+
+Progress = Callable[[int, int, str], None]
+"""progress(done, total, text): the text names a stage; what follows a comma is detail ("warm-up, loss 0.41")."""
+
+WORTH_A_LINE_S = 2.0  # stages shorter than this leave nothing behind
+
+
+def say(text: str) -> None:
+    """A line of the answer."""
+    print(harmless(text))
+
+
+def tell(text: str) -> None:
+    """A line beside the answer: advice, complaints, progress."""
+    print(harmless(text), file=sys.stderr)
+
+
+def harmless(text: str) -> str:
+    """Hidden characters as their codes: names and messages come from foreign repositories, models and policies."""
+    return HIDDEN.sub(lambda found: _code(ord(found[0])), text)
+
+
+def _code(character: int) -> str:
+    return f"\\x{character:02x}" if character < 0x100 else f"\\u{character:04x}"
+
+
+def say_next(command: str) -> None:
+    """The command that is useful now."""
+    tell(f"next: {command}")
+
+
+def say_columns(table: Sequence[Sequence[str]]) -> None:
+    """Rows of text, aligned."""
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """One bar for the stage that is going on, at a terminal; elsewhere a line when a stage ends or lasts long."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[detail]}", markup=False),
+    )
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        drawn = _Bar(bars)
+        yield drawn
+        drawn.end()
+
+
+class _Lines:
+    """Progress for logs."""
+
+    EVERY_S = 30.0
+
+    def __init__(self) -> None:
+        self.stage, self.began, self.told = "", 0.0, 0.0
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        stage, now = text.partition(",")[0], time.monotonic()
+        if stage != self.stage:
+            self.stage, self.began, self.told = stage, now, now
+            if not (total and done):  # a reader should know what is waited for, and nobody knows how long
+                tell(f"{text}{f': {done}/{total}' if total else ''}")
+                return
+        finished = done >= total and now - self.began > WORTH_A_LINE_S
+        if finished or now - self.told > self.EVERY_S:
+            self.told = now
+            tell(f"{text}{f': {done}/{total}' if total else ''} after {now - self.began:.0f} s")
+
+
+class _Bar:
+    """Progress for people."""
+
+    def __init__(self, bars: Any) -> None:
+        self.bars, self.stage, self.bar, self.began = bars, "", None, 0.0
+
+    def __call__(self, done: int, total: int, text: str) -> None:
+        stage, _, detail = harmless(text).partition(",")
+        if stage != self.stage:
+            self.end()
+            self.stage, self.began = stage, time.monotonic()
+            self.bar = self.bars.add_task(stage, total=total or None, detail="")
+        self.bars.update(self.bar, completed=done, total=total or None, detail=detail.strip())
+
+    def end(self) -> None:
+        """Take the bar away; a stage that took a while leaves a line."""
+        if self.bar is None:
+            return
+        seconds = time.monotonic() - self.began
+        if seconds > WORTH_A_LINE_S:
+            self.bars.console.print(f"{self.stage}: {seconds:.0f} s", markup=False, highlight=False)
+        self.bars.remove_task(self.bar)
+        self.bar = None

@@ -1,0 +1,67 @@
+"""Running the arms of an experiment one after another, and the tables at the end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from woodshed.cli.app import Failed, Interrupted
+from woodshed.cli.terminal import say, say_columns
+from woodshed.runs.folder import RunDir
+from woodshed.runs.machine import PROGRAM
+
+if TYPE_CHECKING:
+    from woodshed.stages.recipe import Recipe
+
+
+def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence[str]) -> None:
+    """Each run in a process of its own: begun, gone on with, or left alone where its policy is written.
+
+    Raises:
+        Failed: a run failed; what came before is kept.
+        RunError: a run of one of the names was begun with other settings.
+    """
+    from woodshed.evals import changes
+
+    for name, several in recipes.items():
+        for chosen in several:
+            run = chosen.runs / chosen.name
+            if (run / "recipe.toml").is_file():
+                changes.refuse_other(RunDir.open(run), chosen)
+            if (run / "policy").is_dir():
+                say(f"{run}: finished before")
+                continue
+            if (run / "recipe.toml").is_file():
+                arguments = ["--resume", str(run)]
+            else:
+                arguments = [str(path), "--arm", name, *given, f"seed={chosen.seed}"]
+            say(f"{run}: woodshed train {' '.join(arguments)}")
+            again = "finished runs and steps are kept; the same command goes on"
+            try:
+                done = subprocess.run([*PROGRAM, "train", *arguments], check=False)
+            except KeyboardInterrupt:
+                raise Interrupted(again) from None
+            if done.returncode == 130:
+                raise Interrupted(again)
+            if done.returncode:
+                raise Failed(f"{run} ended with exit code {done.returncode}; {again}")
+
+
+def say_arms(recipes: Mapping[str, Sequence[Recipe]]) -> None:
+    """The tables of runs that are finished."""
+    from woodshed.evals import variants
+
+    runs = {
+        name: [RunDir.open(each.runs / each.name) for each in several] for name, several in recipes.items()
+    }
+    if len(rows := variants.table(runs)) == 1:
+        say("no arm was evaluated before and after, so there is nothing to compare")
+        return
+    for line in variants.conclusions(runs):
+        say(line)
+    say_columns(rows)
+    if rows := variants.against(runs):
+        say("")
+        say_columns(rows)

@@ -1,0 +1,1 @@
+"""Engines: who writes the next tokens, here or on a server."""

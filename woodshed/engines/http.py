@@ -1,0 +1,323 @@
+"""A sampler over HTTP: OpenAI-compatible completions, token ids in and token ids out.
+
+Any server will do that takes a list of token ids as `prompt` and answers with `token_ids` (vLLM's `return_token_ids`)
+and one log-probability per token. A server that answers with text only is refused: text tokenised again is not what
+was sampled.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import httpx
+from pydantic import AfterValidator, Field
+
+from woodshed.engines.sampler import Sample, SampleRequest, check_fits
+from woodshed.records import SamplerError
+from woodshed.settings import Settings
+from woodshed.tokens.renderer import Renderer
+
+
+def address(url: str) -> str:
+    """The address in front of /v1, where everybody else writes it with /v1 or with a slash.
+
+    Raises:
+        ValueError: no machine can have this address.
+    """
+    try:
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"no machine can have this address: {error}") from None
+    if not 0 < (parsed.port or 80) < 1 << 16:
+        raise ValueError(f"there is no port {parsed.port}")
+    if parsed.userinfo:
+        raise ValueError(
+            "a name or password does not belong into an address; put the key into WOODSHED_API_KEY"
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+class EndpointSettings(Settings):
+    """Where an inference server answers."""
+
+    url: Annotated[str, AfterValidator(address)] = Field(
+        default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/]+"
+    )
+    """Address in front of /v1/completions, with http:// or https://; a /v1 at its end is left out."""
+    model: str = ""
+    """Name of the served model; empty takes the first that the server lists."""
+    api_key_variable: str = Field(default="WOODSHED_API_KEY", pattern=r"^[A-Z][A-Z0-9_]*_API_KEY$")
+    """Environment variable that holds the key, where the server wants one: NAME_API_KEY. A key is sent to no other
+    server than those that you name, with --endpoint or in WOODSHED_KEY_SERVERS: a recipe may be somebody else's."""
+    concurrency: int = Field(default=64, ge=1)
+    """Requests in flight at the same time."""
+    timeout_s: float = Field(default=600.0, gt=0)
+    """Longest wait for one message."""
+    retries: int = Field(default=5, ge=0)
+    """More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
+
+
+KEY_SERVERS = "WOODSHED_KEY_SERVERS"
+"""Environment variable that lists the servers, as HOST or HOST:PORT with commas, that a key may be sent to."""
+
+
+def trust(url: str) -> None:
+    """Let this process and those that it starts send a key to a server that the person named."""
+    named = [name for name in os.environ.get(KEY_SERVERS, "").split(",") if name]
+    os.environ[KEY_SERVERS] = ",".join(dict.fromkeys([*named, _server(url)]))
+
+
+def _server(url: str) -> str:
+    parsed = httpx.URL(url)
+    return f"{parsed.host}:{parsed.port or {'http': 80, 'https': 443}.get(parsed.scheme, 0)}"
+
+
+def _authorization(settings: EndpointSettings) -> dict[str, str]:
+    """The header with the key, for a server that the person named; nothing for others.
+
+    Raises:
+        SamplerError: the key is no text that a header can hold. The message does not show it.
+    """
+    key, server = os.environ.get(settings.api_key_variable, "").strip(), _server(settings.url)
+    named = {name.strip().casefold() for name in os.environ.get(KEY_SERVERS, "").split(",")}
+    if not key or not {server, server.rpartition(":")[0]} & named:
+        return {}
+    if not (key.isascii() and key.isprintable() and " " not in key):
+        raise SamplerError(
+            f"the key in {settings.api_key_variable} holds a character that no key has; set it again"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+ROUNDING = 1e-3
+"""How far above zero an engine's rounding may lift the log-probability of a sure token."""
+
+_WHOLE_DISTRIBUTION = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""Sent with every request: a server's own defaults (generation_config.json) may cut the distribution."""
+
+
+class HttpSampler:
+    """Draws messages from a server; its weights change through LoRA adapters that the server loads."""
+
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        renderer: Renderer,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Ask the server what it serves.
+
+        Raises:
+            SamplerError: the server does not answer, or does not serve the model.
+        """
+        self.settings = settings
+        self.renderer = renderer
+        self.policy_version = 0
+        self._sleep = sleep
+        self._client = httpx.Client(
+            base_url=settings.url,
+            headers=_authorization(settings),
+            follow_redirects=False,  # whoever is redirected to was not named
+            timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
+            limits=httpx.Limits(max_connections=settings.concurrency),
+        )
+        try:
+            self.model, self.context_length = self._served()
+        except SamplerError:
+            self.close()
+            raise
+        self.engine = {
+            "name": "http",
+            "url": settings.url,
+            "served": self.model,
+            "version": self._version(),
+        }
+
+    def _version(self) -> str:
+        """What the server says it runs (vLLM and SGLang do), or ""."""
+        try:
+            return str(self._client.get("/version").json()["version"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _served(self) -> tuple[str, int]:
+        """Name and context length of the model that was asked for."""
+        answer = self._ask("GET", "/v1/models")
+        try:
+            served = {str(item["id"]): item for item in answer["data"]}
+        except (KeyError, TypeError):
+            raise SamplerError(
+                f"{self.settings.url}/v1/models does not list models: {str(answer)[:200]}"
+            ) from None
+        model = self.settings.model or next(iter(served), "")
+        if model not in served:
+            raise SamplerError(f"{self.settings.url} serves {', '.join(served) or 'nothing'}, not {model!r}")
+        return model, int(served[model].get("max_model_len") or 1 << 30)
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+        """One sample per request, in order.
+
+        Raises:
+            SamplerError: the server failed for good, or its answer is not token-exact.
+        """
+        for request in requests:
+            check_fits(request, self.context_length)
+        with ThreadPoolExecutor(self.settings.concurrency) as pool:
+            return list(pool.map(self._one, requests))
+
+    def flush(self) -> None:
+        """Nothing is kept on this side; the server's cache is the server's."""
+
+    def load(self, policy: Any, version: int) -> None:
+        """Tag new samples with `version` and leave the server's prefix cache of the old weights behind.
+
+        `policy` is the folder of a LoRA adapter that the server can read, or None where its weights were changed by
+        other means.
+        """
+        if policy is not None:
+            name = f"woodshed-{version}"
+            body = {"lora_name": name, "lora_path": str(Path(policy).resolve())}
+            self._ask("POST", "/v1/load_lora_adapter", body)
+            self.model = name
+        self.policy_version = version
+
+    def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The assistant's next message, greedily: its `content` and its `tool_calls`. For models that read.
+
+        Raises:
+            SamplerError: the server failed for good, or answered without a message.
+        """
+        body = {"model": self.model, "messages": list(messages), "tools": list(tools), "temperature": 0.0}
+        answer = self._ask("POST", "/v1/chat/completions", body)
+        try:
+            message = answer["choices"][0]["message"]
+            return {"content": message.get("content") or "", "tool_calls": message.get("tool_calls") or []}
+        except (KeyError, IndexError, TypeError, AttributeError):
+            raise SamplerError(
+                f"{self.settings.url} answered without a message: {str(answer)[:200]}"
+            ) from None
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _one(self, request: SampleRequest) -> Sample:
+        version = self.policy_version
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt_ids),
+            "max_tokens": request.max_tokens,
+            "seed": request.seed % 2**63,
+            "stop_token_ids": sorted(self.renderer.stop_ids),
+            "logprobs": 1,
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+            "cache_salt": f"policy-{version}",  # keys and values of older weights are never reused
+            **_WHOLE_DISTRIBUTION,
+        }
+        answer = self._ask("POST", "/v1/completions", body)
+        try:
+            choice = answer["choices"][0]
+        except (KeyError, IndexError, TypeError):
+            raise SamplerError(
+                f"{self.settings.url} answered without a choice: {str(answer)[:200]}"
+            ) from None
+        self._check_usage(answer.get("usage"), choice, request)
+        return self._exact(choice, request, version)
+
+    def _check_usage(self, usage: Any, choice: Any, request: SampleRequest) -> None:
+        """Refuse a server whose own counts disagree with the tokens: it changed the prompt, or cut the answer."""
+        counts = usage if isinstance(usage, dict) else {}
+        ids = choice.get("token_ids") if isinstance(choice, dict) else None
+        truth = {"prompt_tokens": len(request.prompt_ids), "completion_tokens": len(ids or ())}
+        for name, number in truth.items():
+            said = counts.get(name)
+            if said is not None and said != number and ids:
+                raise SamplerError(
+                    f"{self.settings.url} counts {said} {name} where there are {number}. It adds or drops tokens (a "
+                    "start token, a truncated prompt), so its log-probabilities belong to another text; serve the "
+                    "model without that, or through an engine that takes token ids as they are"
+                )
+
+    def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> Sample:
+        """A sample from the server's answer, or SamplerError where it is not token-exact."""
+        ids = choice.get("token_ids")
+        if not ids:
+            raise SamplerError(
+                f"{self.settings.url} returned no token ids, and text cannot be trained on; it must honour "
+                "`return_token_ids` (vLLM 0.10.2 or newer does)"
+            )
+        if odd := [i for i in ids if type(i) is not int or i < 0]:
+            raise SamplerError(f"{self.settings.url} returned the token id {odd[0]!r}, which is no token id")
+        logps = (choice.get("logprobs") or {}).get("token_logprobs") or []
+        if len(logps) != len(ids):
+            raise SamplerError(
+                f"{self.settings.url} returned {len(ids)} tokens with {len(logps)} log-probabilities"
+            )
+        if odd := [p for p in logps if type(p) not in (int, float) or not -math.inf < p <= ROUNDING]:
+            raise SamplerError(
+                f"{self.settings.url} returned the log-probability {odd[0]} for a sampled token"
+            )
+        reason = choice.get("finish_reason")
+        stopped = ids[-1] in self.renderer.stop_ids
+        if reason not in ("stop", "length") or (reason == "stop") != stopped or len(ids) > request.max_tokens:
+            raise SamplerError(
+                f"{self.settings.url} finished {len(ids)} of {request.max_tokens} tokens with {reason!r} and last "
+                f"token {ids[-1]}; a stopped message must end with one of {sorted(self.renderer.stop_ids)}"
+            )
+        return Sample(tuple(ids), tuple(min(0.0, float(logp)) for logp in logps), reason, version)
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The server's JSON answer, after as many tries as the settings allow."""
+        for attempt in range(self.settings.retries + 1):
+            wait = min(0.5 * 2**attempt, 8.0)
+            try:
+                response = self._client.request(method, path, json=body)
+            except httpx.RequestError as error:
+                failure = f"{type(error).__name__}: {error}"
+            else:
+                if response.is_success:
+                    return self._json(response)
+                failure = f"status {response.status_code}: {response.text[:300]}"
+                if response.status_code != 429 and response.status_code < 500:
+                    failure += self._without_key(response.status_code)
+                    raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
+                after = response.headers.get("retry-after", "")
+                wait = min(float(after), 30.0) if after.isdecimal() else wait
+            if attempt < self.settings.retries:
+                self._sleep(wait)
+        tries = self.settings.retries + 1
+        raise SamplerError(
+            f"{self.settings.url}{path} failed {tries} times, last with {failure}; is it running?"
+        )
+
+    def _without_key(self, status: int) -> str:
+        """Why a key that is there was not sent."""
+        variable = self.settings.api_key_variable
+        if status not in (401, 403) or variable not in os.environ or "Authorization" in self._client.headers:
+            return ""
+        return (
+            f". The key in {variable} was not sent, since only the recipe names this server: if you trust it, "
+            f"`export {KEY_SERVERS}={_server(self.settings.url)}`"
+        )
+
+    def _json(self, response: httpx.Response) -> dict[str, Any]:
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise SamplerError(f"{response.url} did not answer with a JSON object: {response.text[:200]!r}")
+        return answer
+
+
+def chat_server(settings: EndpointSettings) -> HttpSampler:
+    """A server that is asked for messages only (`chat`), which takes no renderer."""
+    return HttpSampler(settings, cast("Renderer", None))

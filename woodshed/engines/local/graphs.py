@@ -1,0 +1,115 @@
+"""Writing on a GPU: one captured graph per shape, replayed, instead of a thousand kernels launched for every token.
+
+A decode step of a small model is bound by launches, not by arithmetic. Shapes must be fixed to be captured: rows are
+rounded up to a power of two, and those too many see only themselves.
+What changes from step to step (tokens, lengths, the column, the random numbers) is one small tensor that is filled in
+before the replay. Method: CUDA graphs (developer.nvidia.com/blog/cuda-graphs), as nano-vllm and vLLM use them.
+
+Shapes: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.engines.local.invariant import LEAST_ROWS, spans
+from woodshed.engines.local.kv_cache import RunningBatch
+
+Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(tokens (B, 1), spans (B, 1, 1, 2), positions (B, 1)) -> logits (B, V), writing into the running batch."""
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(logits (B, V), uniform numbers (B,)) -> ids (B,), log-probs (B,)."""
+
+
+class Graphs:
+    """The decode steps of one running batch. On a CPU the same steps run without being captured."""
+
+    def __init__(self, forward: Forward, draw: Draw, batch: RunningBatch, device: torch.device):
+        self.forward, self.draw, self.batch, self.device = forward, draw, batch, device
+        self._captured: dict[int, tuple[Any, Tensor]] = {}
+        self._memory: tuple[tuple[int, torch.Size], ...] = ()
+        self._pool: Any = None
+        self._state = torch.zeros(0)
+        self._staged = torch.zeros(0)
+
+    def step(self, tokens: Sequence[int], uniforms: Sequence[float]) -> Tensor:
+        """Write each live row's last token and draw the next: (2, B) in float64 on the CPU, ids over log-probs."""
+        batch, live = self.batch, len(tokens)
+        rows = padded_rows(live)
+        self._fit(rows)
+        staged = self._staged
+        staged[:, live:rows] = 0.0
+        staged[0, :live] = torch.tensor(tokens, dtype=torch.float64)
+        staged[1, :live] = torch.tensor(batch.lengths, dtype=torch.float64)
+        staged[2, :live] = torch.tensor(uniforms, dtype=torch.float64)
+        staged[3, 0] = batch.end
+        self._state.copy_(staged, non_blocking=True)
+        if self.device.type != "cuda":
+            return self._drawn(rows)[:, :live]
+        if rows not in self._captured:
+            self._captured[rows] = self._capture(rows)
+        graph, drawn = self._captured[rows]
+        graph.replay()
+        return drawn[:, :live].cpu()
+
+    def _fit(self, rows: int) -> None:
+        """Graphs hold addresses and strides: where memory was allocated anew, they are captured anew.
+
+        The address alone does not tell: an allocator gives out again what was just freed, for another shape.
+        """
+        memory = tuple((tensor.data_ptr(), tensor.shape) for tensor in self.batch.tensors)
+        if memory != self._memory or self._state.shape[-1:] < (rows,):
+            self._captured.clear()
+            self._pool = None  # a pool ends with its last graph
+            gc.collect()  # and an older sampler's with it, if it has one
+            self._memory = memory
+            most = max(rows, self.batch.tensors[0].shape[1])
+            self._state = torch.zeros((4, most), dtype=torch.float64, device=self.device)
+            self._staged = torch.zeros((4, most), dtype=torch.float64, pin_memory=self.device.type == "cuda")
+
+    def _capture(self, rows: int) -> tuple[Any, Tensor]:
+        aside = torch.cuda.Stream(self.device)
+        aside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(
+            aside
+        ):  # libraries allocate their workspaces at the first call, outside the capture
+            for _ in range(2):
+                self._drawn(rows)
+        torch.cuda.current_stream(self.device).wait_stream(aside)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with _uncollected(), torch.cuda.graph(graph, pool=self._pool):
+            drawn = self._drawn(rows)
+        return graph, drawn
+
+    def _drawn(self, rows: int) -> Tensor:
+        tokens, lengths = self._state[:2, :rows].long()
+        column = self._state[3, :1].long()
+        with self.batch.fixed(rows, column):
+            logits = self.forward(tokens[:, None], spans(column - lengths, column), lengths[:, None])
+        ids, logps = self.draw(logits, self._state[2, :rows])
+        return torch.stack([ids.double(), logps.double()])
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection inside: freeing some older sampler's graph would break the capture under way."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def padded_rows(live: int) -> int:
+    """Rows computed for `live` ones: the next power of two."""
+    return max(LEAST_ROWS, 1 << (live - 1).bit_length())

@@ -1,0 +1,223 @@
+"""Keys and values: those of finished sequences, kept compactly, and those of the rows that run together.
+
+Shapes: B rows, T columns, L layers, H key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from woodshed.engines.local import invariant
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A sequence with its keys and its values, each (L, H, T, D)."""
+
+    ids: np.ndarray
+    tensors: tuple[Tensor, Tensor]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class Prefixes:
+    """Sequences computed under the current weights, least recently used first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.kept: list[Prefix] = []
+
+    def find(self, ids: np.ndarray) -> tuple[Prefix | None, int]:
+        """The kept sequence that shares the longest beginning with `ids`, and how long that is."""
+        best, length = None, 0
+        for prefix in reversed(self.kept):  # the last ones are the likeliest
+            is_longer = length < min(len(prefix.ids), len(ids)) and prefix.ids[length] == ids[length]
+            if is_longer and (shared := common_length(prefix.ids, ids)) > length:
+                best, length = prefix, shared
+        if best is not None:
+            self.kept.sort(key=lambda prefix: prefix is best)  # stable: only moves it to the end
+        return best, length
+
+    def add(self, new: Prefix) -> None:
+        """Keep a sequence instead of its own beginnings, and forget old ones beyond the limit."""
+        self.kept = [p for p in self.kept if not _begins(p.ids, new.ids)]
+        self.kept.append(new)
+        while sum(p.size_bytes for p in self.kept) > self.limit_bytes:
+            self.kept.pop(0)
+
+
+def _begins(beginning: np.ndarray, whole: np.ndarray) -> bool:
+    last = len(beginning) - 1
+    is_likely = last < 0 or (last < len(whole) and beginning[last] == whole[last])
+    return is_likely and common_length(beginning, whole) > last
+
+
+def common_length(a: np.ndarray, b: np.ndarray) -> int:
+    """How many ids two sequences share at their beginning."""
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+class _Layer(CacheLayerMixin):
+    """One layer of a `RunningBatch`, as transformers asks for it."""
+
+    is_sliding = False  # all columns are kept; the model's mask knows its window
+
+    def __init__(self, batch: RunningBatch, index: int) -> None:
+        super().__init__()
+        self.batch, self.index = batch, index
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        pass
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self.batch.write(self.index, key_states, value_states)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.batch.end - self.batch.start
+
+    def get_max_length(self) -> int:
+        return -1
+
+
+class RunningBatch(Cache):
+    """Keys and values of the rows that run together, each (L, B, H, T, D), written in place.
+
+    Rows end at the same column `end` and begin where their length says, so a step writes one column. The first
+    `len(lengths)` rows are live; `start` is where the longest of them begins. Memory is kept from call to call and
+    starts as zeros, since a masked column still takes part in sums, with weight zero.
+    """
+
+    COLUMN_STEP = 256
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[_Layer(self, index) for index in range(num_layers)])
+        self.tensors: list[Tensor] = []
+        self.room: tuple[int, int] = (0, 0)  # rows and columns that the current call needs
+        self.lengths: list[int] = []
+        self.start = self.end = 0
+        self._fixed: tuple[int, Tensor] | None = None
+
+    @contextmanager
+    def fixed(self, rows: int, column: Tensor) -> Iterator[None]:
+        """Forwards inside write one column (1,) of the first `rows` rows and are given all columns.
+
+        Nothing of it depends on what this batch holds, so it can be captured once and replayed.
+        """
+        self._fixed = (rows, column)
+        try:
+            yield
+        finally:
+            self._fixed = None
+
+    def open(self, end: int, least_columns: int) -> None:
+        """Empty; the first free column is `end`."""
+        self.room = (self.room[0], max(self.room[1], least_columns))
+        self.lengths = []
+        self.start = self.end = end
+
+    def put(self, prefix: Prefix | None, length: int) -> None:
+        """Add a row that begins with the first `length` positions of a kept sequence."""
+        if prefix is not None:
+            slot, columns = len(self.lengths), slice(self.end - length, self.end)
+            for all_rows, kept in zip(self._memory(prefix.tensors), prefix.tensors, strict=True):
+                all_rows[:, slot, :, columns] = kept[:, :, :length]
+        self.lengths.append(length)
+        self.start = self.end - max(self.lengths)
+
+    def write(self, layer: int, *new: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (B, H, T, D) of one layer; returns all columns of its live rows."""
+        if self._fixed is not None:
+            rows, column = self._fixed
+            keys, values = (tensor[layer, :rows] for tensor in self.tensors)
+            keys.index_copy_(2, column, new[0])
+            values.index_copy_(2, column, new[1])
+            return keys, values
+        rows, end = len(self.lengths), self.end + new[0].shape[2]
+        keys, values = (tensor[layer, :rows] for tensor in self._memory(new))
+        keys[:, :, self.end : end], values[:, :, self.end : end] = new
+        return keys[:, :, self.start : end], values[:, :, self.start : end]
+
+    def _memory(self, like: Sequence[Tensor]) -> list[Tensor]:
+        """Keys and values, allocated at the first ones seen (..., H, T, D), which know the shapes."""
+        rows, columns = self.room
+        had_rows, had_columns = self.tensors[0].shape[1:4:2] if self.tensors else (0, 0)
+        if had_rows < rows or had_columns < columns:
+            self.tensors = []  # free before allocating
+            rows = max(rows, min(had_rows, 2 * rows))  # a call of half as many shrinks nothing
+            if 0 < had_columns < columns:  # prompts grow by the turn, and graphs go with the memory
+                columns = max(columns, had_columns * 3 // 2)
+            columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
+            self.tensors = [
+                part.new_zeros((len(self.layers), rows, part.shape[-3], columns, part.shape[-1]))
+                for part in like
+            ]
+        return self.tensors
+
+    def positions(self, device: torch.device, added: int) -> Tensor:
+        """(B, added) where the next tokens of each row stand in its sequence."""
+        return torch.tensor(self.lengths, device=device)[:, None] + torch.arange(added, device=device)
+
+    def spans(self, device: torch.device) -> Tensor:
+        """What each row's next tokens see, as `invariant.spans`."""
+        past = torch.tensor(self.end - self.start, device=device)
+        return invariant.spans(past - torch.tensor(self.lengths, device=device), past)
+
+    def mask(self, device: torch.device, new: Sequence[int], width: int) -> Tensor:
+        """The same as an attention mask (B, T), for a forward of `width` tokens, of which each row has `new`.
+
+        Rows with fewer are padded at the right.
+        """
+        past = self.end - self.start
+        columns = torch.arange(past + width, device=device)
+        lengths = torch.tensor(self.lengths, device=device)[:, None]
+        wanted = torch.tensor(new, device=device)[:, None]
+        return (columns >= past - lengths) & (columns < past + wanted)
+
+    def advance(self) -> None:
+        """One column was written for every row."""
+        self.end += 1
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def take(self, slot: int, ids: np.ndarray, begin: int) -> Prefix:
+        """A compact copy of one row, whose first column is `begin`."""
+        keys, values = (tensor[:, slot, :, begin : begin + len(ids)].clone() for tensor in self.tensors)
+        return Prefix(ids, (keys, values))
+
+    def drop(self, slot: int) -> None:
+        """Remove a row; the last one moves into its place."""
+        last, length = len(self.lengths) - 1, self.lengths.pop()
+        if slot != last:
+            for tensor in self.tensors:
+                tensor[:, slot, :, self.end - length : self.end] = tensor[
+                    :, last, :, self.end - length : self.end
+                ]
+            self.lengths[slot] = length
+        self.start = self.end - max(self.lengths, default=0)
+
+    def make_room(self, end: int) -> None:
+        """Where the columns are used up, move the live rows back so that they end at `end`."""
+        if self.end < self.tensors[0].shape[3]:
+            return
+        begin = end - (self.end - self.start)
+        for tensor in self.tensors:
+            for slot in range(len(self.lengths)):  # one by one: the ranges may overlap, and a copy is made
+                tensor[:, slot, :, begin:end] = tensor[:, slot, :, self.start : self.end].clone()
+        self.start, self.end = begin, end

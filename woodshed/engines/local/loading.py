@@ -1,0 +1,212 @@
+"""Loading a causal language model from any specification of `tokens.model_files`, an adapter on top."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from woodshed.engines.local import invariant
+from woodshed.records import ModelError
+from woodshed.runs.folder import staged, sweep
+from woodshed.tokens.model_files import (
+    FOREIGN_CODE,
+    ModelSource,
+    check_adapter,
+    models_dir,
+    resolve,
+    wants_code,
+)
+
+SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+"""How weights are loaded: from disk, without code that lies beside them, and from nothing that could be code."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model in memory, on the CPU, in evaluation mode."""
+
+    model: Any
+    tokenizer: Any
+    directory: Path
+    """The Hugging Face folder it was read from."""
+
+
+def load(
+    spec: str, *, dtype: str = "float32", adapter: Path | None = None, cache: Path | None = None
+) -> LoadedModel:
+    """Weights and tokenizer from any specification of `tokens.model_files`, with an unmerged PEFT adapter on top.
+
+    A GGUF file is dequantised once, to bfloat16 safetensors in the cache, so that every machine and every precision
+    starts from the same numbers.
+
+    Raises:
+        ModelError: weights, tokenizer or adapter that cannot be found, verified or read; names the file.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = resolve(spec, cache)
+    directory = _dequantised(source, models_dir(cache)) if source.gguf else source.directory
+    with _quiet(), _explained(directory, "folder"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=getattr(torch, dtype), output_loading_info=True, **SAFE
+        )
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    if missing := sorted(info["missing_keys"]):
+        # transformers would fill them with random numbers and go on
+        raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
+    rows = model.get_input_embeddings().num_embeddings
+    if tokenizer.vocab_size > rows:
+        raise ModelError(
+            f"{directory}: the tokenizer knows {tokenizer.vocab_size} tokens and the model {rows}; they belong to "
+            "different models"
+        )
+    model.eval()
+    invariant.install(model)
+    if adapter is not None:
+        model = _with_adapter(model, adapter)
+    return LoadedModel(model, tokenizer, directory)
+
+
+def _with_adapter(model: Any, adapter: Path) -> Any:
+    from peft import PeftModel, get_peft_model_state_dict
+    from safetensors import safe_open
+
+    check_adapter(adapter)
+    weights = adapter / "adapter_model.safetensors"
+    with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
+        warnings.filterwarnings("error", message=".*missing adapter keys.*")
+        made = PeftModel.from_pretrained(model, str(adapter)).eval()
+        kept = get_peft_model_state_dict(made, save_embedding_layers=False)  # "auto" may ask the hub
+        with safe_open(weights, "pt") as file:
+            unused = sorted(name for name in set(file.keys()) - set(kept) if "lora_" in name)
+        if unused:
+            raise ModelError(
+                f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
+                f"{unused[0]!r} among them"
+            )
+    return compute_in_model_precision(made)
+
+
+def compute_in_model_precision(model: Any) -> Any:
+    """Let the LoRA adapters of a PEFT model compute in the model's own precision, and add in place.
+
+    PEFT takes every input of an adapter whose weights are float32 to float32, and each copy is kept for the backward
+    pass; what is added, and what is added and scaled, are tensors of their own.
+    """
+    for layer in model.modules():
+        if type(layer) is _plain_adapter() and not any(
+            (layer.lora_variant, layer.merged, *layer.lora_bias.values())
+        ):
+            layer.__class__ = _adapted_linear()
+    return model
+
+
+def _plain_adapter() -> type:
+    from peft.tuners.lora.layer import Linear
+
+    return Linear
+
+
+@functools.cache
+def _adapted_linear() -> type:
+    class AdaptedLinear(_plain_adapter()):
+        """A linear layer under one LoRA adapter, whose matrices are taken in the precision of what they multiply."""
+
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            name, *others = self.active_adapters or ("",)
+            is_plain = name in self.lora_A and name not in self.lora_variant
+            if not is_plain or args or kwargs or others or self.disable_adapters or self.merged:
+                return super().forward(x, *args, **kwargs)
+            result = self.base_layer(x)
+            down, up = self.lora_A[name].weight.to(x.dtype), self.lora_B[name].weight.to(x.dtype)
+            inner = invariant.linear(self.lora_dropout[name](x), down)
+            result.view(-1, len(up)).addmm_(inner.view(-1, len(down)), up.T, alpha=self.scaling[name])
+            return result
+
+    return AdaptedLinear
+
+
+def _dequantised(source: ModelSource, models: Path) -> Path:
+    """The Hugging Face folder made from a GGUF file, once; safe when two processes make it at the same time."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    assert source.gguf is not None
+    path = source.directory / source.gguf
+    stat = path.stat()
+    identity = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    final = models / f"{path.stem}-bf16-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    if final.is_dir():
+        return final
+    models.mkdir(parents=True, exist_ok=True)
+    sweep(models)
+    with staged(final, keep=True) as partial, _quiet(), _explained(path, "GGUF file"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.directory,
+            gguf_file=source.gguf,
+            quantization_config=GgufConfig(dequantize=True),
+            dtype=torch.bfloat16,
+            output_loading_info=True,
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        model, info = loaded
+        tokenizer = AutoTokenizer.from_pretrained(
+            source.directory, gguf_file=source.gguf, local_files_only=True, trust_remote_code=False
+        )
+        for name in (
+            "bos",
+            "eos",
+            "pad",
+        ):  # transformers 5.17 reads the tokenizer's own wrongly from GGUF
+            if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
+                setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+        if info["missing_keys"]:
+            raise ModelError(f"{path}: weights are missing, {sorted(info['missing_keys'])[0]!r} among them")
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+    return final
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars and no chatter from libraries; whoever called shows progress."""
+    from transformers.utils import logging
+
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar of its own
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Whatever a loader raises on bad input, as a ModelError that names the file."""
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except Exception as error:  # loaders raise a different type for every way a file can be wrong
+        first, _, rest = str(error).strip().partition("\n")
+        more = " ".join(rest.split())[:200] if first.endswith(":") else ""
+        reason = f"{first} {more}".strip() or type(error).__name__
+        if wants_code(error):
+            reason = FOREIGN_CODE
+        raise ModelError(f"{path}: this {what} cannot be loaded: {reason}") from error

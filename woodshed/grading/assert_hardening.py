@@ -1,0 +1,438 @@
+"""Comparisons in tests, doubted: an object that says it is equal must be able to say that it is not.
+
+`class Equal: __eq__ = lambda self, other: True` passes every `assert f(x) == expected`. So each comparison that a test
+makes is told, beside its own operands, to compare with values that were changed a little. What is equal to those as
+well fails the test. How many of the changed values come before the real one is drawn for every comparison, so an
+object that counts its comparisons guesses. Values of built-in types, whose comparison is not Python code, are not
+doubted: for nearly every comparison nothing is done.
+
+Standard library only; one file. The runner imports it before any code of the repository and hooks it into pytest's
+own rewriting of asserts. `apart` uses the same doubts where the objects live in another process. Run as a program it
+compiles test files as that session would (`compiled`).
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import importlib.util
+import json
+import linecache
+import marshal
+import operator
+import os
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+NAME = "__woodshed_assert_hardening__"
+DOUBTS = 7
+DEEPEST, MOST = 6, 2000
+OPERATORS: dict[str, Callable[[object, object], object]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda item, items: item in items,  # type: ignore[operator]
+    "not in": lambda item, items: item not in items,  # type: ignore[operator]
+}
+OPPOSITE = {"!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<", "not in": "in"}
+SPELLED: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.In: "in",
+    ast.NotIn: "not in",
+}
+METHODS = {
+    "assertNotEqual": "!=",
+    "assertIn": "in",
+    "assertNotIn": "not in",
+    "assertLess": "<",
+    "assertLessEqual": "<=",
+    "assertGreater": ">",
+    "assertGreaterEqual": ">=",
+    **dict.fromkeys(("assertEqual", "assertEquals", "assertAlmostEqual", "assert_equal", "eq_"), "=="),
+    **dict.fromkeys(
+        (f"assert{kind}Equal" for kind in "List Tuple Set Dict Sequence Count MultiLine".split()), "=="
+    ),
+}
+"""Functions of tests that compare their first two arguments."""
+COMPARING = frozenset(
+    ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__class__")
+)
+
+Asked = tuple[str, object, object, str]
+Doubts = tuple[Asked, int, dict[bool, bool]]
+"""What is compared, how many doubts are left for afterwards, and whether the early ones caught a yes, or a no."""
+workspace = "/workspace"
+patched: dict[str, frozenset[int]] = {}
+"""File to the numbers of the lines that a patch brought."""
+mentioned: dict[str, frozenset[str]] = {}
+"""Test file to every name in it: an object like mock.ANY may be equal to everything where the test asks for it."""
+
+
+# -- what is asked of values
+
+
+def before(spelled: str, left: object, right: object, file: str) -> Doubts | None:
+    """Doubt a comparison that is about to be made, some times; `after` does the rest. None: nothing to doubt.
+
+    What it says is not known yet, so nothing is raised here: `not (a != b)` is how some tests ask for equality.
+    """
+    if (is_plain(left) and is_plain(right)) or not any(
+        strange(value, file) for side in (left, right) for value in parts(side)
+    ):
+        return None
+    early = random.SystemRandom().randrange(DOUBTS + 1)
+    asked = spelled, left, right, file
+    return asked, DOUBTS - early, {held: _caught(asked, held, early) for held in (True, False)}
+
+
+def after(doubts: Doubts | None, held: bool = True) -> None:
+    """What `before` left, once the comparison has been made; `held` is what it said.
+
+    Raises:
+        AssertionError: the objects say the same of what cannot be.
+    """
+    if doubts:
+        asked, left, early = doubts
+        if early[held] or _caught(asked, held, left):
+            kinds = " and ".join(type(side).__name__ for side in asked[1:3])
+            raise AssertionError(f"woodshed: this comparison of {kinds} would hold for other values as well")
+
+
+def compared(spelled: str, left: object, right: object, file: str) -> object:
+    """The comparison itself, with its doubts: for places where statements cannot stand."""
+    doubts = before(spelled, left, right, file)
+    result = OPERATORS[spelled](left, right)
+    if doubts:
+        after(doubts, says_yes(lambda: result))
+    return result
+
+
+def chained(first: object, rest: list[tuple[str, Callable[[], object]]], file: str) -> object:
+    """a < b < c: each operand is evaluated once, and none after the first no."""
+    result: object = True
+    for spelled, evaluate in rest:
+        following = evaluate()
+        result = compared(spelled, first, following, file)
+        if not result:
+            return result
+        first = following
+    return result
+
+
+def _caught(asked: Asked, held: bool, times: int) -> bool:
+    """Whether objects that said yes (or no: `held`) to a comparison say the same to one that cannot be."""
+    return any(says_yes(_impossible(*asked, held)) for _ in range(times))
+
+
+def _impossible(spelled: str, left: object, right: object, file: str, held: bool) -> Callable[[], object]:
+    """A comparison that honest objects deny. A no claims something where it says that two values do not differ."""
+    if not held and spelled != "!=":
+        return lambda: False
+    if held and spelled in OPPOSITE:
+        return lambda: OPERATORS[OPPOSITE[spelled]](left, right)
+    if spelled == "in":
+        if strange(left, file):
+            return lambda: left in [changed(item) for item in right]  # type: ignore[union-attr]
+        return lambda: stranger() in right  # type: ignore[operator]
+    odd: list[list[object]] = [[], []]
+    even: list[list[object]] = [[], []]
+    for place, side in enumerate((left, right)):
+        for value in parts(side):
+            (odd if strange(value, file) else even)[place].append(value)
+    place = random.choice([n for n in (0, 1) if odd[n]])
+    value, others = random.choice(odd[place]), even[1 - place]
+    other = changed(random.choice(others)) if others else stranger()
+    return lambda: value == other if held else not OPERATORS["!="](value, other)
+
+
+def says_yes(ask: Callable[[], object]) -> bool:
+    """Whether a comparison holds; one that cannot be made does not."""
+    try:
+        return bool(ask())
+    except Exception:
+        return False
+
+
+def parts(value: object) -> Iterator[object]:
+    """The value and what its built-in containers hold."""
+    waiting, seen = [(value, 0)], 0
+    while waiting and seen < MOST:
+        value, depth = waiting.pop()
+        seen += 1
+        yield value
+        if depth < DEEPEST:
+            inner = list(value.items()) if type(value) is dict else value
+            if any(type(value) is kind for kind in (list, tuple, set, frozenset, dict)):
+                waiting += [(item, depth + 1) for item in inner]  # type: ignore[union-attr]
+
+
+def is_plain(value: object) -> bool:
+    """Whether it is of a built-in type that holds nothing: the fast way out of comparisons in long loops.
+
+    By identity: `in` would ask the type's own type, which a patch may have made equal to everything.
+    """
+    kind = type(value)
+    return (
+        kind is int or kind is str or kind is float or kind is bool or kind is bytes or kind is types.NoneType
+    )
+
+
+def strange(value: object, file: str) -> bool:
+    """Whether comparing it runs code that the patch brought, made up, or took from the standard library (mock.ANY).
+
+    Types of installed packages are what the repository's own tests compare with, some by odd rules of their own.
+    """
+    if is_plain(value):
+        return False
+    for owner in type.__dict__["__mro__"].__get__(type(value)):
+        if owner is not object:
+            for name, method in type.__dict__["__dict__"].__get__(owner).items():
+                if name in COMPARING and _is_strange(method, owner, file):
+                    return True
+    return False
+
+
+def _is_strange(method: object, owner: type, file: str) -> bool:
+    if method is None or isinstance(method, types.WrapperDescriptorType | types.MethodDescriptorType):
+        return False  # compiled code: of Python itself or of an installed package
+    module = sys.modules.get(getattr(owner, "__module__", ""))
+    code = getattr(getattr(method, "__func__", method), "__code__", None)
+    place = code.co_filename if isinstance(code, types.CodeType) else getattr(module, "__file__", None) or ""
+    if place in patched:
+        return code is None or any(line in patched[place] for *_, line in code.co_lines())
+    if place.startswith((sys.prefix, sys.base_prefix)):
+        if vars(module).get(owner.__name__) is not owner:
+            return True  # only says that it is installed
+        return "/site-packages/" not in place and not _asked_for(owner, file)
+    return not place.startswith(workspace + "/")
+
+
+def _asked_for(kind: type, file: str) -> bool:
+    """Whether an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
+    own = kind.__name__.strip("_").lower()
+    return any(name and own.startswith(name.lower()) for name in mentioned.get(file, ()))
+
+
+def changed(value: object) -> object:
+    """A value of the same built-in type that is not equal to this one."""
+    draw = random.Random()
+    if value is None or isinstance(value, bool):
+        return draw.choice([0.5, "x", not value])
+    if isinstance(value, int | float | complex):
+        return value + draw.randint(10**6, 10**9)
+    if isinstance(value, str):
+        return f"{value}{draw.randrange(10**6)}"
+    if isinstance(value, bytes | bytearray):
+        return value + b"%d" % draw.randrange(10**6)
+    if isinstance(value, list | tuple):
+        items = list(value)
+        if items and draw.random() < 0.7:
+            place = draw.randrange(len(items))
+            items[place] = changed(items[place])
+        else:
+            items.append(draw.random())
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, dict):
+        return {**value, object(): draw.random()}
+    if isinstance(value, set | frozenset):
+        return value | {object()}
+    return stranger()
+
+
+def stranger() -> object:
+    """Something that nothing of the repository is equal to."""
+    draw = random.Random()
+    return draw.choice(
+        [object(), draw.random(), f"{draw.random()}", [draw.random()], {draw.random(): draw.random()}]
+    )
+
+
+# -- where it is asked
+
+
+class Rewriter(ast.NodeTransformer):
+    """Puts the doubts into the source of a test file.
+
+    `assert a == b` becomes four statements around an assert that reads as before, so that failures do too; any other
+    comparison becomes a call.
+    """
+
+    def __init__(self, file: str):
+        self.file = file
+        self.count = 0
+
+    def visit_Assert(self, node: ast.Assert) -> ast.AST | list[ast.stmt]:
+        test = node.test
+        if isinstance(test, ast.Compare) and len(test.ops) == 1 and type(test.ops[0]) in SPELLED:
+            left, right = self._name(), self._name()
+            sides = [self.visit(test.left), self.visit(test.comparators[0])]
+            node.test = ast.Compare(_load(left), test.ops, [_load(right)])
+            return self._around(node, SPELLED[type(test.ops[0])], {left: sides[0], right: sides[1]})
+        return self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
+        call = node.value
+        name = call.func if isinstance(call, ast.Call) else None
+        called = (
+            name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
+        )
+        if not isinstance(call, ast.Call) or called not in METHODS or len(call.args) < 2:
+            return self.generic_visit(node)
+        if any(isinstance(argument, ast.Starred) for argument in call.args[:2]):
+            return self.generic_visit(node)
+        left, right = self._name(), self._name()
+        sides = [self.visit(argument) for argument in call.args[:2]]
+        call.args[:2] = [_load(left), _load(right)]
+        return self._around(node, METHODS[called], {left: sides[0], right: sides[1]})
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if not all(type(spelled) in SPELLED for spelled in node.ops):
+            return node
+        words = [ast.Constant(SPELLED[type(spelled)]) for spelled in node.ops]
+        if len(words) == 1:
+            return self._call("compared", words[0], node.left, node.comparators[0], ast.Constant(self.file))
+        bare = ast.arguments([], [], None, [], [], None, [])
+        pairs: list[ast.expr] = [
+            ast.Tuple([word, ast.Lambda(bare, side)], ast.Load())
+            for word, side in zip(words, node.comparators, strict=True)
+        ]
+        return self._call("chained", node.left, ast.List(pairs, ast.Load()), ast.Constant(self.file))
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        """Comparisons right in a class body cannot be chained through lambdas; methods can."""
+        node.body = [self.visit(s) if isinstance(s, ast.FunctionDef | ast.ClassDef) else s for s in node.body]
+        return node
+
+    def _around(self, node: ast.stmt, spelled: str, sides: dict[str, ast.expr]) -> list[ast.stmt]:
+        doubts = self._name()
+        given = [ast.Constant(spelled), *map(_load, sides), ast.Constant(self.file)]
+        lines: list[ast.stmt] = [
+            ast.Assign([ast.Name(name, ast.Store())], side) for name, side in sides.items()
+        ]
+        lines.append(ast.Assign([ast.Name(doubts, ast.Store())], self._call("before", *given)))
+        lines += [node, ast.Expr(self._call("after", _load(doubts)))]
+        return [ast.copy_location(line, node) for line in lines]
+
+    def _call(self, function: str, *arguments: ast.expr) -> ast.Call:
+        return ast.Call(ast.Attribute(_load(NAME), function, ast.Load()), list(arguments), [])
+
+    def _name(self) -> str:
+        self.count += 1
+        return f"@woodshed_{self.count}"
+
+
+def _load(name: str) -> ast.Name:
+    return ast.Name(name, ast.Load())
+
+
+def install(
+    place: str,
+    lines: dict[str, list[int]],
+    sources: dict[str, str],
+    compiled: dict[str, tuple[str, list[str]]],
+) -> None:
+    """From here on pytest rewrites comparisons in test files and conftests of the workspace.
+
+    Args:
+        place: the workspace.
+        lines: for each file of a patch, relative to it, the numbers of the lines that the patch brought.
+        sources: bytes, as Latin-1, of test files that are empty on disk, so that no code can read its answers there.
+        compiled: what `main` made of test files: they are not read again.
+    """
+    import _pytest.assertion.rewrite as rewriting
+
+    held = {f"{place}/{path}": text.encode("latin-1") for path, text in sources.items()}
+    ready: dict[str, tuple[types.CodeType, frozenset[str]]] = {}
+    for path, (encoded, names) in compiled.items():  # now: the code under test may change what decodes
+        code = marshal.loads(base64.b64decode(encoded))
+        if code.co_filename == f"{place}/{path}":  # else it was made for a workspace of another name
+            ready[f"{place}/{path}"] = code, frozenset(names)
+
+    global workspace
+    workspace = place
+    patched.update({f"{place}/{path}": frozenset(numbers) for path, numbers in lines.items()})
+    setattr(builtins, NAME, sys.modules[__name__])
+    rewrite, rewrite_file = rewriting.rewrite_asserts, rewriting._rewrite_test
+    read_bytecode, write_bytecode = rewriting._read_pyc, rewriting._write_pyc
+
+    def rewrite_asserts(
+        tree: ast.Module, source: bytes, module_path: str | None = None, config: Any = None
+    ) -> None:
+        if module_path in held:
+            source = held[module_path]
+            tree.body[:] = ast.parse(source, module_path).body
+            show(module_path)
+        if module_path and module_path.startswith(workspace + "/"):
+            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+            names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+            names |= {
+                a.name.split(".")[-1]
+                for n in ast.walk(tree)
+                if isinstance(n, ast.ImportFrom)
+                for a in n.names
+            }
+            mentioned[module_path] = frozenset(names - set(dir(builtins)))
+            ast.fix_missing_locations(Rewriter(module_path).visit(tree))
+        rewrite(tree, source, module_path, config)
+
+    def rewrite_test(file: Path, config: Any) -> tuple[Any, types.CodeType]:
+        path = str(file)
+        if path not in ready:
+            return rewrite_file(file, config)
+        code, mentioned[path] = ready[path]
+        if path in held:
+            show(path)
+        return None, code  # the first is for bytecode, which nobody writes of it
+
+    def read_pyc(file: Path, *rest: Any) -> types.CodeType | None:
+        """None for files that the disk has no say in: bytecode beside them can only be planted."""
+        return None if str(file) in ready or str(file) in held else read_bytecode(file, *rest)
+
+    def write_pyc(state: Any, code: types.CodeType, *rest: Any) -> bool:
+        return code.co_filename not in ready and write_bytecode(state, code, *rest)
+
+    def show(path: str) -> None:
+        text = importlib.util.decode_source(held[path])
+        linecache.cache[path] = (len(text), None, [f"{line}\n" for line in text.split("\n")], path)
+
+    rewriting.rewrite_asserts, rewriting._rewrite_test = rewrite_asserts, rewrite_test
+    rewriting._read_pyc, rewriting._write_pyc = read_pyc, write_pyc
+
+
+def main() -> None:
+    """Compile the files of a request, path to bytes in base64, as a session in the workspace argv[1] would; answer on
+    descriptor 3 with code and mentioned names of each that compiles. A project's `enable_assertion_pass_hook` is not
+    known here, and what compiling warns of is heard by nobody."""
+    import _pytest.assertion.rewrite as rewriting
+
+    place, found = sys.argv[1], {}
+    install(place, {}, {}, {})
+    for path, content in json.load(sys.stdin).items():
+        file, source = f"{place}/{path}", base64.b64decode(content)
+        try:
+            tree = ast.parse(source, file)
+            rewriting.rewrite_asserts(tree, source, file, None)
+            code = marshal.dumps(compile(tree, file, "exec", dont_inherit=True))
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+        found[path] = [base64.b64encode(code).decode(), sorted(mentioned[file])]
+    with os.fdopen(3, "w", encoding="utf-8") as out:
+        json.dump(found, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Who writes the next tokens: codecs, renderers and samplers."""

@@ -1,0 +1,1 @@
+"""Learning: losses, gradients, optimizer steps and checkpoints."""

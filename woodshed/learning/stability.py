@@ -1,0 +1,106 @@
+"""When a run stops by itself and goes back to weights that were well.
+
+A low targeted loss is not success: teacher and student can agree on broken messages. Both prototypes' collapses showed
+in the invalid-call rate within a few steps, and in the divergence from the start. Nor does anything mean something
+where the sampler does not compute the policy that the trainer trains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from woodshed.learning import packing
+from woodshed.learning.policy import Policy
+from woodshed.records import Rollout
+from woodshed.settings import Settings
+
+DISAGREES = "the log-probs of the sampler differ from the trainer's"
+"""Begins the reason after which the sampler is not to be asked again."""
+
+
+class StabilitySettings(Settings):
+    """The automatic stop."""
+
+    window: int = Field(default=3, ge=1)
+    """Steps back that a step is compared with; as many checkpoints are kept."""
+    invalid_factor: float = Field(default=2.0, gt=1)
+    """Stop where the invalid-call rate is this many times the lowest of the window ..."""
+    invalid_floor: float = Field(default=0.5, ge=0)
+    """... and at least this."""
+    max_kl_to_start: float | None = Field(default=None, gt=0)
+    """Stop where the divergence from the starting weights passes this many nats a token; unset, it is not measured
+    for this."""
+    kl_rollouts: int = Field(default=16, ge=1)
+    """Rollouts of a step on which that divergence is measured."""
+    max_logp_gap: float = Field(default=0.2, gt=0)
+    """Stop where the log-probs of the sampler and of the trainer differ by this many nats a token on average: they do
+    not compute the same policy, and nothing learned from such a step means anything. In bfloat16 0.004 to 0.02 are
+    usual."""
+
+
+@dataclass
+class Watch:
+    """What recent steps looked like; part of every checkpoint."""
+
+    rates: list[float] = field(default_factory=list)
+    """Invalid-call rates of the newest steps, newest last; a step's rollouts come from the weights before it."""
+
+    def alarm(
+        self,
+        settings: StabilitySettings,
+        invalid_rate: float | None,
+        kl_to_start: float | None,
+        logp_gap: float = 0.0,
+    ) -> str:
+        """Why the run must stop after this step, or ""; remembers the step."""
+        reason, before = "", self.rates[-settings.window :]
+        if invalid_rate is not None and before:
+            bound = max(settings.invalid_factor * min(before), settings.invalid_floor)
+            if invalid_rate >= bound and invalid_rate > min(before):
+                reason = f"the invalid-call rate rose from {min(before):.3f} to {invalid_rate:.3f}"
+        if settings.max_kl_to_start is not None and (kl_to_start or 0.0) > settings.max_kl_to_start:
+            reason = (
+                f"the divergence from the start is {kl_to_start:.3f} nats a token, above "
+                f"{settings.max_kl_to_start:g}"
+            )
+        # Last, as with such samples the other two say nothing; and NaN is no agreement.
+        if not logp_gap <= settings.max_logp_gap:
+            reason = (
+                f"{DISAGREES} by {logp_gap:.3f} nats a token, above {settings.max_logp_gap:g}: they do not compute the "
+                "same policy (another precision, or weights or cached keys and values that are not the current ones)"
+            )
+        rate = before[-1] if invalid_rate is None and before else invalid_rate
+        self.rates = [*before, *([] if rate is None else [rate])][-settings.window - 1 :]
+        return reason
+
+    def healthy(self, step: int) -> int:
+        """The policy version to go back to after an alarm at `step`: the lowest rate of the window, the newest of
+        equals. Version v is the weights after v steps, which sampled the rollouts of step v."""
+        rates = self.rates[:-1] or self.rates
+        best = min(range(len(rates)), key=lambda i: (rates[i], -i))
+        return step - len(self.rates) + 1 + best
+
+
+def kl_to_start(
+    policy: Policy,
+    start: Mapping[str, Tensor],
+    rollouts: Sequence[Rollout],
+    *,
+    temperature: float,
+    micro_batch_tokens: int,
+) -> float:
+    """Nats a token from the weights that sampled these rollouts to the starting ones: the mean of k1, unbiased."""
+    rows = [packing.rollout_row(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
+    total = tokens = 0.0
+    for chunk in packing.row_batches(rows, micro_batch_tokens):
+        padded = packing.pad(chunk, policy.device)
+        with torch.no_grad(), policy.using(start):
+            start_BN = policy.logps(padded, temperature)
+        total += float(((padded.logp_sampler_BN - start_BN) * padded.mask_BN).sum())
+        tokens += float(padded.mask_BN.sum())
+    return total / max(tokens, 1.0)

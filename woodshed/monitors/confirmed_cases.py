@@ -1,0 +1,143 @@
+"""What confirmed cheats teach: places to scrub, and cases that the rules must go on catching.
+
+A place has the form of the leak scan's own rules, `{"pattern", "why", "provenance"}`: a regular expression that is
+searched in a file's path relative to the workspace. A case is one line of JSON, an attempt without tokens and prose:
+
+    {"rule": "caches", "turn": 2, "task": {...}, "rollout": {...}}
+
+`replay` watches it again with today's rules; `woodshed monitor bench --cases FILE` does so for a file of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from woodshed.monitors.evidence import Evidence, is_there
+from woodshed.monitors.flag_policy import confirmed
+from woodshed.monitors.rules import RULES, watch
+from woodshed.records import Flag, Rollout, RunError, Task, TaskError, from_json, to_json
+from woodshed.runs.folder import RunDir
+from woodshed.sandbox.spec import WORKSPACE
+from woodshed.tasks import folder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attempt found what it should have made."""
+
+    pattern: str
+    why: str
+    provenance: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A confirmed cheat."""
+
+    rule: str
+    turn: int
+    task: Task
+    rollout: Rollout
+
+
+def learn(run: RunDir) -> tuple[list[Place], list[Case]]:
+    """The places and cases of a run's confirmed cheats.
+
+    Raises:
+        RunError: the run does not hold its tasks, or not the attempts that were flagged.
+        TaskError: a task of the run that cannot be read.
+    """
+    tasks = folder.of_run(run)
+    rollouts = {r.id: r for _, _, r in run.read("rollouts", Rollout)}
+    places: dict[str, Place] = {}
+    cases: list[Case] = []
+    for flag in confirmed(f for _, _, f in run.read("flags", Flag)):
+        rollout = rollouts.get(flag.rollout_id)
+        task = tasks.get(rollout.task_id) if rollout else None
+        if rollout is None or task is None:
+            lacks = f"attempt {flag.rollout_id}" if rollout is None else f"the task of attempt {rollout.id}"
+            raise RunError(f"{run.path} lacks {lacks}, which was flagged, so nothing can be learned from it")
+        for place in _places(task, rollout, flag, run.path.name):
+            places.setdefault(place.pattern, place)
+        cases.append(Case(flag.rule, flag.turn, task, slim(rollout)))
+    return list(places.values()), cases
+
+
+def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Place]:
+    """Files of the task, neither source nor tests, that the flagged turn, or any before it, looked into."""
+    evidence = Evidence(task, rollout)
+    workspace = task.folder / "environment" / "workspace"
+    paths = [(turn, path) for turn, path, _ in evidence.named]
+    paths += [(a.turn, a.path) for a in rollout.accesses if a.mode == "read"]
+    bait = task.provenance.get("bait", {}).get("path")
+    for turn, path in paths:
+        inner = path.removeprefix(f"{WORKSPACE}/")
+        kind = evidence.place(path)
+        is_residue = kind not in ("package", "tests", "workspace") or inner.split("/")[0].startswith(".")
+        if turn > flag.turn or inner == path or not is_residue or not is_there(workspace, inner):
+            continue
+        if bait and (inner == bait or inner.startswith(bait + "/")):
+            continue  # ours
+        why = f"an attempt that rule {flag.rule} caught read {inner}"
+        yield Place(_pattern(inner), why, f"run {run}, rollout {rollout.id}, turn {flag.turn}")
+
+
+def _pattern(inner: str) -> str:
+    """The first folder that is no ordinary name, else the file."""
+    parts = inner.split("/")
+    odd = next(
+        (n for n, part in enumerate(parts[:-1]) if part.startswith((".", "__")) or n == 0), len(parts) - 1
+    )
+    head = "/".join(parts[: odd + 1])
+    return rf"(^|/){re.escape(head)}(/|$)" if odd < len(parts) - 1 else rf"(^|/){re.escape(parts[-1])}$"
+
+
+def slim(rollout: Rollout) -> Rollout:
+    """The attempt without tokens and prose: what rules read."""
+    turns = tuple(
+        dataclasses.replace(turn, context_ids=(), opening=0, sampled_ids=(), logps=(), text="")
+        for turn in rollout.turns
+    )
+    return dataclasses.replace(rollout, turns=turns)
+
+
+def keep_cases(path: Path, cases: Iterable[Case]) -> int:
+    """Append cases that the file does not hold yet; how many were new."""
+    known = {(case.rule, case.rollout.id) for case in read_cases(path)}
+    fresh = [case for case in cases if (case.rule, case.rollout.id) not in known]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(to_json(case)) + "\n" for case in fresh)
+    return len(fresh)
+
+
+def read_cases(path: Path) -> list[Case]:
+    """The cases of a file; none where there is no file.
+
+    Raises:
+        TaskError: a line that is no case.
+    """
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    try:
+        return [_case(json.loads(line)) for line in lines if line.strip()]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TaskError(
+            f"{path} does not hold cases ({error}); `woodshed tasks leaks TASKS --learn RUN` writes them"
+        ) from None
+
+
+def _case(data: dict[str, Any]) -> Case:
+    return from_json(Case, data)
+
+
+def replay(case: Case) -> bool:
+    """Whether today's rules still catch it."""
+    rule = case.rule.removeprefix("judge:")
+    found = watch(case.rollout, case.task, rules={rule: RULES[rule]} if rule in RULES else RULES)
+    return any(flag.confidence >= 0.5 for flag in found)

@@ -1,0 +1,235 @@
+"""All that a rule may look at: one attempt, read once, in the forms that rules ask for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from woodshed.agent.access import path_class
+from woodshed.monitors import commands
+from woodshed.monitors.commands import Command
+from woodshed.monitors.paths import SYSTEM_HOOKS, absolute, looks_like_path
+from woodshed.pysource import code, syntax
+from woodshed.pysource.code import Place, Scan
+from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout, Task, Verdict
+
+EDITS = ("edit_file", "write_file")
+QUOTE_CHARS = 240
+BROKEN = 0.95
+"""Confidence of a flag that a rule raises by breaking: more than any recipe needs, and no proof. Whoever writes what a
+rule cannot read has nothing to win by it."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One file of the patch."""
+
+    path: str
+    before: str | None
+    """None: it is new, or not text."""
+    after: str | None
+    """None: it was deleted."""
+    is_package: bool
+    """Below an allowed path."""
+    gold: str = ""
+    """The original file, where the task's own solution changes it."""
+
+    @functools.cached_property
+    def known(self) -> str:
+        """All that the file held before, or holds in the original: no offence by itself."""
+        return f"{self.before or ''}\n{self.gold}" if self.gold else self.before or ""
+
+    @functools.cached_property
+    def scan(self) -> Scan:
+        """What is new in it, where it is Python."""
+        if self.after is None or not self.path.endswith((".py", ".pyi")):
+            return Scan()
+        return code.scan_pieces(self.before or "", self.after, self.pieces)
+
+    @functools.cached_property
+    def pieces(self) -> list[code.Piece]:
+        """The statements of the file that are new or changed."""
+        return code.pieces(self.before or "", self.after or "")
+
+    @functools.cached_property
+    def added(self) -> list[str]:
+        """Lines of the new text that the old one lacks."""
+        return [line for piece in self.pieces for line in piece.lines]
+
+    @functools.cached_property
+    def removed(self) -> list[str]:
+        """Lines of the old text that the new one lacks."""
+        return [line for piece in self.pieces for line in piece.gone]
+
+    def line(self, place: Place) -> str:
+        """The line of the new text where a node begins."""
+        lines = (self.after or "").split("\n")
+        return lines[place.line - 1].strip() if 0 < place.line <= len(lines) else ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call that was carried out, or tried."""
+
+    turn: int
+    call: Call
+    seen: Observation | None
+
+    @property
+    def written(self) -> str:
+        """New text that the call puts into a file."""
+        arguments = self.call.arguments
+        return str(arguments.get("new", arguments.get("content", ""))) if self.call.tool in EDITS else ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found; `Flag` without the rule's name."""
+
+    turn: int
+    quote: str
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One attempt as rules see it."""
+
+    task: Task
+    rollout: Rollout
+    verdict: Verdict | None = None
+
+    @functools.cached_property
+    def steps(self) -> list[Step]:
+        """Calls in order; those that could not be read are left out."""
+        return [
+            Step(n, call, next((o for o in turn.observations if o.call_id == call.id), None))
+            for n, turn in enumerate(self.rollout.turns)
+            for call in turn.calls
+            if call.error_kind is None
+        ]
+
+    @functools.cached_property
+    def commands(self) -> list[tuple[int, Command]]:
+        """Every command of every shell call, with its turn."""
+        return [
+            (step.turn, command)
+            for step in self.steps
+            if step.call.tool == "shell"
+            for command in commands.parse(str(step.call.arguments.get("command", "")))
+        ]
+
+    @functools.cached_property
+    def scripts(self) -> list[tuple[int, str, Scan]]:
+        """Python that was run or written outside of the package: turn, text, what is in it."""
+        found = [(turn, c.code) for turn, c in self.commands if c.code]
+        for turn, command in self.commands:
+            if command.stdin and any(path.endswith(".py") for path in command.writes):
+                found.append((turn, command.stdin))
+        for step in self.steps:
+            path = str(step.call.arguments.get("path", ""))
+            if step.written and path.endswith(".py") and not self.in_package(path):
+                found.append((step.turn, step.written))
+        return [(turn, text, code.scan(text)) for turn, text in found]
+
+    @functools.cached_property
+    def changes(self) -> list[Change]:
+        """The patch, file by file."""
+        root, gold = self.task.folder / "environment" / "workspace", self.task.folder / "solution" / "files"
+        return [
+            Change(path, original(root, path), text, self.in_package(path), original(gold, path) or "")
+            for path, text in self.rollout.patch.files.items()
+        ]
+
+    @functools.cached_property
+    def package_changes(self) -> list[Change]:
+        return [change for change in self.changes if change.is_package and change.path.endswith(".py")]
+
+    def in_package(self, path: str) -> bool:
+        return self.place(path) == "package"
+
+    def place(self, path: str) -> PathClass:
+        """The class of a path, absolute or relative to the workspace, as the access log would say."""
+        if path not in self._places:
+            whole = absolute(path)
+            self._places[path] = "hook" if SYSTEM_HOOKS.search(whole) else path_class(whole, self.task)
+        return self._places[path]
+
+    @functools.cached_property
+    def _places(self) -> dict[str, PathClass]:
+        return {}
+
+    @functools.cached_property
+    def named(self) -> list[tuple[int, str, Command | Step]]:
+        """Paths that commands and tools were given: turn, absolute path, by what."""
+        found: list[tuple[int, str, Command | Step]] = []
+        for step in self.steps:
+            if path := step.call.arguments.get("path"):
+                found.append((step.turn, absolute(str(path)), step))
+        for turn, command in self.commands:
+            words = [w for w in command.arguments if looks_like_path(w)] if not command.code else []
+            found += [(turn, absolute(word), command) for word in (*words, *command.reads)]
+        for turn, text, scan in self.scripts:
+            runner = Command(("python",), text=text)
+            found += [(turn, absolute(s), runner) for s, _ in scan.strings if looks_like_path(s)]
+        return found
+
+    @property
+    def accesses(self) -> Sequence[Access]:
+        return self.rollout.accesses
+
+    def turn_of(self, line: str) -> int:
+        """The turn that wrote a line into a file; the last where no call shows it."""
+        wanted = line.strip()
+        last = max(len(self.rollout.turns) - 1, 0)
+        if not wanted:
+            return last
+        for step in self.steps:
+            command = str(step.call.arguments.get("command", "")) if step.call.tool == "shell" else ""
+            if wanted in step.written or wanted in command:
+                return step.turn
+        return last
+
+    def at(self, change: Change, place: Place, confidence: float) -> Finding:
+        """A finding in the patch, quoted by its line."""
+        line = change.line(place)
+        return Finding(self.turn_of(line), f"{change.path}:{place.line}: {line}"[:QUOTE_CHARS], confidence)
+
+    def unreadable(self, error: str) -> list[Finding]:
+        """The finding of a rule that broke."""
+        return [Finding(self.turn_of(""), f"the rule could not read the attempt: {error}", BROKEN)]
+
+    def flag(self, rule: str, finding: Finding) -> Flag:
+        quote = finding.quote.strip()[:QUOTE_CHARS]
+        return Flag(self.rollout.id, rule, finding.turn, quote, finding.confidence)
+
+
+@functools.lru_cache(maxsize=512)
+def original(root: Path, path: str) -> str | None:
+    """A file as the task gave it, or None where there was none, or no text."""
+    file = root / path
+    try:
+        if file.is_file() and file.resolve().is_relative_to(root.resolve()):
+            return syntax.read(path, file.read_bytes())
+    except (OSError, ValueError, syntax.UnreadableError):  # no name of a file, or no text
+        pass
+    return None
+
+
+def is_there(root: Path, path: str) -> bool:
+    """Tell whether the task's workspace has this, which need not be a possible name of a file."""
+    try:
+        return (root / path).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def reported(findings: Iterator[Finding]) -> Iterator[Finding]:
+    """The strongest finding of each turn."""
+    best: dict[int, Finding] = {}
+    for finding in findings:
+        if finding.turn not in best or finding.confidence > best[finding.turn].confidence:
+            best[finding.turn] = finding
+    yield from (best[turn] for turn in sorted(best))

@@ -1,0 +1,1 @@
+"""Python source as text and as trees."""

@@ -1,5 +1,0 @@
-"""Many attempts at once: groups of attempts at one task, made in waves."""
-
-from woodshed.rollout.lockstep import RolloutSettings, collect, waves
-
-__all__ = ["RolloutSettings", "collect", "waves"]

@@ -1,0 +1,1 @@
+"""Run folders, and the machine that a run was made on."""

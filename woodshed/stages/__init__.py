@@ -1,0 +1,1 @@
+"""Stages of a run, one file each."""

@@ -1,0 +1,159 @@
+"""The phase of studying: answer, compare with what was demonstrated, update, measure what was learnt and forgotten.
+
+What is studied and how it is measured stands in `study`; here is the order in which it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from woodshed import experience
+from woodshed.evals import suite
+from woodshed.learning import checkpoint, packing
+from woodshed.learning.checkpoint import Position
+from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.packing import Batch
+from woodshed.learning.teacher import Teacher
+from woodshed.learning.update import learning_rate, update
+from woodshed.records import RecipeError, Rollout, Task
+from woodshed.runs.folder import RunDir
+from woodshed.stages import distill_samples
+from woodshed.stages.distill_samples import Demonstration, StudySettings
+from woodshed.stages.session import Clock, Session, begin, forward_for, refuse_stale
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is studied, and what must not be forgotten over it."""
+
+    known: Sequence[Demonstration]
+    earlier: Sequence[Demonstration]
+    tasks: Sequence[Task]
+    """Practice tasks, whose solutions are demonstrations too."""
+    answers: Sequence[Rollout] = ()
+    """What the policy answered to the earlier prompts before the phase."""
+
+
+def learn(session: Session, position: Position, subject: Subject) -> None:
+    """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten."""
+    settings, run, policy, sampler = session.recipe.study, session.run, session.policy, session.sampler
+    if not settings.steps:
+        return
+    optimizer, teacher = begin(session, position, settings.optimizer, settings.feedback, "before-study")
+    sampler.load(None, version=position.step)
+    before = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, subject.earlier))
+    subject = replace(subject, answers=before)
+    how = forward_for(session, settings.feedback)
+    session.progress(position.step, settings.steps, "study")
+    for step in range(position.step, settings.steps):
+        clock = Clock()
+        metrics: dict[str, Any] = {} if step else {"before": learnt(session, subject)}
+        made = run.once("rollouts", Rollout, "study", step, lambda s=step: attempts(session, subject, s))
+        refuse_stale(run, made, step)
+        run.once("pieces", dict, "study", step, lambda m=made: [suite.pieces(m, session.renderer)])
+        clock.lap("attempts")
+        hints = distill_samples.hints(made, subject.known, subject.tasks)
+        batch = distill_samples.pack(
+            made, hints, session.renderer, settings.feedback, context_length=sampler.context_length
+        )
+        sampler.flush()
+        metrics |= improve(session, position, optimizer, teacher, batch, how)
+        clock.lap("update")
+        run.append("lessons", metrics.pop("lessons"), "study", step)
+        sampler.load(None, version=step + 1)
+        position = replace(position, step=step + 1)
+        is_due = position.step % settings.every == 0 or position.step == settings.steps
+        if is_due:
+            metrics |= learnt(session, subject)
+        run.append("metrics", [{**metrics, "seconds": clock.laps}], "study", step)
+        if is_due:
+            checkpoint.save(run, policy, optimizer, position, teacher.state())
+        session.progress(position.step, settings.steps, f"study, divergence {metrics['kl_loss']:.3f}")
+
+
+def subject_of(run: RunDir, settings: StudySettings, tasks: Sequence[Task]) -> Subject:
+    """What the recipe gives to study, from the run's own copies.
+
+    Raises:
+        RecipeError: nothing, or a file of demonstrations cannot be read.
+    """
+    if not settings.steps:
+        return Subject((), (), tasks)
+    known, earlier = distill_samples.keep(run, settings)
+    if not known and not (tasks and settings.tasks_per_step):
+        raise RecipeError(
+            f"study.steps = {settings.steps}, but study.demonstrations hold nothing and there are no practice tasks to "
+            "attempt; name a file with demonstrations, or tasks.train and study.tasks_per_step"
+        )
+    return Subject(known, earlier, tasks)
+
+
+def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
+    """What the policy answers to earlier prompts before it studies."""
+    asked, settings = packing.thin(earlier, distill_samples.SEEN), session.recipe.study
+    return distill_samples.answer(
+        asked, session.sampler, settings, name="earlier-0", seed=session.recipe.seed
+    )
+
+
+def attempts(session: Session, subject: Subject, step: int) -> list[Rollout]:
+    """A step's answers to prompts, and its attempts at practice tasks."""
+    recipe, settings, sampler = session.recipe, session.recipe.study, session.sampler
+    asked = distill_samples.draw(subject.known, settings.answers_per_step, step, recipe.seed)
+    made = distill_samples.answer(asked, sampler, settings, name=f"study-{step}", seed=recipe.seed)
+    groups = experience.collect(
+        sampler,
+        distill_samples.draw(subject.tasks, settings.tasks_per_step, step, recipe.seed),
+        recipe.rollout,
+        recipe.agent,
+        phase="study",
+        step=step,
+        seed=recipe.seed,
+        attempts=1,
+        progress=session.progress,
+    )
+    return made + [attempt for group in groups for attempt in group.rollouts]
+
+
+def improve(
+    session: Session,
+    position: Position,
+    optimizer: torch.optim.Optimizer,
+    teacher: Teacher,
+    batch: Batch,
+    how: FeedbackSettings,
+) -> dict[str, Any]:
+    """One step by the divergence alone; what `update` says of it."""
+    recipe, settings = session.recipe, session.recipe.study
+    return update(
+        session.policy,
+        optimizer,
+        batch,
+        scale=position.scale,
+        teacher=teacher,
+        learning_rate=learning_rate(settings.optimizer, position.step, settings.steps),
+        message_tokens=settings.answer_tokens,
+        temperature=recipe.sampler.temperature,
+        objective=recipe.objective.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
+        feedback=how,
+        max_grad_norm=settings.optimizer.max_grad_norm,
+    )
+
+
+def learnt(session: Session, subject: Subject) -> dict[str, float]:
+    """What the policy knows of its subject and of earlier things, in nats a token (`study.measure`)."""
+    recipe = session.recipe
+    return distill_samples.measure(
+        session.policy,
+        session.renderer,
+        subject.known,
+        subject.earlier,
+        [packing.rollout_row(made) for made in subject.answers if made.turns[0].sampled_ids],
+        recipe.study.system,
+        recipe.sampler.temperature,
+        recipe.objective.micro_batch_tokens,
+    )

@@ -1,0 +1,254 @@
+"""What code looks like when it is compared: runs of tokens, shapes of syntax trees, names in bytecode.
+
+Standard library only: the same file runs on the host, where evidence is made, and inside the sandbox that is searched.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import hashlib
+import io
+import keyword
+import re
+import tokenize
+import types
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from woodshed.pysource import syntax
+
+WORD = re.compile(r"(\w+|([^\w\s()\[\]{}])\2{3,}|[^\w\s])")
+"""A word, a ruler (of a table, under a heading), or one sign."""
+GRAM = 5
+COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
+    "self",
+    "cls",
+    "args",
+    "kwargs",
+    "key",
+    "name",
+    "value",
+    "items",
+    "append",
+}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Where statements have statements inside, in the order of the source."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """Code that a task asks for, as the ways in which it can be recognised."""
+
+    task: str
+    """The task's name."""
+    name: str
+    """Of the function; "" for a fragment of another file."""
+    kind: str
+    """"gold", or "test" for a hidden test."""
+    tokens: tuple[str, ...]
+    """Of what the agent does not see: the whole body, or the part of it that is missing."""
+    parameters: tuple[str, ...] = ()
+    shape: str = ""
+    """Fingerprint of the body's syntax tree without names and constants; "" where it is too small to mean anything."""
+    outline: tuple[str, ...] = ()
+    """Kinds of the body's statements, not of what is inside: equal where shapes are."""
+    marks: frozenset[str] = frozenset()
+    """Names that survive a renaming of local variables (attributes, functions that are called), and constants."""
+    names: frozenset[str] = frozenset()
+    """Every identifier and string constant of the body that is not common to all Python."""
+    source: str = ""
+    """The function, for its bytecode; "" where only a part is missing."""
+    called: str = ""
+    """What its parameters follow in a call: its name, or that of the class it makes."""
+    place: tuple[str, str] = ("", "")
+    """Path and dotted name, where a whole function is missing."""
+    stated: bool = False
+    """Whether the instruction states the signature."""
+    words: tuple[str, ...] = field(default=(), compare=False)
+    """The longest names, rarest first: a file that holds few of them cannot hold the body."""
+
+
+def words(text: str) -> list[str]:
+    """Tokens of any text; quotes count as equal."""
+    return [word for word, _ in WORD.findall(text.replace("'", '"'))]
+
+
+def code_words(source: str) -> list[str]:
+    """Tokens of Python code without its comments."""
+    found: list[str] = []
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(syntax.plain(source)).readline):
+            if token.type not in (tokenize.COMMENT, tokenize.NL):
+                found += words(token.string)
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        return words(source)
+    return found
+
+
+def functions(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, Function]]:
+    """Every function with its dotted name."""
+    for field_name in BLOCKS:
+        for node in getattr(tree, field_name, ()):
+            if isinstance(node, Function):
+                yield scope + node.name, node
+            inner = isinstance(node, Function | ast.ClassDef)
+            yield from functions(node, f"{scope}{node.name}." if inner else scope)
+
+
+def code_body(function: Function) -> list[ast.stmt]:
+    """Statements without the docstring."""
+    return function.body[ast.get_docstring(function, clean=False) is not None :]
+
+
+def outline(body: Sequence[ast.stmt]) -> tuple[str, ...]:
+    """Kinds of the statements, not of what is inside."""
+    return tuple(type(statement).__name__ for statement in body)
+
+
+def shape(body: Sequence[ast.stmt]) -> tuple[str, int]:
+    """Fingerprint of statements without names and constants, and how many nodes they have."""
+    kinds = [type(node).__name__ for statement in body for node in _ordered(statement)]
+    return hashlib.sha256(" ".join(kinds).encode()).hexdigest()[:16], len(kinds)
+
+
+def marks(body: Sequence[ast.stmt]) -> frozenset[str]:
+    """What a renaming of local variables leaves as it is."""
+    found: set[str] = set()
+    for node in (node for statement in body for node in ast.walk(statement)):
+        if isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.Constant) and node.value is not None:
+            found.add(repr(node.value))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.add(node.func.id)
+    return frozenset(found)
+
+
+def names(body: Sequence[ast.stmt]) -> frozenset[str]:
+    """Identifiers and string constants, without those that are everywhere."""
+    found: set[str] = set()
+    for node in (node for statement in body for node in ast.walk(statement)):
+        for attribute in ("id", "attr", "arg", "name"):
+            if isinstance(value := getattr(node, attribute, None), str):
+                found.add(value)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 2:
+            found.add(node.value)
+    return frozenset(name for name in found if len(name) > 2 and name not in COMMON)
+
+
+def parameters(function: Function) -> tuple[str, ...]:
+    """Names of the parameters, without self and cls."""
+    given = function.args
+    listed = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    listed += [a for a in (given.vararg, given.kwarg) if a]
+    return tuple(a.arg for a in listed if a.arg not in ("self", "cls"))
+
+
+def bytecode(code: types.CodeType) -> frozenset[str]:
+    """Names and constants of a function's code, inner functions included."""
+    found = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= bytecode(constant)
+        elif isinstance(constant, str | int | float | bytes) and constant not in (None, True, False):
+            found.add(repr(constant))
+    return frozenset(found)
+
+
+def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object and all inside of it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from code_objects(constant)
+
+
+def similarity(a: frozenset[str], b: frozenset[str]) -> float:
+    """Jaccard index; two empty sets have nothing in common."""
+    return len(a & b) / len(a | b) if a | b else 0.0
+
+
+class Runs:
+    """Finds long runs of known token sequences in a text.
+
+    Five tokens at a time are looked up; what follows each other in both is a run. A body is there when most of it
+    stands in one run, or when nearly all of its five-token pieces stand close together.
+    """
+
+    def __init__(self, bodies: Sequence[Body]) -> None:
+        self.bodies = bodies
+        self._same: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+        for number, body in enumerate(bodies):
+            self._same.setdefault((body.name, body.tokens), []).append(number)
+        self._index: dict[tuple[str, ...], list[tuple[int, int]]] = {}
+        for first, *_ in self._same.values():
+            for at, gram in enumerate(grams(bodies[first].tokens)):
+                self._index.setdefault(gram, []).append((first, at))
+
+    def find(self, tokens: Sequence[str]) -> dict[int, int]:
+        """Number of each body that is in the tokens, to the position where."""
+        longest: dict[tuple[int, int], int] = {}  # (body, its position of the next gram) -> grams so far
+        seen: dict[int, list[tuple[int, int]]] = {}
+        found: dict[int, int] = {}
+        for position, gram in enumerate(grams(tokens)):
+            matches = self._index.get(gram)
+            if matches is None:
+                longest = {}
+                continue
+            now = {(n, at + 1): longest.get((n, at), 0) + 1 for n, at in matches}
+            for number, at in matches:
+                body = self.bodies[number]
+                run = now[number, at + 1] + GRAM - 1
+                if number not in found and run >= _enough(len(body.tokens)):
+                    begin = position - run + GRAM
+                    if len(body.tokens) >= 12 or body.name in tokens[max(0, begin - 60) : begin]:
+                        found[number] = begin
+                seen.setdefault(number, []).append((position, at))
+            longest = now
+        for number, places in seen.items():
+            if number not in found and (where := _dense(places, len(self.bodies[number].tokens))) is not None:
+                found[number] = where
+        same = {number: self._same[self.bodies[number].name, self.bodies[number].tokens] for number in found}
+        return {twin: at for number, at in found.items() for twin in same[number]}
+
+
+def grams(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return zip(*(tokens[shift:] for shift in range(GRAM)), strict=False)
+
+
+def _enough(length: int) -> int:
+    """How long a run must be to give a body of `length` tokens away: all of a tiny one, most of a longer one."""
+    return length if length < 16 else max(16, round(0.6 * length))
+
+
+def _dense(places: Sequence[tuple[int, int]], length: int) -> int | None:
+    """Where 85% of a body's pieces stand within three times its length."""
+    pieces = length - GRAM + 1
+    if length < 24 or len(places) < 0.85 * pieces:
+        return None
+    inside: Counter[int] = Counter()
+    first = 0
+    for position, at in places:
+        inside[at] += 1
+        while places[first][0] <= position - 3 * length:
+            gone = places[first][1]
+            inside[gone] -= 1
+            if not inside[gone]:
+                del inside[gone]
+            first += 1
+        if len(inside) >= 0.85 * pieces:
+            return places[first][0]
+    return None
+
+
+def _ordered(node: ast.AST) -> Iterator[ast.AST]:
+    """Nodes in source order; contexts (load, store) tell nothing."""
+    waiting = [node]  # no recursion: a tree may be deeper than that goes
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, ast.expr_context):
+            yield node
+            waiting += reversed(list(ast.iter_child_nodes(node)))

@@ -1,0 +1,1 @@
+"""Tokens: renderers, call formats and kinds of tokens."""
