@@ -235,8 +235,8 @@ class Woodshed:
         from transformers import AutoModelForCausalLM, Qwen2Config
 
         from woodshed.engines import local
-        from woodshed.engines.local import LocalSampler, invariant
-        from woodshed.engines.sampler import SamplerSettings
+        from woodshed.engines.engine import SamplerSettings
+        from woodshed.engines.local import LocalEngine, invariant
         from woodshed.learning.policy import add_adapter
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -257,12 +257,12 @@ class Woodshed:
         self.model, self.versions = made, f"torch {torch.__version__}"
         self.vocabulary = min(made.config.vocab_size, 151_000)
         renderer: Any = NeverStops()
-        self.sampler = LocalSampler(made, renderer, SamplerSettings(max_rows=512, cache_mb=49_152))
+        self.sampler = LocalEngine(made, renderer, SamplerSettings(max_rows=512, cache_mb=49_152))
 
     def write(self, asked: list[Request]) -> Written:
-        from woodshed.engines.sampler import SampleRequest
+        from woodshed.engines.engine import SampleRequest, sample_all
 
-        samples = self.sampler.sample([SampleRequest(r.prompt_ids, r.max_tokens, r.seed) for r in asked])
+        samples = sample_all(self.sampler, [SampleRequest(r.prompt_ids, r.max_tokens, r.seed) for r in asked])
         return [(sample.ids, sample.logps) for sample in samples]
 
     def forget(self) -> None:

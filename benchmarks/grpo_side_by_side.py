@@ -206,8 +206,8 @@ def result(
 def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from woodshed.engines.local import LocalSampler
-    from woodshed.engines.sampler import SampleRequest, SamplerSettings
+    from woodshed.engines.engine import SampleRequest, SamplerSettings, WeightUpdate, sample_all
+    from woodshed.engines.local import LocalEngine
     from woodshed.learning import packing
     from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
     from woodshed.learning.policy import Policy, PolicySettings
@@ -223,7 +223,7 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     policy, loaded = Policy.load(chosen, seed=0)
     rows = options.prompts * options.group
     renderer: Any = NeverStops()
-    sampler = LocalSampler(policy.model, renderer, SamplerSettings(max_rows=rows))
+    sampler = LocalEngine(policy.model, renderer, SamplerSettings(max_rows=rows))
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
     feedback, scale = FeedbackSettings(weight=0.0), GradientScale()
     teacher = Teacher(policy, policy.snapshot(), feedback)
@@ -241,7 +241,7 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
             for p, ids in enumerate(prompts)
             for n in range(options.group)
         ]
-        samples = sampler.sample(asked)
+        samples = sample_all(sampler, asked)
         sampler.flush()
         generating.append(clock() - started)
         rollouts = [
@@ -251,7 +251,7 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
                 "",
                 n,
                 0,
-                (Turn(request.prompt_ids, 0, s.ids, s.logps, step, "length", "", (), (), None),),
+                (Turn(request.prompt_ids, 0, s.ids, s.logps, s.versions, "length", "", (), (), None),),
                 Patch({}),
                 "finished",
                 0.0,
@@ -281,7 +281,7 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
             feedback=feedback,
             max_grad_norm=1.0,
         )
-        sampler.load(None, version=step + 1)
+        sampler.update_weights(WeightUpdate("shared"), step + 1)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         ends.append(clock())

@@ -22,7 +22,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from woodshed.agent import TOOLS, AgentSettings, Attempt
-from woodshed.engines.sampler import Sample
+from woodshed.engines.engine import Sample
 from woodshed.records import Environment, Task
 from woodshed.runs import machine
 from woodshed.sandbox import Result, SandboxSpec, open_sandbox
@@ -111,7 +111,7 @@ def measure(task: Task, renderer: Renderer, turns: int, context: int) -> dict[st
                 )
             kind, text = kinds[number % len(kinds)]
             ids = renderer.encode_message(text)
-            sample = Sample(ids, (0.0,) * len(ids), "stop", 0)
+            sample = Sample(ids, (0.0,) * len(ids), "stop", ((0, len(ids)),))
             before, started = sandbox.command_s, time.perf_counter()
             attempt.request()
             attempt.act(sample)

@@ -104,7 +104,7 @@ class Writer:
             opening=4,
             sampled_ids=ids,
             logps=self.logps(len(ids)),
-            policy_version=step,
+            versions=((step, len(ids)),),
             finish_reason="stop",
             text=raw,
             calls=(call if kind is None else Call("call_0", call.tool, {}, raw, kind),),
@@ -147,7 +147,7 @@ def make_run(path: Path, shape: Shape = Shape(), *, seed: int = 0, settings: str
             first = step * shape.tasks_per_step
             drawn = [(n % shape.tasks) for n in range(first, first + shape.tasks_per_step)]
             write_step(run, writer, "train", step, [(n, tasks[n]) for n in drawn])
-    run.append("pieces", [{str(i): piece for piece, i in writer.ids.items()}], "train", 0)
+    run.append("token_texts", [{str(i): piece for piece, i in writer.ids.items()}], "train", 0)
     run.unlock()
     return run
 

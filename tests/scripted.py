@@ -10,7 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from woodshed.agent import AgentSettings, Attempt, tools
-from woodshed.engines.sampler import ScriptedSampler
+from woodshed.engines.engine import sample_all
+from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import Environment, Rollout, Task
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.tokens.renderer import Renderer, create_renderer
@@ -79,7 +80,7 @@ def play(task: Task, *messages: str, settings: AgentSettings = SETTINGS, codec: 
     sandbox = open_sandbox(SandboxSpec(lowers=(task.folder / "environment" / "workspace",)))
     attempt = Attempt(task, sandbox, renderer(codec), settings, rollout_id=f"test-0-{task.name}-0")
     finish = renderer(codec).codec.format("finish", {}, tools.TOOLS)
-    sampler = ScriptedSampler(renderer(codec), itertools.chain(messages, itertools.repeat(finish)))
+    sampler = ScriptedEngine(renderer(codec), itertools.chain(messages, itertools.repeat(finish)))
     while not attempt.done:
-        attempt.act(sampler.sample([attempt.request()])[0])
+        attempt.act(sample_all(sampler, [attempt.request()])[0])
     return attempt.finish()

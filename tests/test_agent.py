@@ -24,7 +24,8 @@ from scripted import (
 
 from woodshed.agent import TOOLS, Attempt, run, turn_seed
 from woodshed.agent.prompt import system_prompt
-from woodshed.engines.sampler import SampleRequest, ScriptedSampler
+from woodshed.engines.engine import SampleRequest, sample_all
+from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import CALL_FAULTS, RecipeError, Rollout, Task, from_json, to_json
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 
@@ -70,12 +71,12 @@ def test_every_prompt_has_the_one_before_and_its_message_as_an_exact_prefix(
         requests.append(request)
         return next(script)
 
-    sampler = ScriptedSampler(renderer(), next_message)
+    sampler = ScriptedEngine(renderer(), next_message)
     attempt = Attempt(
         task, sandbox, renderer(), SETTINGS.model_copy(update={"max_errors": 9}), rollout_id="r"
     )
     while not attempt.done:
-        attempt.act(sampler.sample([attempt.request()])[0])
+        attempt.act(sample_all(sampler, [attempt.request()])[0])
     rollout = attempt.finish()
     so_far: list[int] = []
     for request, turn in zip(requests, rollout.turns, strict=True):
@@ -173,12 +174,12 @@ def test_budgets(task: Task, ended: str, change: dict[str, int], messages: Seque
 def test_the_context_is_never_overrun(task: Task, sandbox: Sandbox) -> None:
     first = Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r").request()
     length = len(first.prompt_ids) + SETTINGS.turn_tokens + 60
-    sampler = ScriptedSampler(
+    sampler = ScriptedEngine(
         renderer(), itertools.repeat(READ), context_length=length
     )  # refuses what does not fit
     attempt = Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r", context_length=length)
     while not attempt.done:
-        attempt.act(sampler.sample([attempt.request()])[0])
+        attempt.act(sample_all(sampler, [attempt.request()])[0])
     assert attempt.finish().ended == "context_full"
     with pytest.raises(RecipeError, match=r"calc-double.*turn_tokens"):
         Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r", context_length=length - 100)
@@ -190,7 +191,7 @@ def test_the_two_sides_of_a_fork_share_nothing_that_changes(task: Task) -> None:
     write = "<call>write_file {}\n<<<<\nx\n>>>>\n</call>"
 
     def act(one: Attempt, message: str) -> None:
-        one.act(ScriptedSampler(renderer(), lambda _: message).sample([one.request()])[0])
+        one.act(sample_all(ScriptedEngine(renderer(), lambda _: message), [one.request()])[0])
 
     act(attempt, write.format("both.py"))
     twin = attempt.fork()
@@ -212,18 +213,18 @@ def test_the_two_sides_of_a_fork_share_nothing_that_changes(task: Task) -> None:
 
 
 def test_a_lost_sandbox_voids_the_attempt(task: Task, sandbox: Sandbox) -> None:
-    sampler = ScriptedSampler(renderer(), [READ, READ])
+    sampler = ScriptedEngine(renderer(), [READ, READ])
     attempt = Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r")
-    attempt.act(sampler.sample([attempt.request()])[0])
+    attempt.act(sample_all(sampler, [attempt.request()])[0])
     sandbox.close()
-    attempt.act(sampler.sample([attempt.request()])[0])
+    attempt.act(sample_all(sampler, [attempt.request()])[0])
     rollout = attempt.finish()
     assert (rollout.ended, rollout.patch.files) == ("sandbox_lost", {})
 
 
 def test_finishing_closes_the_sandbox(task: Task, sandbox: Sandbox) -> None:
     attempt = Attempt(task, sandbox, renderer(), SETTINGS, rollout_id="r")
-    attempt.act(ScriptedSampler(renderer(), [FINISH]).sample([attempt.request()])[0])
+    attempt.act(sample_all(ScriptedEngine(renderer(), [FINISH]), [attempt.request()])[0])
     assert sandbox.alive()
     attempt.finish()
     assert not sandbox.alive()
@@ -265,7 +266,7 @@ def test_a_test_run_reads_short_and_the_same_and_leaves_nothing_behind(tiny_task
     passing = f"<call>shell {tiny_task.test_command}/test_words.py</call>"
     failing = f"<call>shell {tiny_task.test_command}</call>"
     rollouts = [
-        run(tiny_task, ScriptedSampler(renderer(), [passing, failing, FINISH]), SETTINGS, rollout_id="r")
+        run(tiny_task, ScriptedEngine(renderer(), [passing, failing, FINISH]), SETTINGS, rollout_id="r")
         for _ in range(2)
     ]
     assert texts(rollouts[0], 0) == [".\n1 passed in #s"]

@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> RunDir:
     run = RunDir.create(tmp_path / "first", recipe='name = "first"\n', manifest={})
     kinds: list[ErrorKind | None] = ["no_call", None]
     for step, kind in enumerate(kinds):
-        turn = Turn((1,), 1, (2,), (-0.5,), step, "stop", "x", (), (), kind)
+        turn = Turn((1,), 1, (2,), (-0.5,), ((step, 1),), "stop", "x", (), (), kind)
         made = [
             Rollout(f"eval-{step}-{n}-0", str(n), str(n), 0, 0, (turn,), Patch({}), "max_turns", 1.0)
             for n in range(40)

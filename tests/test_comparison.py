@@ -38,7 +38,7 @@ MANIFEST: dict[str, Any] = {
 
 
 def attempt(task: int, solved: bool, *, void: bool = False, tokens: int = 3) -> tuple[Rollout, Verdict]:
-    turn = Turn((1, 2), 1, (5,) * tokens, (-0.5,) * tokens, 0, "stop", "", (), (), None)
+    turn = Turn((1, 2), 1, (5,) * tokens, (-0.5,) * tokens, ((0, tokens),), "stop", "", (), (), None)
     ended = "sandbox_lost" if void else "finished"
     made = Rollout(f"eval-0-task-{task}-0", str(task), f"task-{task}", 0, 0, (turn,), Patch({}), ended, 1.0)
     status = "invalid" if void else "graded"
@@ -135,10 +135,10 @@ def test_what_made_a_score_is_kept_once_and_changes_are_said(tmp_path: Path):
 def test_a_score_names_what_it_depends_on(tiny_task):
     from tiny_model import tiny_tokenizer
 
-    from woodshed.engines.sampler import ScriptedSampler
+    from woodshed.engines.scripted import ScriptedEngine
     from woodshed.tokens.renderer import create_renderer
 
-    sampler = ScriptedSampler(create_renderer(tiny_tokenizer(), codec="plain"), [])
+    sampler = ScriptedEngine(create_renderer(tiny_tokenizer(), codec="plain"), [])
     settings = AgentSettings(), GradingSettings()
     found = manifest.score(sampler, [tiny_task], *settings, attempts=2, seed=1)
     again = manifest.score(sampler, [tiny_task], *settings, attempts=2, seed=1)
@@ -155,7 +155,18 @@ def tool_turn(tool: str, error: str | None = None, text: str = "", **arguments: 
     call = Call("1", tool, arguments, "<call>", None)
     seen = Observation("1", "", error, 0.5)  # type: ignore[arg-type]
     return Turn(
-        (1,) * 4, 1, (5, 6), (-1.0, -1.0), 0, "stop", text + "<call>", (call,), (seen,), None, 2.0, 0.5
+        (1,) * 4,
+        1,
+        (5, 6),
+        (-1.0, -1.0),
+        ((0, 2),),
+        "stop",
+        text + "<call>",
+        (call,),
+        (seen,),
+        None,
+        2.0,
+        0.5,
     )
 
 

@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 
 from woodshed import doctor
 from woodshed.cli import app
-from woodshed.engines.http import EndpointSettings, HttpSampler
-from woodshed.engines.sampler import SampleRequest
+from woodshed.engines.engine import SampleRequest, sample_all
+from woodshed.engines.http import EndpointSettings, HttpEngine
 from woodshed.evals import ledger
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
@@ -103,10 +103,10 @@ def server() -> Iterator[Server]:
 
 
 @contextmanager
-def connect(server: Server, waits: list[float] | None = None, **settings: Any) -> Iterator[HttpSampler]:
+def connect(server: Server, waits: list[float] | None = None, **settings: Any) -> Iterator[HttpEngine]:
     chosen = EndpointSettings(url=server.url, timeout_s=240, **settings)
     with closing(
-        HttpSampler(chosen, server.renderer, sleep=([] if waits is None else waits).append)
+        HttpEngine(chosen, server.renderer, sleep=([] if waits is None else waits).append)
     ) as sampler:
         yield sampler
 
@@ -115,9 +115,9 @@ def test_dropped_connections_and_429_are_waited_out(server: Server):
     waits: list[float] = []
     server.script = [0, 429, 500]
     with connect(server, waits) as sampler:
-        assert sampler.sample([REQUEST])[0].ids == server.ids
+        assert sample_all(sampler, [REQUEST])[0].ids == server.ids
     assert waits == [0.5, 3.0, 2.0], "a server that names its wait is believed"
-    assert sampler.engine == {"name": "http", "url": server.url, "served": "tiny", "version": "0.99"}
+    assert sampler.description == {"name": "http", "url": server.url, "served": "tiny", "version": "0.99"}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_dropped_connections_and_429_are_waited_out(server: Server):
 def test_lies_are_named(server: Server, spoil: dict[str, Any], message: str):
     server.spoil = spoil
     with connect(server, retries=0) as sampler, pytest.raises(SamplerError, match=message):
-        sampler.sample([REQUEST])
+        sample_all(sampler, [REQUEST])
 
 
 @pytest.mark.parametrize("logp", [0.7, "x", float("-inf"), float("nan"), None])
@@ -149,9 +149,9 @@ def test_numbers_that_are_no_log_probability_are_refused(server: Server, logp: A
     server.spoil = {"choice": {"logprobs": {"token_logprobs": logps}}}
     with connect(server, retries=0) as sampler:
         with pytest.raises(SamplerError, match="log-probability"):
-            sampler.sample([REQUEST])
+            sample_all(sampler, [REQUEST])
         server.spoil = {"choice": {"logprobs": {"token_logprobs": [1e-6] * len(server.ids)}}}
-        assert set(sampler.sample([REQUEST])[0].logps) == {0.0}, "an engine's rounding"
+        assert set(sample_all(sampler, [REQUEST])[0].logps) == {0.0}, "an engine's rounding"
 
 
 @pytest.mark.parametrize("models", [[], {"data": None}, {"data": [{}]}, {"object": "error"}])
@@ -189,7 +189,7 @@ def test_an_evaluation_goes_on_where_its_server_failed(
     server.script, server.otherwise = [200, 200], 503
     runner = CliRunner()
     options = ["--endpoint", server.url, "--model", str(tiny_model_dir), "--attempts", "2", "--name", "it"]
-    settings = ["rollout.wave_rows=2", "endpoint.retries=0", "endpoint.concurrency=1", "codec=plain"]
+    settings = ["rollout.max_in_flight=2", "endpoint.retries=0", "endpoint.concurrency=1", "codec=plain"]
     result = runner.invoke(app, ["eval", str(two_tasks), *options, *settings])
     assert result.exit_code == 3, result.output
     assert "SamplerError" in result.stderr and "go on with: woodshed eval --resume runs/it" in result.stderr
@@ -220,10 +220,10 @@ def test_one_task_under_two_names_is_refused(two_tasks: Path, tmp_path: Path):
 def test_an_address_with_v1_is_the_same_address(server: Server, suffix: str):
     settings = EndpointSettings(url=server.url + suffix, retries=0)
     assert settings.url == server.url
-    with closing(HttpSampler(settings, server.renderer)) as sampler:
-        assert sampler.sample([REQUEST])
+    with closing(HttpEngine(settings, server.renderer)) as sampler:
+        assert sample_all(sampler, [REQUEST])
     with pytest.raises(SamplerError, match=r"^http://127\.0\.0\.1:1/v1/models failed"):
-        HttpSampler(EndpointSettings(url=f"http://127.0.0.1:1{suffix}", retries=0), server.renderer)
+        HttpEngine(EndpointSettings(url=f"http://127.0.0.1:1{suffix}", retries=0), server.renderer)
 
 
 @pytest.mark.parametrize("url", ["http://a..b", "http://host:99999999/v1", "http://[::1", "localhost:8000"])

@@ -126,7 +126,9 @@ def turn(kind: ErrorKind | None = None, tool: str = "shell", tokens: int = 3) ->
     fault = kind if kind in CALL_FAULTS else None
     call = Call("1", tool, {}, "", fault)
     seen = Observation("1", "", kind)
-    return Turn((1, 2), 1, (5,) * tokens, (-0.5,) * tokens, 0, "stop", "", (call,), (seen,), fault)
+    return Turn(
+        (1, 2), 1, (5,) * tokens, (-0.5,) * tokens, ((0, tokens),), "stop", "", (call,), (seen,), fault
+    )
 
 
 def attempt(task: str, n: int, *turns: Turn, ended: Ended = "finished") -> Rollout:

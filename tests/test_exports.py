@@ -24,7 +24,9 @@ HOSTILE = "<script>\x1b[31m\udcff\u202e\0"
 
 
 def turn(*calls: Call, text: str = "", observations: tuple[Observation, ...] = ()) -> Turn:
-    return Turn((1, 2, 3), 1, (4, 5), (-0.5, -0.25), 7, "stop", text, calls, observations, None, 1.0, 0.5)
+    return Turn(
+        (1, 2, 3), 1, (4, 5), (-0.5, -0.25), ((7, 2),), "stop", text, calls, observations, None, 1.0, 0.5
+    )
 
 
 def make_run(path: Path, task: Task) -> RunDir:

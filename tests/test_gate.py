@@ -14,8 +14,8 @@ from tiny_training import tiny_policy
 from woodshed import feedback
 from woodshed.agent import AgentSettings, Attempt
 from woodshed.agent.tools import TOOLS
-from woodshed.engines.local import LocalSampler
-from woodshed.engines.sampler import Sample
+from woodshed.engines.engine import Sample
+from woodshed.engines.local import LocalEngine
 from woodshed.feedback.gate import GateSettings, Measured, another_class, switched_off, why_not
 from woodshed.learning import hint_gate, packing
 from woodshed.learning.logprobs import token_logps
@@ -135,7 +135,7 @@ def measured(attempt, policy, text: str, count: int = 10) -> Measured:
         rollouts,
         {task.id: task},
         policy,
-        LocalSampler(policy.model, renderer()),
+        LocalEngine(policy.model, renderer()),
         GateSettings(),
         AgentSettings(turn_tokens=40, max_turns=3),
         step=0,
@@ -173,7 +173,7 @@ def test_a_turn_is_drawn_again_where_it_stood(attempt, tmp_path):
     test = whole.turns[1].sampled_ids
     for ids, ends_well in ((spoil, True), (test, True), (spoil, True)):
         twin = stood.fork()
-        twin.act(Sample(ids, (0.0,) * len(ids), "stop", 0))
+        twin.act(Sample(ids, (0.0,) * len(ids), "stop", ((0, len(ids)),)))
         made = twin.finish()
         assert (made.turns[1].error_kind is None) == ends_well and len(made.turns) == 2
         if ids == test:

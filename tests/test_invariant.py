@@ -16,8 +16,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from woodshed.engines.local import LocalSampler, compute_in_model_precision, invariant
-from woodshed.engines.sampler import SampleRequest, SamplerSettings
+from woodshed.engines.engine import SampleRequest, SamplerSettings, sample_all
+from woodshed.engines.local import LocalEngine, compute_in_model_precision, invariant
 from woodshed.learning import packing, prefix_tree
 from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy, add_adapter
@@ -278,7 +278,7 @@ def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows:
     else:
         model.requires_grad_(True)
     policy = Policy(model, is_adapter=with_adapter)
-    sampler = LocalSampler(model, create_renderer(tiny_tokenizer()), SamplerSettings(max_rows=max_rows))
+    sampler = LocalEngine(model, create_renderer(tiny_tokenizer()), SamplerSettings(max_rows=max_rows))
     dice = torch.Generator().manual_seed(2)
 
     def some(count: int) -> tuple[int, ...]:
@@ -289,7 +289,7 @@ def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows:
     for turn in range(
         3
     ):  # goes on from what was computed before: all but a turn, all but one token, one row alone
-        samples = sampler.sample(asked)
+        samples = sample_all(sampler, asked)
         for request, sample in zip(asked, samples, strict=True):
             ids = (*request.prompt_ids, *sample.ids)
             rows.append(Row(ids, tuple(range(len(request.prompt_ids), len(ids))), sample.logps))

@@ -27,7 +27,9 @@ PRICES = Prices.model_validate(
 def attempt(phase: str, step: int, task: str, *turns: tuple[int, int]) -> Rollout:
     """Turns as (context tokens, sampled tokens); each was written in 2 s and ran tools for half a second."""
     made = tuple(
-        Turn((1,) * c, 0, (2,) * s, (-0.5,) * s, 0, "stop", "", (), (), None, sample_s=2.0, tools_s=0.5)
+        Turn(
+            (1,) * c, 0, (2,) * s, (-0.5,) * s, ((0, s),), "stop", "", (), (), None, sample_s=2.0, tools_s=0.5
+        )
         for c, s in turns
     )
     return Rollout(f"{phase}-{step}-{task}-0", task, task, 0, 0, made, Patch({}), "finished", 9.0)

@@ -29,8 +29,8 @@ def call(tool: str, **arguments: object) -> Call:
 def attempt(task: Task, *calls: Call, files: dict[str, str | None] | None = None, text: str = "") -> Rollout:
     """An attempt with one call a turn, which nobody has carried out."""
     turns = tuple(
-        Turn((), 0, (), (), 0, "stop", text, (c,), (Observation("c", "done"),), None) for c in calls
-    ) or (Turn((), 0, (), (), 0, "stop", text, (), (), None),)
+        Turn((), 0, (), (), (), "stop", text, (c,), (Observation("c", "done"),), None) for c in calls
+    ) or (Turn((), 0, (), (), (), "stop", text, (), (), None),)
     return Rollout("r", task.id, task.name, 0, 0, turns, Patch(files or {}), "finished", 1.0)
 
 

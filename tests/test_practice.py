@@ -12,7 +12,7 @@ from scripted import FINISH, play, renderer
 from tiny_model import write_tiny_model
 
 from woodshed.agent import AgentSettings
-from woodshed.engines.sampler import ScriptedSampler
+from woodshed.engines.scripted import ScriptedEngine
 from woodshed.feedback.gate import Measured
 from woodshed.records import Group, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
@@ -97,7 +97,7 @@ def test_a_reader_may_quote_neither_hidden_tests_nor_the_solution(tiny_task: Tas
     line = max((line.strip() for line in solution.splitlines() if line not in stub), key=len)
 
     def said(text: str) -> list[str]:
-        reading = ScriptedSampler(renderer(), [f"message: 1\nreminder: {text}"])
+        reading = ScriptedEngine(renderer(), [f"message: 1\nreminder: {text}"])
         run = RunDir.create(root / "runs" / f"read-{len(text)}", recipe="", manifest={})
         session: Any = Session(recipe, run, None, None, renderer(), reading, lambda *_: None)  # type: ignore[arg-type]
         hints = hints_on(session, [Group(tiny_task.id, (made,))], [tiny_task], {made.id: verdict})

@@ -132,7 +132,7 @@ def test_steps_without_a_signal_say_so_and_repeats_are_counted(tiny_task: Task, 
     assert [line["repeated_tasks"] for line in metrics] == [0, 1]
     # what a run folder holds of other weights is refused when it is read back
     rollouts = [found for _, _, found in run.read("rollouts", Rollout)]
-    assert {turn.policy_version for found in rollouts for turn in found.turns} == {0, 1}
+    assert {version for found in rollouts for turn in found.turns for version, _ in turn.versions} == {0, 1}
     longer = made.model_copy(update={"training": made.training.model_copy(update={"steps": 3})})
     old = [replace(found, id=found.id.replace("train-1", "train-2")) for found in rollouts[-2:]]
     run.append("rollouts", old, "train", 2)

@@ -22,7 +22,7 @@ from scripted import (
 )
 
 from woodshed import feedback
-from woodshed.engines.sampler import ScriptedSampler
+from woodshed.engines.scripted import ScriptedEngine
 from woodshed.feedback.behaviours import BEHAVIOURS
 from woodshed.feedback.critic import ReaderSettings, parse, read, transcript
 from woodshed.feedback.leaks import leak
@@ -137,7 +137,7 @@ def verdict(rollout: Rollout) -> Verdict:
 
 
 def ask(task: Task, rollout: Rollout, *answers: str, **settings: int) -> Hint | None:
-    sampler = ScriptedSampler(renderer(), answers)
+    sampler = ScriptedEngine(renderer(), answers)
     chosen = ReaderSettings.model_validate({"votes": len(answers), "tokens": 160, **settings})
     return read(task, rollout, verdict(rollout), sampler, chosen, hidden=[HIDDEN])
 

@@ -37,7 +37,16 @@ def turn(text: str = "fine", fault: bool = False) -> Turn:
     kind = "unknown_tool" if fault else None
     call = Call("1", "shell", {}, text, kind)
     return Turn(
-        (1,), 1, (2, 3), (-0.5, -0.25), 0, "stop", text, (call,), (Observation("1", text, kind),), kind
+        (1,),
+        1,
+        (2, 3),
+        (-0.5, -0.25),
+        ((0, 2),),
+        "stop",
+        text,
+        (call,),
+        (Observation("1", text, kind),),
+        kind,
     )
 
 
@@ -190,7 +199,7 @@ def test_numbers_beyond_64_bits_stop_no_report(run: RunDir):
     fill(run, "eval", 0, attempt("eval", 0, "a", turn()), attempt("eval", 0, "b", turn("\udcff")))
     path = run.path / "rollouts.jsonl"
     text = path.read_text("utf-8", "surrogatepass").replace('"attempt": 0', f'"attempt": {2**70}')
-    text = text.replace('"policy_version": 0', f'"policy_version": {2**60}').replace(
+    text = text.replace('"versions": [[0', f'"versions": [[{2**60}').replace(
         '"seed": 0', f'"seed": {10**400}'
     )
     path.write_text(text.replace("-0.25", "-" + "9" * 400), "utf-8", "surrogatepass")

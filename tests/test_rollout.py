@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from threading import Timer
 from typing import Any
 
@@ -16,12 +17,14 @@ from conftest import tiny_environment
 from scripted import EDIT, FINISH, READ, SETTINGS, TEST, UNKNOWN, calc_task, renderer
 
 from woodshed.agent import run
-from woodshed.engines.sampler import Sample, SampleRequest, ScriptedSampler
-from woodshed.experience import RolloutSettings, collect, collector, waves
+from woodshed.engines.engine import Sample, SampleRequest
+from woodshed.engines.scripted import ScriptedEngine
+from woodshed.experience import Collector, RolloutSettings, collector
+from woodshed.experience.collector import waves
 from woodshed.records import Group, SamplerError, Task, to_json
 from woodshed.sandbox import Sandbox, open_sandbox
 
-ROLLOUT = RolloutSettings(attempts=3, wave_rows=6, tool_threads=3)
+ROLLOUT = RolloutSettings(attempts=3, max_in_flight=6, tool_threads=3)
 SLEEP = "python -S -c 'import random, time; time.sleep(random.random() / 10)'; echo a; ls"
 MESSAGES = [READ, EDIT, TEST, UNKNOWN, FINISH, f"<call>shell {SLEEP}</call>"]
 
@@ -53,8 +56,9 @@ def drawn(request: SampleRequest) -> str:
 def attempts(
     tasks: list[Task], sampler: Any = None, settings: RolloutSettings = ROLLOUT, **options: Any
 ) -> list[Group]:
-    sampler = sampler or ScriptedSampler(renderer(), drawn)
-    return collect(sampler, tasks, settings, SETTINGS, phase="train", step=7, **{"seed": 1, **options})
+    sampler = sampler or ScriptedEngine(renderer(), drawn)
+    given = {"seed": 1, "prefix": "train-7", **options}
+    return Collector(sampler, settings, SETTINGS, **given).collect(tasks)
 
 
 def timeless(record: Any) -> Any:
@@ -68,25 +72,25 @@ def timeless(record: Any) -> Any:
 
 
 def test_groups_come_in_the_order_of_tasks_and_attempts(tasks: list[Task]) -> None:
-    seen: list[tuple[int, int]] = []
-    groups = attempts(tasks, progress=lambda done, total, text: seen.append((done, total)))
+    seen: list[str] = []
+    groups = attempts(tasks, on_rollout=lambda rollout: seen.append(rollout.id))
     assert [group.task_id for group in groups] == [task.id for task in tasks]
     assert [r.id for g in groups for r in g.rollouts] == [
         f"train-7-{t.name}-{n}" for t in tasks for n in range(3)
     ]
     assert [r.attempt for r in groups[0].rollouts] == [0, 1, 2]
     assert all(r.turns and r.seed == 1 for g in groups for r in g.rollouts)
-    assert seen == sorted(seen) and seen[-1] == (9, 9)
+    assert sorted(seen) == sorted(r.id for g in groups for r in g.rollouts)
 
 
 def test_scheduling_changes_nothing(tasks: list[Task]) -> None:
     groups = timeless(attempts(tasks))
     for threads, rows in ((1, 1), (4, 99)):
-        settings = ROLLOUT.model_copy(update={"tool_threads": threads, "wave_rows": rows})
+        settings = ROLLOUT.model_copy(update={"tool_threads": threads, "max_in_flight": rows})
         assert timeless(attempts(tasks, settings=settings)) == groups
     alone = run(
         tasks[1],
-        ScriptedSampler(renderer(), drawn),
+        ScriptedEngine(renderer(), drawn),
         SETTINGS,
         rollout_id="train-7-calc-b-2",
         attempt=2,
@@ -99,7 +103,7 @@ def test_scheduling_changes_nothing(tasks: list[Task]) -> None:
 SLOW = "<call>shell sleep 3; echo slow</call>"
 
 
-class Watched(ScriptedSampler):
+class Watched(ScriptedEngine):
     """One attempt begins with a slow command; remembers when each batch was drawn, and how many messages it held."""
 
     def __init__(self) -> None:
@@ -110,30 +114,30 @@ class Watched(ScriptedSampler):
     def _reply(self, request: SampleRequest) -> str:
         return SLOW if request is self._first else drawn(request)
 
-    def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
+    def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
         self._first = None if self.batches else requests[0]
         self.batches.append((time.monotonic(), len(requests)))
-        return super().sample(requests)
+        return super().submit_all(requests)
 
 
-@pytest.mark.parametrize(("quorum", "batches_meanwhile"), [(1.0, 1), (0.5, 3)])
+@pytest.mark.parametrize("repeatable", [True, False])
 def test_a_slow_command_holds_up_the_others_only_where_all_are_waited_for(
-    tasks: list[Task], quorum: float, batches_meanwhile: int
+    tasks: list[Task], repeatable: bool
 ) -> None:
     sampler = Watched()
-    groups = attempts(tasks[:2], sampler, ROLLOUT.model_copy(update={"quorum": quorum, "tool_threads": 6}))
+    groups = attempts(
+        tasks[:2], sampler, ROLLOUT.model_copy(update={"repeatable": repeatable, "tool_threads": 6})
+    )
     began = sampler.batches[0][0]
     meanwhile = sum(at - began < 2.5 for at, _ in sampler.batches)
-    assert (meanwhile == 1) if quorum == 1 else (meanwhile >= batches_meanwhile)
-    assert sampler.batches[0][1] == 6 and all(
-        count <= 5 for at, count in sampler.batches[1:] if at - began < 2.5
-    )
+    assert (meanwhile == 1 and sampler.batches[0][1] == 6) if repeatable else (meanwhile > 6)
     assert all(r.ended for g in groups for r in g.rollouts)
 
 
-def test_a_quorum_changes_nothing_that_an_attempt_sees(tasks: list[Task]) -> None:
+def test_rounds_change_nothing_that_an_attempt_sees(tasks: list[Task]) -> None:
     waited, early = (
-        attempts(tasks, settings=ROLLOUT.model_copy(update={"quorum": quorum})) for quorum in (1.0, 0.3)
+        attempts(tasks, settings=ROLLOUT.model_copy(update={"repeatable": repeatable}))
+        for repeatable in (True, False)
     )
     assert timeless(waited) == timeless(early)
 
@@ -144,28 +148,30 @@ def test_waves_do_not_depend_on_each_other(tasks: list[Task]) -> None:
 
 def test_rollouts_are_handed_over_as_they_end(tasks: list[Task]) -> None:
     ended: dict[str, float] = {}
-    settings = ROLLOUT.model_copy(update={"quorum": 0.5, "tool_threads": 6})
+    settings = ROLLOUT.model_copy(update={"repeatable": False, "tool_threads": 6})
     groups = attempts(
         tasks[:2], Watched(), settings, on_rollout=lambda r: ended.update({r.id: time.monotonic()})
     )
     assert sorted(ended) == sorted(r.id for g in groups for r in g.rollouts)
-    slow = groups[0].rollouts[0].id
+    slow = next(r.id for g in groups for r in g.rollouts if r.turns[0].text == SLOW)
     assert all(ended[slow] - at > 1 for name, at in ended.items() if name != slow)
 
 
 def test_an_attempt_that_ends_holds_up_nobody(tasks: list[Task]) -> None:
-    """Its patch is taken by the same threads as tools, behind those that wait."""
-    calls = iter([FINISH, FINISH, *["<call>shell sleep 1</call>"] * 4])
-    began: list[float] = []
+    """Its patch is taken by the same threads as tools, behind those that wait; messages are sampled meanwhile."""
+    calls = iter([FINISH, *["<call>shell sleep 1</call>"] * 5])
+    asked: list[float] = []
+    ended: list[float] = []
 
-    class Timed(ScriptedSampler):
-        def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-            began.append(time.monotonic())
-            return super().sample(requests)
+    class Timed(ScriptedEngine):
+        def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
+            asked.append(time.monotonic())
+            return super().submit_all(requests)
 
-    sampler = Timed(renderer(), lambda request: next(calls, FINISH))
-    attempts(tasks[:2], sampler, ROLLOUT.model_copy(update={"quorum": 0.2, "tool_threads": 1}))
-    assert 0.9 < began[1] - began[0] < 2.5
+    engine = Timed(renderer(), lambda request: next(calls, FINISH))
+    settings = ROLLOUT.model_copy(update={"repeatable": False, "tool_threads": 1})
+    attempts(tasks[:2], engine, settings, on_rollout=lambda rollout: ended.append(time.monotonic()))
+    assert sum(at < ended[0] for at in asked) > 6  # the first messages, and later ones of those that go on
 
 
 def test_waves_hold_whole_groups(tasks: list[Task]) -> None:
@@ -174,19 +180,19 @@ def test_waves_hold_whole_groups(tasks: list[Task]) -> None:
     assert waves([], 4, 8) == []
 
 
-class Saboteur(ScriptedSampler):
+class Saboteur(ScriptedEngine):
     """Closes sandboxes behind the back of the attempts that sit in them."""
 
     def __init__(self, opened: list[Sandbox], rounds: Callable[[int], bool]) -> None:
         super().__init__(renderer(), drawn)
         self.opened, self.rounds, self.round = opened, rounds, 0
 
-    def sample(self, requests: list[SampleRequest]) -> list[Sample]:  # type: ignore[override]
+    def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
         if self.rounds(self.round):
             for sandbox in self.opened:
                 sandbox.close()
         self.round += 1
-        return super().sample(requests)
+        return super().submit_all(requests)
 
 
 def test_a_lost_sandbox_is_made_afresh_and_leaves_no_trace(tasks: list[Task], opened: list[Sandbox]) -> None:
@@ -211,13 +217,13 @@ def test_no_sandbox_outlives_a_failure(
         return drawn(request)
 
     with pytest.raises(error):
-        attempts(tasks, ScriptedSampler(renderer(), failing))
+        attempts(tasks, ScriptedEngine(renderer(), failing))
     assert len(opened) == 6 and not any(sandbox.alive() for sandbox in opened)
 
 
 def test_an_interrupt_does_not_wait_for_a_running_command(tasks: list[Task], opened: list[Sandbox]) -> None:
     started = time.monotonic()
-    slow = ScriptedSampler(renderer(), lambda request: "<call>shell sleep 15</call>")
+    slow = ScriptedEngine(renderer(), lambda request: "<call>shell sleep 15</call>")
     Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         attempts(tasks, slow)

@@ -27,11 +27,12 @@ from test_codec import TOOLS
 from tiny_model import tiny_tokenizer, write_tiny_model
 
 from woodshed.engines import local
-from woodshed.engines.http import EndpointSettings, HttpSampler
-from woodshed.engines.local import LocalSampler, invariant, loading
+from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, WeightUpdate, sample_all
+from woodshed.engines.http import EndpointSettings, HttpEngine
+from woodshed.engines.local import LocalEngine, invariant, loading
+from woodshed.engines.local.draw import draw
 from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch
-from woodshed.engines.local.sampler import draw
-from woodshed.engines.sampler import Sample, SampleRequest, SamplerSettings, ScriptedSampler
+from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import ModelError, Observation, SamplerError
 from woodshed.runs.folder import staged
 from woodshed.tokens import model_files
@@ -55,14 +56,14 @@ def on_device(folder: Path, dtype: str = "float32") -> local.LoadedModel:
     return loaded
 
 
-def make_sampler(tiny: local.LoadedModel, **settings: Any) -> LocalSampler:
-    return LocalSampler(
+def make_sampler(tiny: local.LoadedModel, **settings: Any) -> LocalEngine:
+    return LocalEngine(
         tiny.model, create_renderer(tiny.tokenizer, model_dir=tiny.directory), SamplerSettings(**settings)
     )
 
 
 @pytest.fixture
-def sampler(tiny: local.LoadedModel) -> LocalSampler:
+def sampler(tiny: local.LoadedModel) -> LocalEngine:
     return make_sampler(tiny)
 
 
@@ -89,7 +90,7 @@ def forward_logps(
     return logits.log_softmax(-1)[before:-1].gather(-1, ids[0, before + 1 :, None])[:, 0]
 
 
-def worst(sampler: LocalSampler, requests: Sequence[SampleRequest], samples: Sequence[Sample]) -> float:
+def worst(sampler: LocalEngine, requests: Sequence[SampleRequest], samples: Sequence[Sample]) -> float:
     """Largest difference between the samples' log-probabilities and the oracle's."""
     temperature = sampler.settings.temperature
     return max(
@@ -106,7 +107,7 @@ def worst(sampler: LocalSampler, requests: Sequence[SampleRequest], samples: Seq
 def test_logps_equal_a_plain_forward(tiny, max_rows, temperature):
     sampler = make_sampler(tiny, max_rows=max_rows, temperature=temperature)
     requests = some_requests(9)
-    samples = sampler.sample(requests)
+    samples = sample_all(sampler, requests)
     assert worst(sampler, requests, samples) < 1e-4
     for request, sample in zip(requests, samples, strict=True):
         assert len(sample.ids) == len(sample.logps) <= request.max_tokens
@@ -117,7 +118,7 @@ def test_logps_equal_a_plain_forward(tiny, max_rows, temperature):
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_logps_equal_a_padded_forward(sampler, side):
     requests = some_requests(7)
-    samples = sampler.sample(requests)
+    samples = sample_all(sampler, requests)
     rows = [[*r.prompt_ids, *s.ids] for r, s in zip(requests, samples, strict=True)]
     longest = max(map(len, rows))
     ids, mask = torch.full((len(rows), longest), 2), torch.zeros((len(rows), longest), dtype=torch.long)
@@ -150,10 +151,10 @@ def same(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
 def test_steps_of_fixed_shape_draw_what_plain_steps_draw(tiny, max_rows):
     """The form that a GPU captures, run here without the capture; the GPU suite runs it with."""
     plain, fixed = make_sampler(tiny, max_rows=max_rows), make_sampler(tiny, max_rows=max_rows)
-    plain._graphs, fixed._graphs = None, fixed._make_graphs()
+    plain.scheduler._graphs, fixed.scheduler._graphs = None, fixed.scheduler._make_graphs()
     for seed in (1, 2):  # the second call finds memory and prefixes from the first
         requests = some_requests(7, seed=seed, most=300)
-        expected, made = plain.sample(requests), fixed.sample(requests)
+        expected, made = sample_all(plain, requests), sample_all(fixed, requests)
         assert [m.ids for m in made] == [e.ids for e in expected]
         assert (
             max(
@@ -169,9 +170,9 @@ def test_steps_of_fixed_shape_draw_what_plain_steps_draw(tiny, max_rows):
 def test_memory_of_another_shape_at_the_same_address_is_other_memory(tiny):
     """What was captured for it wrote and read with its strides: a tenth of a step's messages were noise on a GPU."""
     fixed = make_sampler(tiny)
-    fixed._graphs = fixed._make_graphs()
-    fixed.sample(some_requests(4, most=20))
-    graphs, batch = fixed._graphs, fixed._batch
+    fixed.scheduler._graphs = fixed.scheduler._make_graphs()
+    sample_all(fixed, some_requests(4, most=20))
+    graphs, batch = fixed.scheduler._graphs, fixed.scheduler._batch
     graphs._captured = {4: ("a graph", torch.zeros(0))}
     graphs._fit(4)
     assert graphs._captured
@@ -185,25 +186,25 @@ def test_calls_of_any_sizes_one_after_the_other(tiny):
     sampler = make_sampler(tiny)
     for seed, (count, most) in enumerate([(16, 60), (8, 300), (3, 500), (16, 400), (2, 700), (16, 30)]):
         requests = some_requests(count, seed=seed, most=most)
-        assert worst(sampler, requests, sampler.sample(requests)) < 1e-3
+        assert worst(sampler, requests, sample_all(sampler, requests)) < 1e-3
 
 
 def test_a_request_draws_the_same_in_any_company(tiny):
     requests = some_requests(8)
-    together = make_sampler(tiny).sample(requests)
-    alone = [make_sampler(tiny).sample([request])[0] for request in requests]
-    backwards = make_sampler(tiny, max_rows=3).sample(requests[::-1])[::-1]
+    together = sample_all(make_sampler(tiny), requests)
+    alone = [sample_all(make_sampler(tiny), [request])[0] for request in requests]
+    backwards = sample_all(make_sampler(tiny, max_rows=3), requests[::-1])[::-1]
     assert same(together, alone)
     assert same(together, backwards)
     assert together[0].ids != together[1].ids  # the same prompt under two seeds
-    assert make_sampler(tiny).sample(requests) == together  # bit for bit
+    assert sample_all(make_sampler(tiny), requests) == together  # bit for bit
 
 
 def test_draws_follow_the_distribution(sampler):
     prompt = some_requests(1)[0].prompt_ids
     count = 3000
     sampler.settings = sampler.settings.model_copy(update={"max_rows": 512})
-    samples = sampler.sample([SampleRequest(prompt, 1, seed) for seed in range(count)])
+    samples = sample_all(sampler, [SampleRequest(prompt, 1, seed) for seed in range(count)])
     with torch.no_grad():
         logits = sampler.model(input_ids=torch.tensor([prompt], device=DEVICE)).logits[0, -1].float()
     probability = logits.softmax(-1).cpu()
@@ -276,13 +277,13 @@ def test_every_kind_of_attention_draws_what_a_plain_forward_says(tiny, name: str
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES[name]()).eval()
     invariant.install(model)
-    sampler = LocalSampler(model.to(DEVICE), create_renderer(tiny.tokenizer, model_dir=tiny.directory))
+    sampler = LocalEngine(model.to(DEVICE), create_renderer(tiny.tokenizer, model_dir=tiny.directory))
     if fixed and not invariant.takes_spans(model):
         pytest.skip("its columns are not said by spans")
-    sampler._graphs = sampler._make_graphs() if fixed else None
+    sampler.scheduler._graphs = sampler.scheduler._make_graphs() if fixed else None
     requests = some_requests(6, most=70)
     for _turn in range(2):
-        samples = sampler.sample(requests)
+        samples = sample_all(sampler, requests)
         assert worst(sampler, requests, samples) < 1e-4
         requests = [
             SampleRequest((*r.prompt_ids, *s.ids, 5, 6), 20, 9 + i)
@@ -300,8 +301,8 @@ def test_a_prompt_that_is_known_but_for_its_last_token_is_no_product_of_one_row(
     ]
     try:
         prompt = some_requests(1)[0].prompt_ids
-        first = sampler.sample([SampleRequest(prompt, 1, 0)])
-        again = sampler.sample([SampleRequest(prompt, 1, 0)])
+        first = sample_all(sampler, [SampleRequest(prompt, 1, 0)])
+        again = sample_all(sampler, [SampleRequest(prompt, 1, 0)])
     finally:
         for hook in hooks:
             hook.remove()
@@ -311,15 +312,15 @@ def test_a_prompt_that_is_known_but_for_its_last_token_is_no_product_of_one_row(
 
 def test_a_prompt_that_fills_the_context_of_a_model_with_learned_positions(tiny):
     model: Any = transformers.AutoModelForCausalLM.from_config(ARCHITECTURES["learned positions"]()).eval()
-    sampler = LocalSampler(model.to(DEVICE), create_renderer(tiny.tokenizer, model_dir=tiny.directory))
+    sampler = LocalEngine(model.to(DEVICE), create_renderer(tiny.tokenizer, model_dir=tiny.directory))
     ids = tuple(range(3, 161))
     for prompt in (ids, (*ids, 7)):
         requests = [SampleRequest(prompt, 1, 0)]
-        assert worst(sampler, requests, sampler.sample(requests)) < 1e-4
+        assert worst(sampler, requests, sample_all(sampler, requests)) < 1e-4
 
 
 def play(
-    sampler: LocalSampler, turns: int, *, flush: bool
+    sampler: LocalEngine, turns: int, *, flush: bool
 ) -> tuple[list[list[SampleRequest]], list[list[Sample]]]:
     """Several conversations in lockstep; with `flush` nothing is reused from turn to turn."""
     dice = random.Random(3)
@@ -327,7 +328,7 @@ def play(
     asked, drawn = [], []
     for turn in range(turns):
         requests = [SampleRequest(ids, 12 + i, seed=10 * turn + i) for i, ids in enumerate(prompts)]
-        samples = sampler.sample(requests)
+        samples = sample_all(sampler, requests)
         asked.append(requests)
         drawn.append(samples)
         for i, sample in enumerate(samples):
@@ -335,21 +336,21 @@ def play(
             context = sampler.renderer.extend(sample.ids, sample.finish_reason, results, ())
             prompts[i] = (*prompts[i], *sample.ids, *context.ids)
         if flush:
-            sampler.load(None, 0)
+            sampler.update_weights(WeightUpdate("shared"), 0)
     return asked, drawn
 
 
-def count_prefilled(sampler: LocalSampler) -> list[int]:
+def count_prefilled(sampler: LocalEngine) -> list[int]:
     """The tokens of every forward but decoding steps, as they will happen."""
     counts: list[int] = []
-    forward = sampler._logits
+    forward = sampler.scheduler._logits
 
-    def counting(tokens: Any, new: Any, keep: Any) -> Any:
+    def counting(batch: Any, tokens: Any, new: Any, keep: Any) -> Any:
         if isinstance(keep, torch.Tensor):
             counts.append(tokens.numel())
-        return forward(tokens, new, keep)
+        return forward(batch, tokens, new, keep)
 
-    sampler._logits = counting  # type: ignore[method-assign]
+    sampler.scheduler._logits = counting  # type: ignore[method-assign]
     return counts
 
 
@@ -376,42 +377,118 @@ def test_reuse_changes_nothing_but_the_work(tiny):
 def test_a_small_cache_only_costs_work(tiny):
     roomy, tight = make_sampler(tiny), make_sampler(tiny, cache_mb=0)
     assert same(play(roomy, 3, flush=False)[1][2], play(tight, 3, flush=False)[1][2])
-    assert not tight._prefixes.kept
+    assert not tight.scheduler._prefixes.kept
 
 
 def test_rows_that_are_done_are_not_computed(tiny):
     sampler = make_sampler(tiny, max_rows=4)
-    sampler._graphs = None  # they compute a power of two of rows, which is their point
+    sampler.scheduler._graphs = None  # they compute a power of two of rows, which is their point
     steps: list[int] = []
-    forward = sampler._logits
+    forward = sampler.scheduler._logits
 
-    def counting(tokens: Any, new: Any, keep: Any) -> Any:
+    def counting(batch: Any, tokens: Any, new: Any, keep: Any) -> Any:
         if isinstance(keep, int):
             steps.append(len(new))
-        return forward(tokens, new, keep)
+        return forward(batch, tokens, new, keep)
 
-    sampler._logits = counting  # type: ignore[method-assign]
+    sampler.scheduler._logits = counting  # type: ignore[method-assign]
     requests = some_requests(10)
-    samples = sampler.sample(requests)
+    samples = sample_all(sampler, requests)
     assert sum(steps) == sum(len(sample.ids) - 1 for sample in samples)  # the first id comes with the prompt
     assert max(steps) == 4
 
 
-def test_load_forgets_and_tags(tiny, tmp_path):
+def test_an_update_forgets_and_tags(tiny, tmp_path):
     other = on_device(write_tiny_model(tmp_path / "other", seed=1))
-    sampler, requests = make_sampler(tiny), some_requests(4)
-    sampler.sample(requests)
-    sampler.load(other.model, 7)
-    samples = sampler.sample(requests)
-    assert {sample.policy_version for sample in samples} == {7}
+    sampler, requests = make_sampler(other), some_requests(4)
+    sample_all(sampler, requests)
+    other.model.load_state_dict(tiny.model.state_dict())
+    sampler.update_weights(WeightUpdate("shared"), 7)
+    samples = sample_all(sampler, requests)
+    assert [s.versions for s in samples] == [((7, len(s.ids)),) for s in samples]
     assert worst(sampler, requests, samples) < 1e-4
     with torch.no_grad():  # an update in place, as a trainer makes it
         for parameter in other.model.parameters():
             parameter.mul_(0.9)
-    sampler.load(None, 8)
-    again = sampler.sample(requests)
-    assert again[0].policy_version == 8
+    sampler.update_weights(WeightUpdate("shared"), 8)
+    again = sample_all(sampler, requests)
+    assert again[0].versions == ((8, len(again[0].ids)),)
     assert worst(sampler, requests, again) < 1e-4
+
+
+def test_requests_join_at_any_step_and_draw_what_they_draw_alone(tiny):
+    requests = some_requests(12, most=300)
+    alone = [sample_all(make_sampler(tiny), [request])[0] for request in requests]
+    engine = make_sampler(tiny, max_rows=5)
+    joined = [engine.submit(request) for request in requests]  # while the first ones are written
+    assert same([future.result() for future in joined], alone)
+    assert worst(engine, requests, [future.result() for future in joined]) < 1e-3
+
+
+def test_a_short_message_does_not_wait_for_a_long_one(tiny):
+    engine = make_sampler(tiny)
+    order: list[str] = []
+    prompt = some_requests(1)[0].prompt_ids
+    engine.renderer.stop_ids, stops = frozenset(), engine.renderer.stop_ids
+    try:
+        long = engine.submit(SampleRequest(prompt, 400, 1))
+        long.add_done_callback(lambda _: order.append("long"))
+        short = engine.submit(SampleRequest(prompt, 3, 2))
+        short.add_done_callback(lambda _: order.append("short"))
+        assert len(long.result().ids) == 400 and len(short.result().ids) == 3
+    finally:
+        engine.renderer.stop_ids = stops
+    assert order == ["short", "long"]
+
+
+def test_weights_that_change_in_mid_message_are_told_by_token(tiny, tmp_path):
+    """Every token has the log-prob of the weights that its version names, as a plain forward of them says."""
+    changing = on_device(write_tiny_model(tmp_path / "other", seed=1))
+    before = {name: value.clone() for name, value in changing.model.state_dict().items()}
+    engine = make_sampler(changing)
+    engine.renderer.stop_ids, stops = frozenset(), engine.renderer.stop_ids
+    try:
+        request = SampleRequest(some_requests(1)[0].prompt_ids, 600, 1)
+        future = engine.submit(request)
+        swapped = lambda: changing.model.load_state_dict(tiny.model.state_dict())  # noqa: E731
+        engine._between_tokens(swapped)
+        engine.update_weights(WeightUpdate("shared"), 1)
+        sample = future.result()
+    finally:
+        engine.renderer.stop_ids = stops
+    assert sum(count for _, count in sample.versions) == len(sample.ids) == 600
+    new = forward_logps(tiny.model, request, sample)
+    changing.model.load_state_dict(before)
+    old = forward_logps(changing.model, request, sample)
+    first = sum(count for version, count in sample.versions if version == 0)
+    gap = (torch.cat([old[:first], new[first:]]) - torch.tensor(sample.logps)).abs()
+    assert 0 < first < 600 and (gap > 1e-3).sum() <= 8  # tokens between the swap and its announcement
+
+
+def test_a_cancelled_message_makes_room(tiny):
+    engine = make_sampler(tiny, max_rows=1)
+    long, short = engine.submit_all([SampleRequest((5, 6, 7), 3000, 0), SampleRequest((5, 6, 7), 2, 0)])
+    assert long.cancel()
+    assert len(short.result(timeout=60).ids) <= 2
+
+
+def test_a_failure_reaches_every_message_and_the_next_ones_are_written(tiny_model_dir):
+    loaded = local.load(str(tiny_model_dir))
+    engine, head = make_sampler(loaded, max_rows=2), loaded.model.get_output_embeddings().weight
+    right = head.detach().clone()
+    head.data.fill_(math.nan)
+    for future in engine.submit_all(some_requests(5)):
+        with pytest.raises(ModelError, match="not finite"):
+            future.result()
+    head.data.copy_(right)
+    assert worst(engine, some_requests(5), sample_all(engine, some_requests(5))) < 1e-3
+
+
+def test_a_closed_engine_cancels_what_it_was_writing(tiny):
+    engine = make_sampler(tiny)
+    futures = engine.submit_all([SampleRequest((5, 6, 7), 3000, seed) for seed in range(3)])
+    engine.close()
+    assert all(future.cancelled() or len(future.result().ids) for future in futures)
 
 
 def test_a_model_in_training_mode_is_sampled_without_dropout(tiny_model_dir):
@@ -423,9 +500,9 @@ def test_a_model_in_training_mode_is_sampled_without_dropout(tiny_model_dir):
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
     model.train()
-    sampler = LocalSampler(model, create_renderer(loaded.tokenizer))
+    sampler = LocalEngine(model, create_renderer(loaded.tokenizer))
     requests = some_requests(3)
-    samples = sampler.sample(requests)
+    samples = sample_all(sampler, requests)
     assert model.training
     model.eval()
     assert worst(sampler, requests, samples) < 1e-4
@@ -435,10 +512,10 @@ def test_what_does_not_fit_is_refused(sampler):
     with pytest.raises(
         SamplerError, match=r"prompt of 4000 tokens \+ 97 to be written exceeds the context of 4096"
     ):
-        sampler.sample([SampleRequest((5,) * 4000, 97, 0)])
+        sample_all(sampler, [SampleRequest((5,) * 4000, 97, 0)])
     with pytest.raises(SamplerError, match="needs a prompt"):
-        sampler.sample([SampleRequest((), 5, 0)])
-    assert sampler.sample([]) == []
+        sample_all(sampler, [SampleRequest((), 5, 0)])
+    assert sample_all(sampler, []) == []
 
 
 def test_broken_weights_are_noticed(tiny_model_dir):
@@ -446,14 +523,14 @@ def test_broken_weights_are_noticed(tiny_model_dir):
     sampler = make_sampler(loaded)
     loaded.model.get_output_embeddings().weight.data.fill_(math.nan)
     with pytest.raises(ModelError, match="not finite at policy version 0"):
-        sampler.sample(some_requests(2))
+        sample_all(sampler, some_requests(2))
 
 
 def test_bfloat16_samples_are_exact_in_their_own_distribution(tiny_model_dir):
     sampler = make_sampler(on_device(tiny_model_dir, "bfloat16"))
     requests = some_requests(5)
     assert (
-        worst(sampler, requests, sampler.sample(requests)) < 0.5
+        worst(sampler, requests, sample_all(sampler, requests)) < 0.5
     )  # bf16 sums differ with the shape of the batch
 
 
@@ -462,8 +539,8 @@ def test_bfloat16_samples_are_exact_in_their_own_distribution(tiny_model_dir):
 
 def test_scripted_messages_come_out_exactly():
     renderer = create_renderer(tiny_tokenizer())
-    sampler = ScriptedSampler(renderer, ["<call>finish</call>", "a long message"])
-    first, second = sampler.sample([SampleRequest((1,), 50, 0), SampleRequest((1,), 3, 0)])
+    sampler = ScriptedEngine(renderer, ["<call>finish</call>", "a long message"])
+    first, second = sample_all(sampler, [SampleRequest((1,), 50, 0), SampleRequest((1,), 3, 0)])
     assert (renderer.decode(first.ids), first.finish_reason, set(first.logps)) == (
         "<call>finish</call>",
         "stop",
@@ -471,10 +548,10 @@ def test_scripted_messages_come_out_exactly():
     )
     assert (second.ids, second.finish_reason) == (renderer.encode_message("a long message")[:3], "length")
     with pytest.raises(SamplerError, match="the script has 2 messages"):
-        sampler.sample([SampleRequest((1,), 3, 0)])
-    by_prompt = ScriptedSampler(renderer, lambda request: f"saw {len(request.prompt_ids)}")
-    by_prompt.load(None, 3)
-    assert renderer.decode(by_prompt.sample([SampleRequest((1, 2), 9, 0)])[0].ids) == "saw 2"
+        sample_all(sampler, [SampleRequest((1,), 3, 0)])
+    by_prompt = ScriptedEngine(renderer, lambda request: f"saw {len(request.prompt_ids)}")
+    by_prompt.update_weights(WeightUpdate("shared"), 3)
+    assert renderer.decode(sample_all(by_prompt, [SampleRequest((1, 2), 9, 0)])[0].ids) == "saw 2"
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------
@@ -485,7 +562,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, behind: LocalSampler) -> None:
+    def __init__(self, behind: LocalEngine) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.behind = behind
         self.failures: list[int] = []
@@ -514,7 +591,7 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)  # dropped in the middle
         elif failure != 200:
             self.answer(failure, {"error": {"message": "busy"}})
-        elif self.path == "/v1/load_lora_adapter":
+        elif self.path != "/v1/completions":
             self.answer(200, {})
         else:
             self.complete(body)
@@ -522,7 +599,7 @@ class Handler(BaseHTTPRequestHandler):
     def complete(self, body: dict[str, Any]) -> None:
         request = SampleRequest(tuple(body["prompt"]), body["max_tokens"], body["seed"])
         with self.server.lock:
-            sample = self.server.behind.sample([request])[0]
+            sample = sample_all(self.server.behind, [request])[0]
         choice = {
             "text": "",
             "token_ids": list(sample.ids) if body.get("return_token_ids") else None,
@@ -549,18 +626,18 @@ def server(tiny: local.LoadedModel) -> Iterator[Server]:
 
 
 @pytest.fixture
-def remote(server: Server) -> Iterator[HttpSampler]:
+def remote(server: Server) -> Iterator[HttpEngine]:
     settings = EndpointSettings(
         url=f"http://127.0.0.1:{server.server_port}/v1", concurrency=4, retries=2, timeout_s=60
     )
-    sampler = HttpSampler(settings, server.behind.renderer, sleep=lambda seconds: None)
+    sampler = HttpEngine(settings, server.behind.renderer, sleep=lambda seconds: None)
     yield sampler
     sampler.close()
 
 
 def test_a_server_gives_the_same_tokens(server, remote):
     requests = some_requests(6)
-    assert same(remote.sample(requests), server.behind.sample(requests))
+    assert same(sample_all(remote, requests), sample_all(server.behind, requests))
     assert remote.context_length == 4096
     for body in server.bodies:
         assert (body["temperature"], body["top_p"], body["top_k"], body["min_p"]) == (1.0, 1.0, -1, 0.0)
@@ -568,28 +645,38 @@ def test_a_server_gives_the_same_tokens(server, remote):
 
 
 def test_new_weights_change_the_tag_and_the_cache(server, remote, tmp_path):
-    remote.load(None, 1)
-    assert remote.sample(some_requests(1))[0].policy_version == 1
-    remote.load(tmp_path, 2)
-    assert remote.sample(some_requests(1))[0].policy_version == 2
-    plain, loading, adapted = server.bodies
-    assert (plain["model"], plain["cache_salt"]) == ("tiny", "policy-1")
-    assert (loading["lora_name"], loading["lora_path"]) == ("woodshed-2", str(tmp_path))
-    assert (adapted["model"], adapted["cache_salt"]) == ("woodshed-2", "policy-2")
+    assert sample_all(remote, some_requests(1))[0].versions[0][0] == 0
+    for version in (1, 2):
+        remote.update_weights(WeightUpdate("adapter", tmp_path), version)
+        assert sample_all(remote, some_requests(1))[0].versions[0][0] == version
+    remote.update_weights(WeightUpdate("full", tmp_path), 3)
+    with pytest.raises(SamplerError, match="computes with weights of its own"):
+        remote.update_weights(WeightUpdate("shared"), 4)
+    plain, first, _, second, unloaded, adapted, reloaded = server.bodies
+    assert (plain["model"], plain["cache_salt"]) == ("tiny", "policy-0")
+    assert first["lora_name"] != second["lora_name"] and second["lora_path"] == str(tmp_path)
+    assert (adapted["model"], adapted["cache_salt"]) == (second["lora_name"], "policy-2")
+    assert (unloaded["path"], unloaded["lora_name"]) == ("/v1/unload_lora_adapter", first["lora_name"])
+    assert (reloaded["path"], reloaded["kwargs"]) == ("/collective_rpc", {"weights_path": str(tmp_path)})
+
+
+def test_a_message_is_answered_when_it_is_done(server, remote):
+    short, long = remote.submit(SampleRequest((5, 6), 1, 0)), remote.submit(SampleRequest((5, 6), 40, 1))
+    assert len(short.result().ids) == 1 and long.result().ids
 
 
 def test_passing_failures_are_waited_out(server, remote):
     waits: list[float] = []
     remote._sleep = waits.append
     server.failures = [0, 503]
-    assert remote.sample(some_requests(1))[0].ids
+    assert sample_all(remote, some_requests(1))[0].ids
     assert waits == [0.5, 1.0]
     server.failures = [429, 500, 0]
     with pytest.raises(SamplerError, match="failed 3 times, last with status 429"):
-        remote.sample(some_requests(1))
+        sample_all(remote, some_requests(1))
     server.failures = [400]
     with pytest.raises(SamplerError, match=r"refused the request, status 400: .*busy"):
-        remote.sample(some_requests(1))
+        sample_all(remote, some_requests(1))
 
 
 @pytest.mark.parametrize(
@@ -611,12 +698,12 @@ def test_passing_failures_are_waited_out(server, remote):
 def test_answers_that_are_not_token_exact_are_refused(server, remote, spoil, message):
     server.spoil = spoil
     with pytest.raises(SamplerError, match=message):
-        remote.sample(some_requests(1))
+        sample_all(remote, some_requests(1))
 
 
 def test_a_server_that_is_not_there_is_named(server):
     with pytest.raises(SamplerError, match="serves tiny, not 'big'"):
-        HttpSampler(
+        HttpEngine(
             EndpointSettings(url=f"http://127.0.0.1:{server.server_port}", model="big"),
             server.behind.renderer,
         )
@@ -624,7 +711,7 @@ def test_a_server_that_is_not_there_is_named(server):
     with pytest.raises(
         SamplerError, match=r"127\.0\.0\.1:9/v1/models failed 2 times, last with ConnectError"
     ):
-        HttpSampler(settings, server.behind.renderer, sleep=lambda seconds: None)
+        HttpEngine(settings, server.behind.renderer, sleep=lambda seconds: None)
 
 
 # --- weights ----------------------------------------------------------------------------------------------------
@@ -842,7 +929,7 @@ def test_smollm2_writes_english():
     assert (renderer.codec.name, renderer.stop_ids) == ("plain", {2})
     context = renderer.start("You are a helpful assistant.", "What is the capital of France?", ())
     requests = [SampleRequest(context.ids, 24, seed) for seed in range(8)]
-    samples = sampler.sample(requests)
+    samples = sample_all(sampler, requests)
     assert sum("Paris" in renderer.decode(sample.ids) for sample in samples) >= 4
     assert worst(sampler, requests, samples) < 1e-3
     assert len(renderer.codec.describe(TOOLS)) < 600
@@ -872,7 +959,7 @@ def test_memory_grows_a_few_times_while_prompts_grow_from_turn_to_turn():
     for needed in range(500, 10_000, 100):
         batch.room = (4, needed)
         batch.open(0, needed)
-        batch.put(Prefix(np.zeros(1), (part[:, 0], part[:, 0])), 1)
+        batch.insert(Prefix(np.zeros(1), (part[:, 0], part[:, 0])), 1)
         assert batch.tensors[0].shape[3] >= needed
         sizes.append(batch.tensors[0].shape[3])
     assert len(set(sizes)) < 10 and sizes[-1] < 1.6 * 10_000

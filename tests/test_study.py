@@ -12,7 +12,7 @@ from tiny_model import write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from woodshed import report, settings
-from woodshed.engines.local import LocalSampler
+from woodshed.engines.local import LocalEngine
 from woodshed.feedback import demonstrations
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
@@ -163,7 +163,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     settings_ = StudySettings(answer_tokens=1, system=SYSTEM)
     asked = Demonstration("Which one?", "x")
     answers = distill_samples.answer(
-        [asked] * 1500, LocalSampler(model, renderer), settings_, name="a", seed=0
+        [asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0
     )
     padded = packing.pad([packing.rollout_row(answers[0])])
     with torch.no_grad():

@@ -9,34 +9,23 @@ from typing import Any
 import pytest
 from scripted import FINISH, SETTINGS, renderer
 
-from woodshed.engines.sampler import SampleRequest, ScriptedSampler
-from woodshed.evals import suite
-from woodshed.experience import RolloutSettings
+from woodshed.engines.engine import SampleRequest
+from woodshed.engines.scripted import ScriptedEngine
+from woodshed.experience import Experience, HarnessSettings, Occasion, RolloutSettings, collect
 from woodshed.grading import GradingSettings, verifier
 from woodshed.monitors.flag_policy import MonitorSettings
-from woodshed.records import Flag, Group, Rollout, Task, Verdict
+from woodshed.records import Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 WAIT = "<call>shell sleep 3</call>"
 
 
-def attempts(
-    run: RunDir, task: Task, quorum: float, script: Any
-) -> tuple[list[Group], dict[str, Verdict], list[Flag]]:
-    return suite.attempt(
-        run,
-        ScriptedSampler(renderer(), script),
-        [task],
-        RolloutSettings(attempts=3, quorum=quorum, tool_threads=3),
-        SETTINGS,
-        GradingSettings(jobs=1),
-        MonitorSettings(),
-        phase="train",
-        step=0,
-        attempts=3,
-        seed=0,
-    )
+def attempts(run: RunDir, task: Task, repeatable: bool, script: Any) -> Experience:
+    rollout = RolloutSettings(repeatable=repeatable, tool_threads=3)
+    settings = HarnessSettings(rollout, SETTINGS, GradingSettings(jobs=1), MonitorSettings())
+    engine = ScriptedEngine(renderer(), script)
+    return collect(run, engine, [task], settings, Occasion("train", 0, attempts=3, seed=0))
 
 
 def script_of(task: Task) -> Any:
@@ -70,18 +59,21 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return begun
 
 
-def test_verdicts_begin_with_a_quorum_and_are_the_same(tiny_task: Task, tmp_path: Path, judged: list[str]):
+def test_verdicts_begin_while_others_are_made_and_are_the_same(
+    tiny_task: Task, tmp_path: Path, judged: list[str]
+):
     found = {}
-    for quorum in (1.0, 0.3):
+    for repeatable in (True, False):
         judged.clear()
-        run = RunDir.create(tmp_path / str(quorum), recipe="", manifest={})
-        groups, verdicts, _ = attempts(run, tiny_task, quorum, script_of(tiny_task))
-        found[quorum] = [dataclasses.replace(v, seconds=0.0, detail="") for v in verdicts.values()]
+        run = RunDir.create(tmp_path / str(repeatable), recipe="", manifest={})
+        seen = attempts(run, tiny_task, repeatable, script_of(tiny_task))
+        groups, verdicts = seen.groups, seen.verdicts
+        found[repeatable] = [dataclasses.replace(v, seconds=0.0, detail="") for v in verdicts.values()]
         names = [rollout.id for rollout in groups[0].rollouts]
         assert list(verdicts) == names
-        assert (judged[0] == names[0]) is (quorum == 1)  # else it was the last to end
-    assert found[1.0] == found[0.3]
-    assert [v.reward for v in found[0.3]] == [0.0, 1.0, 0.0]
+        assert (judged[0] == names[0]) is repeatable  # else it was the last to end
+    assert found[True] == found[False]
+    assert [v.reward for v in found[False]] == [0.0, 1.0, 0.0]
 
 
 def test_an_interrupted_wave_is_made_again_and_a_whole_one_is_not(
@@ -99,10 +91,10 @@ def test_an_interrupted_wave_is_made_again_and_a_whole_one_is_not(
         return script(request)
 
     with pytest.raises(KeyboardInterrupt):
-        attempts(run, tiny_task, 0.3, breaks)
+        attempts(run, tiny_task, False, breaks)
     assert run.find("rollouts", Rollout, "train", 0) is None
     assert run.find("verdicts", Verdict, "train", 0) is None
-    whole = attempts(run, tiny_task, 0.3, script_of(tiny_task))
+    whole = attempts(run, tiny_task, False, script_of(tiny_task))
     judged.clear()
-    assert attempts(run, tiny_task, 0.3, []) == whole
+    assert attempts(run, tiny_task, False, []) == whole
     assert judged == []

@@ -15,9 +15,9 @@ from scripted import calc_task, renderer
 from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, tiny_policy, verdicts
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
-from woodshed import experience
 from woodshed.agent import AgentSettings
-from woodshed.engines.local import LocalSampler
+from woodshed.engines.local import LocalEngine
+from woodshed.experience import Collector, RolloutSettings
 from woodshed.learning import packing
 from woodshed.learning.logprobs import Reading, token_logps
 from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
@@ -216,10 +216,9 @@ def test_micro_batches_hold_every_row_once_and_respect_the_budget():
 def test_sampler_and_trainer_agree_on_every_token_of_real_attempts(tmp_path):
     policy = tiny_policy(rank=4)
     tasks = [calc_task(tmp_path / name, tiny_environment()) for name in ("a", "b")]
-    sampler = LocalSampler(policy.model, renderer())
+    sampler = LocalEngine(policy.model, renderer())
     agent = AgentSettings(max_turns=4, turn_tokens=24, rollout_tokens=80)
-    settings = experience.RolloutSettings(wave_rows=8)
-    groups = experience.collect(sampler, tasks, settings, agent, phase="train", step=0, attempts=3, seed=0)
+    groups = Collector(sampler, RolloutSettings(max_in_flight=8), agent).collect(tasks, attempts=3)
     rows = [packing.rollout_row(r) for group in groups for r in group.rollouts]
     assert sum(len(row.wanted) for row in rows) > 100
     padded = packing.pad(rows)

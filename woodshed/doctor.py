@@ -53,9 +53,7 @@ def _disk() -> Check:
 
 def _memory() -> Check:
     has = machine.memory_gb()
-    remedy = (
-        f"the quickstart may need {MEMORY_GB:.0f} GB; take shorter turns and fewer rows (rollout.wave_rows)"
-    )
+    remedy = f"the quickstart may need {MEMORY_GB:.0f} GB; take shorter turns and fewer rows (rollout.max_in_flight)"
     return Check("memory", has >= MEMORY_GB, f"{has:.1f} GB, {machine.cores()} cores", remedy)
 
 

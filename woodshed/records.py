@@ -178,8 +178,8 @@ class Turn:
     sampled_ids: tuple[int, ...]
     logps: tuple[float, ...]
     """Natural-log probability of each sampled id under the exact sampling distribution."""
-    policy_version: int
-    """Optimizer steps behind the weights that sampled this turn."""
+    versions: tuple[tuple[int, int], ...]
+    """Policy versions of the sampled ids, in order, as (optimizer steps behind the weights, number of tokens)."""
     finish_reason: Literal["stop", "length"]
     text: str
     calls: tuple[Call, ...]

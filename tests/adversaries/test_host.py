@@ -305,7 +305,7 @@ def test_a_terminal_is_never_told_what_to_do() -> None:
 def test_a_viewer_shows_every_field_of_a_record_inert() -> None:
     """Also those that are one of a few words in honest records."""
     hostile: Any = "x\x1b[2J\u202e"
-    turn = Turn((), 0, (1,), (-0.1,), 0, "stop", hostile, (), (Observation("a", hostile),), hostile)
+    turn = Turn((), 0, (1,), (-0.1,), ((0, 1),), "stop", hostile, (), (Observation("a", hostile),), hostile)
     rollout = Rollout("r", "t", hostile, 0, 0, (turn,), Patch({}, {}, hostile), hostile, 1.0)
     story = view.Story(rollout, Verdict("r", "t", "graded", 0.0, False, {hostile: hostile}), {}, {}, ())
     row = view.Row(("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0)

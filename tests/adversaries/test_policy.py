@@ -263,7 +263,7 @@ def attempt(task: Task, draw: random.Random) -> Rollout:
         calls = tuple(call(draw) for _ in range(draw.randint(0, 2)))[:1]
         kind = calls[0].error_kind if calls else "no_call"
         seen = Observation(calls[0].id if calls else "", draw.choice(["done", *NAMES]), kind)
-        turns.append(Turn((), 0, (), (), 0, "stop", command(draw), calls, (seen,), kind))
+        turns.append(Turn((), 0, (), (), (), "stop", command(draw), calls, (seen,), kind))
     files = {
         draw.choice([*NAMES, "tally/words.py"]): draw.choice([None, code(draw)])
         for _ in range(draw.randint(0, 4))
@@ -340,7 +340,7 @@ def test_whatever_a_message_holds_is_read_and_can_be_kept(tmp_path: Path):
             )
             text += draw.choice(["", opened[name].replace("<", "</")])
             _, calls, kind = codec.parse(text, TOOLS)
-            turn = Turn((), 0, (), (), 0, "stop", text, calls, (), kind)
+            turn = Turn((), 0, (), (), (), "stop", text, calls, (), kind)
             rollout = Rollout("r", "t", "t", 0, 0, (turn,), Patch({}), "finished", 1.0)
             run.append("rollouts", [rollout], "train", draw.randrange(1 << 30))
     for _ in run.read("rollouts", Rollout):
@@ -371,7 +371,7 @@ def test_a_monitor_that_breaks_raises_a_flag_and_ends_nothing(
 
 
 def test_a_detector_that_breaks_neither_hints_nor_pays(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
-    turn = Turn((), 0, (), (), 0, "stop", "", (), (), "no_call")
+    turn = Turn((), 0, (), (), (), "stop", "", (), (), "no_call")
     rollout = Rollout("r", tiny_task.id, "", 0, 0, (turn, turn), Patch({}), "finished", 1.0)
     monkeypatch.setattr(boundary, "strict", False)
     with pytest.warns(UserWarning, match="r: detector 'odd' could not read the attempt: RecursionError"):
@@ -393,7 +393,7 @@ def test_a_solution_whose_interface_cannot_be_read_is_no_solution(
     from woodshed.tasks import folder
 
     monkeypatch.setattr(boundary, "strict", False)
-    monkeypatch.setattr(verifier.interface, "lost_by", lambda *_: list(breaks()))
+    monkeypatch.setattr(verifier.api_compat, "lost_by", lambda *_: list(breaks()))
     verdict = verifier.verify(tiny_task, folder.gold_patch(tiny_task), apart="never")
     assert (verdict.status, verdict.solved, verdict.reward) == ("graded", False, 0.0)
     assert verdict.integrity[0].startswith(f"{verifier.UNREADABLE}: RecursionError")

@@ -134,7 +134,7 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
     assert lessons and all(
         len(lesson.teacher) == len(turns[lesson.rollout_id][lesson.turn].sampled_ids) for lesson in lessons
     )
-    pieces = {int(i) for _, _, found in run.read("pieces") for i in found}
+    pieces = {int(i) for _, _, found in run.read("token_texts") for i in found}
     assert pieces == {i for made in turns.values() for turn in made for i in turn.sampled_ids}
     assert run.path.joinpath("report.html").is_file()
 

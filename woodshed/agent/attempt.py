@@ -2,8 +2,7 @@
 
     attempt = Attempt(task, sandbox, renderer, settings, ...)
     while not attempt.done:
-        sample = sampler.sample([attempt.request()])[0]
-        attempt.act(sample)
+        attempt.act(engine.submit(attempt.request()).result())
     rollout = attempt.finish()
 
 `act` is three steps, for a caller that has many attempts: `read` the sampled message (tokenizer: one thread only),
@@ -28,7 +27,7 @@ from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS, ToolSettings
 from woodshed.boundary import contained
-from woodshed.engines.sampler import Sample, Sampler, SampleRequest
+from woodshed.engines.engine import Engine, Sample, SampleRequest
 from woodshed.records import (
     CALL_FAULTS,
     Access,
@@ -194,7 +193,7 @@ class Attempt:
             opening=self._context.opening,
             sampled_ids=tuple(sample.ids),
             logps=tuple(sample.logps),
-            policy_version=sample.policy_version,
+            versions=sample.versions,
             finish_reason=sample.finish_reason,
             text=message.text,
             calls=message.calls,
@@ -295,7 +294,7 @@ class Attempt:
 
 def run(
     task: Task,
-    sampler: Sampler,
+    engine: Engine,
     settings: AgentSettings,
     *,
     rollout_id: str = "",
@@ -317,15 +316,15 @@ def run(
         made = Attempt(
             task,
             sandbox,
-            sampler.renderer,
+            engine.renderer,
             settings,
             rollout_id=rollout_id or f"run-0-{task.name}-{attempt}",
-            context_length=sampler.context_length,
+            context_length=engine.context_length,
             attempt=attempt,
             seed=seed,
         )
         while not made.done:
-            made.act(sampler.sample([made.request()])[0])
+            made.act(engine.submit(made.request()).result())
         return made.finish()
 
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -21,7 +21,7 @@ from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
 from woodshed.runs.folder import WAYS_OUT, made, way_out
 
 if TYPE_CHECKING:
-    from woodshed.engines.sampler import Sampler
+    from woodshed.engines.engine import Engine
     from woodshed.evals.evaluation import Evaluation
     from woodshed.evals.measures import Row, Summary
     from woodshed.evals.statistics import Estimate
@@ -98,13 +98,6 @@ class Failed(Exception):
     """An engine or sandbox that failed half way, with the line that says what is kept."""
 
 
-@runtime_checkable
-class Closes(Protocol):
-    """A sampler with a connection."""
-
-    def close(self) -> None: ...
-
-
 class Evaluations(TyperGroup):
     """`woodshed eval TASKS` is short for `woodshed eval run TASKS`."""
 
@@ -177,22 +170,22 @@ OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 """Of an option that names a file to be written."""
 
 
-def open_sampler(chosen: SuiteSettings) -> Sampler:
-    """The sampler that evaluation settings name: an endpoint, or weights loaded here."""
+def open_engine(chosen: SuiteSettings) -> Engine:
+    """The engine that evaluation settings name: an endpoint, or weights loaded here."""
     from woodshed.tokens.renderer import create_renderer
 
     if chosen.endpoint is not None:
-        from woodshed.engines.http import HttpSampler
+        from woodshed.engines.http import HttpEngine
         from woodshed.tokens.model_files import load_tokenizer
 
         tokenizer, _ = load_tokenizer(chosen.model)
-        return HttpSampler(chosen.endpoint, create_renderer(tokenizer, codec=chosen.codec))
+        return HttpEngine(chosen.endpoint, create_renderer(tokenizer, codec=chosen.codec))
     from woodshed.engines import local
 
     adapter = Path(chosen.adapter) if chosen.adapter else None
     loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
     renderer = create_renderer(loaded.tokenizer, codec=chosen.codec, model_dir=loaded.directory)
-    return local.LocalSampler(loaded.model, renderer, chosen.sampler)
+    return local.LocalEngine(loaded.model, renderer, chosen.sampler)
 
 
 def name_servers(given: Iterable[str]) -> None:

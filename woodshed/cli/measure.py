@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,6 @@ import typer
 
 from woodshed.cli.app import (
     OUT_FILE,
-    Closes,
     app,
     describe,
     eval_app,
@@ -20,7 +19,7 @@ from woodshed.cli.app import (
     monitor_app,
     name_servers,
     open_arm,
-    open_sampler,
+    open_engine,
     say_costs,
     say_rows,
     say_summary,
@@ -75,6 +74,7 @@ def evaluate(
         )
     from woodshed import report, settings
     from woodshed.evals import changes, suite, tracking
+    from woodshed.experience import HarnessSettings, Occasion
     from woodshed.runs.folder import RunDir
     from woodshed.tasks import folder
 
@@ -84,7 +84,7 @@ def evaluate(
             raise RunError(f"{resume} is a run of training; go on with `{run.resuming}`")
         chosen = settings.read(suite.SuiteSettings, resume / "recipe.toml")
         run.lock()
-        sampler = open_sampler(chosen)
+        engine = open_engine(chosen)
     else:
         paths = [given for given in tasks or () if "=" not in given]
         values = {
@@ -104,7 +104,7 @@ def evaluate(
         name_servers(spelled)
         folder.load_set(*chosen.tasks)  # read, like everything that may be wrong, before the run is made
         manifest = describe(chosen)
-        sampler = open_sampler(chosen)
+        engine = open_engine(chosen)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
     if not (run.path / "tasks" / "eval").exists():
         named = folder.load_set(*chosen.tasks)[: chosen.limit or None]
@@ -112,7 +112,7 @@ def evaluate(
     with (
         keeping(f"finished attempts are kept; go on with: {run.resuming}", run),
         tracking.following(run, chosen.tracking),
-        closing(sampler) if isinstance(sampler, Closes) else nullcontext(),
+        closing(engine),
         progress_bars() as progress,
     ):
         if resume is not None:
@@ -120,14 +120,10 @@ def evaluate(
                 say(f"changed {note}")
         measured = suite.evaluate(
             run,
-            sampler,
+            engine,
             folder.load_set(run.path / "tasks" / "eval"),
-            chosen.rollout,
-            chosen.agent,
-            chosen.grading,
-            chosen.monitors,
-            attempts=chosen.attempts,
-            seed=chosen.seed,
+            HarnessSettings(chosen.rollout, chosen.agent, chosen.grading, chosen.monitors),
+            Occasion("eval", 0, chosen.attempts, chosen.seed),
             effort=chosen.effort,
             progress=progress,
         )

@@ -1,4 +1,4 @@
-"""A sampler over HTTP: OpenAI-compatible completions, token ids in and token ids out.
+"""An engine behind HTTP: OpenAI-compatible completions, token ids in and token ids out.
 
 Any server will do that takes a list of token ids as `prompt` and answers with `token_ids` (vLLM's `return_token_ids`)
 and one log-probability per token. A server that answers with text only is refused: text tokenised again is not what
@@ -7,18 +7,18 @@ was sampled.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Annotated, Any, cast
 
 import httpx
 from pydantic import AfterValidator, Field
 
-from woodshed.engines.sampler import Sample, SampleRequest, check_fits
+from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate, check_fits
 from woodshed.records import SamplerError
 from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
@@ -103,8 +103,8 @@ _WHOLE_DISTRIBUTION = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0
 """Sent with every request: a server's own defaults (generation_config.json) may cut the distribution."""
 
 
-class HttpSampler:
-    """Draws messages from a server; its weights change through LoRA adapters that the server loads."""
+class HttpEngine:
+    """Messages from a server, whose weights change through LoRA adapters or whole checkpoints that it loads."""
 
     def __init__(
         self,
@@ -121,7 +121,9 @@ class HttpSampler:
         self.settings = settings
         self.renderer = renderer
         self.policy_version = 0
+        self._adapter = ""
         self._sleep = sleep
+        self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="requests")
         self._client = httpx.Client(
             base_url=settings.url,
             headers=_authorization(settings),
@@ -134,7 +136,7 @@ class HttpSampler:
         except SamplerError:
             self.close()
             raise
-        self.engine = {
+        self.description = {
             "name": "http",
             "url": settings.url,
             "served": self.model,
@@ -162,31 +164,44 @@ class HttpSampler:
             raise SamplerError(f"{self.settings.url} serves {', '.join(served) or 'nothing'}, not {model!r}")
         return model, int(served[model].get("max_model_len") or 1 << 30)
 
-    def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
-        """One sample per request, in order.
+    def submit(self, request: SampleRequest) -> Future[Sample]:
+        """See `Engine`. The future raises SamplerError where the server fails for good or its answer is not
+        token-exact."""
+        return self.submit_all([request])[0]
 
-        Raises:
-            SamplerError: the server failed for good, or its answer is not token-exact.
-        """
+    def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
+        """See `Engine`."""
         for request in requests:
             check_fits(request, self.context_length)
-        with ThreadPoolExecutor(self.settings.concurrency) as pool:
-            return list(pool.map(self._one, requests))
+        return [self._pool.submit(self._one, request) for request in requests]
 
     def flush(self) -> None:
         """Nothing is kept on this side; the server's cache is the server's."""
 
-    def load(self, policy: Any, version: int) -> None:
-        """Tag new samples with `version` and leave the server's prefix cache of the old weights behind.
+    def update_weights(self, update: WeightUpdate, version: int) -> None:
+        """See `Engine`. Every version of an adapter has a name of its own, so that a message in the middle keeps
+        its weights; the one before is unloaded when the next has taken its place.
 
-        `policy` is the folder of a LoRA adapter that the server can read, or None where its weights were changed by
-        other means.
+        Raises:
+            SamplerError: the server refuses them, or shares no memory with the trainer (kind "shared").
         """
-        if policy is not None:
-            name = f"woodshed-{version}"
-            body = {"lora_name": name, "lora_path": str(Path(policy).resolve())}
-            self._ask("POST", "/v1/load_lora_adapter", body)
-            self.model = name
+        if update.kind == "shared" or update.folder is None:
+            raise SamplerError(
+                f"{self.settings.url} computes with weights of its own; it needs a folder, not {update.kind!r}"
+            )
+        folder = str(update.folder.resolve())
+        if update.kind == "adapter":
+            before, name = (
+                self._adapter,
+                f"woodshed-{version}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}",
+            )
+            self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+            self.model = self._adapter = name
+            if before and before != name:
+                self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
+        else:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+            self._ask("POST", "/collective_rpc", body)
         self.policy_version = version
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -206,6 +221,8 @@ class HttpSampler:
             ) from None
 
     def close(self) -> None:
+        """See `Engine`."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
 
     def _one(self, request: SampleRequest) -> Sample:
@@ -272,7 +289,9 @@ class HttpSampler:
                 f"{self.settings.url} finished {len(ids)} of {request.max_tokens} tokens with {reason!r} and last "
                 f"token {ids[-1]}; a stopped message must end with one of {sorted(self.renderer.stop_ids)}"
             )
-        return Sample(tuple(ids), tuple(min(0.0, float(logp)) for logp in logps), reason, version)
+        return Sample(
+            tuple(ids), tuple(min(0.0, float(logp)) for logp in logps), reason, ((version, len(ids)),)
+        )
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The server's JSON answer, after as many tries as the settings allow."""
@@ -318,6 +337,6 @@ class HttpSampler:
         return answer
 
 
-def chat_server(settings: EndpointSettings) -> HttpSampler:
+def chat_server(settings: EndpointSettings) -> HttpEngine:
     """A server that is asked for messages only (`chat`), which takes no renderer."""
-    return HttpSampler(settings, cast("Renderer", None))
+    return HttpEngine(settings, cast("Renderer", None))

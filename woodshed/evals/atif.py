@@ -154,7 +154,7 @@ def _step(
     extra: dict[str, Any] = {
         "context_token_ids": list(turn.context_ids),
         "opening": turn.opening,
-        "policy_version": turn.policy_version,
+        "versions": [list(span) for span in turn.versions],
         "finish_reason": turn.finish_reason,
         "error_kind": turn.error_kind,
         "seconds": {"sampling": turn.sample_s, "tools": turn.tools_s},

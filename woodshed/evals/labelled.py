@@ -131,7 +131,7 @@ def _rollout(name: str, messages: Iterable[dict[str, Any]]) -> Rollout:
             if call.tool == "write_file":
                 files[path] = (files.get(path) or "") + str(call.arguments["content"]) + "\n"
         seen = tuple(Observation(call.id, "") for call in calls)
-        turns.append(Turn((), 0, (), (), 0, "stop", text, tuple(calls), seen, None))
+        turns.append(Turn((), 0, (), (), (), "stop", text, tuple(calls), seen, None))
     return Rollout(name, "external", "external", 0, 0, tuple(turns), Patch(files), "finished", 0.0)
 
 

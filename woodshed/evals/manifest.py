@@ -18,7 +18,7 @@ import woodshed
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import EXAMPLES, SHELL_ENV, TOOLS
-from woodshed.engines.sampler import Sampler
+from woodshed.engines.engine import Engine
 from woodshed.grading.verifier import GradingSettings
 from woodshed.records import Task, to_json
 from woodshed.runs.folder import RunDir
@@ -56,7 +56,7 @@ INCIDENTAL = {
 
 
 def score(
-    sampler: Sampler,
+    engine: Engine,
     tasks: Sequence[Task],
     agent: AgentSettings,
     grading: GradingSettings,
@@ -66,7 +66,7 @@ def score(
     effort: str | None = None,
 ) -> dict[str, Any]:
     """Everything that an evaluation's figures depend on, as JSON values."""
-    settings = getattr(sampler, "settings", None)
+    settings = getattr(engine, "settings", None)
     return {
         "tools": fingerprint([[to_json(tool) for tool in TOOLS], EXAMPLES]),
         "prompt": fingerprint(system_prompt(max_calls=agent.max_calls)),
@@ -76,8 +76,8 @@ def score(
         "temperature": getattr(settings, "temperature", 1.0),
         "grading": grading.model_dump(mode="json", exclude={"jobs"}),
         "resources": {**asdict(Limits()), "environment": fingerprint([ENVIRONMENT, SHELL_ENV])},
-        "codec": sampler.renderer.codec.name,
-        "engine": sampler.engine,
+        "codec": engine.renderer.codec.name,
+        "engine": engine.description,
         "attempts": attempts,
         "seed": seed,
         "tasks": {task.name: task.id for task in tasks},

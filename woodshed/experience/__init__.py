@@ -1,5 +1,14 @@
-"""Many attempts at once: groups of attempts at one task, made in waves."""
+"""Experience: attempts in flight, graded and watched."""
 
-from woodshed.experience.collector import RolloutSettings, collect, waves
+from woodshed.experience.collector import Collector, RolloutSettings
+from woodshed.experience.pipeline import Experience, HarnessSettings, Occasion, collect, token_texts
 
-__all__ = ["RolloutSettings", "collect", "waves"]
+__all__ = [
+    "Collector",
+    "Experience",
+    "HarnessSettings",
+    "Occasion",
+    "RolloutSettings",
+    "collect",
+    "token_texts",
+]

@@ -1,31 +1,31 @@
-"""Attempts made in waves: one batch of messages from the sampler, then their tools, again and again.
+"""Attempts in flight: each goes on as soon as its own message or tool is done, and nobody waits for the slowest.
 
-A wave holds whole groups, and a run falls into the same waves each time it is made, so a resumed run redoes exactly
-one of them. Within a wave an attempt depends on its own seed and sandbox only; threads change when a tool runs,
-never what it sees. With a quorum below 1 they also change which attempts stand in a batch together: a slow test then
-holds up nobody else, and numerics that depend on the batch differ from run to run.
+An attempt depends on its own seed and sandbox only; threads change when a tool runs, never what it sees. But where an
+engine's numerics depend on the batch, which attempts stand in a batch together matters in the last digit. With
+`repeatable`, attempts go in rounds, a message from everybody and then everybody's tools, and in waves of whole groups,
+so that the same seeds give the same bits, also after a kill.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Literal
 
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings, Attempt, Message
-from woodshed.engines.sampler import Sample, Sampler
+from woodshed.engines.engine import Engine, Sample
+from woodshed.engines.shared_time import SharedTime
 from woodshed.records import Group, Observation, Rollout, Task
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
 
-Progress = Callable[[int, int, str], None]
 Backend = Literal["bwrap", "subprocess"]
-T = TypeVar("T")
 
 
 class RolloutSettings(Settings):
@@ -33,14 +33,13 @@ class RolloutSettings(Settings):
 
     attempts: int = Field(default=4, ge=1)
     """Attempts at each task: the group that shares a baseline."""
-    wave_rows: int = Field(default=24, ge=1)
-    """Most attempts in flight; a wave holds as many whole groups as fit, at least one."""
+    max_in_flight: int = Field(default=24, ge=1)
+    """Most attempts at the same time."""
     tool_threads: int = Field(default=2, ge=1)
     """Sandboxes that work at the same time."""
-    quorum: float = Field(default=1.0, gt=0, le=1)
-    """Share of the attempts in flight whose tools must be done before the next messages are drawn. 1 waits for all, and
-    makes runs repeatable bit for bit; 0.5 lets a GPU draw while slow tests run. Below 1, attempts that have ended are
-    judged while others are being made."""
+    repeatable: bool = True
+    """Attempts go in rounds and waves, so that runs repeat bit for bit. Otherwise a message is sampled as soon as its
+    attempt is ready, and attempts are graded while others are made."""
     watch: bool = True
     """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
     sandbox_retries: int = Field(default=2, ge=0)
@@ -48,189 +47,233 @@ class RolloutSettings(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class Seat:
+class Slot:
     """One attempt to be made, however often its sandbox is lost."""
 
+    number: int
+    """Place among all attempts of the call."""
     task: Task
     attempt: int
     rollout_id: str
 
 
-def collect(
-    sampler: Sampler,
-    tasks: Sequence[Task],
-    settings: RolloutSettings,
-    agent_settings: AgentSettings,
-    *,
-    phase: str,
-    step: int,
-    seed: int,
-    attempts: int | None = None,
-    progress: Progress | None = None,
-    on_rollout: Callable[[Rollout], None] | None = None,
-    backend: Backend = "bwrap",
-    unsafe: bool = False,
-) -> list[Group]:
-    """Make `attempts` attempts (None: settings.attempts) at each task, in the order of the tasks.
-
-    A wave's attempts do not depend on the waves before it. `on_rollout` receives each rollout as it ends, in no fixed
-    order. One that ended with "sandbox_lost" lost its sandbox in every retry: not to be trained on.
-
-    Raises:
-        SandboxError: a sandbox could not be opened.
-        SamplerError: the sampler failed. Every sandbox is closed, whatever is raised.
-    """
-    attempts = settings.attempts if attempts is None else attempts
-    groups: list[Group] = []
-    for wave in waves(tasks, attempts, settings.wave_rows):
-        seats = [Seat(task, n, f"{phase}-{step}-{task.name}-{n}") for task in wave for n in range(attempts)]
-        before = len(groups) * attempts
-
-        def ended(rollout: Rollout, done: int, before: int = before) -> None:
-            if on_rollout:
-                on_rollout(rollout)
-            if progress:
-                progress(before + done, len(tasks) * attempts, "attempts")
-
-        def begin(seat: Seat, sandbox: Sandbox) -> Attempt:
-            return Attempt(
-                seat.task,
-                sandbox,
-                sampler.renderer,
-                agent_settings,
-                rollout_id=seat.rollout_id,
-                context_length=sampler.context_length,
-                attempt=seat.attempt,
-                seed=seed,
-            )
-
-        sampler.flush()  # a wave made again after a kill must come out the same, whatever was cached before it
-        with Workshop(settings, backend, unsafe) as workshop:
-            rollouts = Wave(sampler, settings, workshop, begin, ended).run(seats)
-        groups += [
-            Group(task.id, tuple(rollouts[n * attempts : (n + 1) * attempts])) for n, task in enumerate(wave)
-        ]
-    return groups
-
-
 def waves(tasks: Sequence[Task], attempts: int, rows: int) -> list[Sequence[Task]]:
-    """The tasks of each wave: as many whole groups as fit in `rows` attempts, at least one."""
+    """Tasks in lists of as many whole groups as fit in `rows` attempts, at least one."""
     size = max(1, rows // max(1, attempts))
     return [tasks[first : first + size] for first in range(0, len(tasks), size)]
 
 
+def parts(tasks: Sequence[Task], attempts: int, settings: RolloutSettings) -> list[Sequence[Task]]:
+    """Tasks that are kept and made again together: a wave where runs repeat bit for bit, otherwise one group."""
+    return waves(tasks, attempts, settings.max_in_flight if settings.repeatable else 1)
+
+
 @dataclass(frozen=True)
-class Begun:
-    """A message whose calls are being carried out."""
+class Collector:
+    """Makes attempts with one engine."""
 
-    sample: Sample
-    message: Message
-    sample_s: float
-    observed: Future[list[Observation] | None]
+    engine: Engine
+    settings: RolloutSettings
+    agent: AgentSettings
+    seed: int = 0
+    prefix: str = "train-0"
+    """Before a rollout's task and number in its id: phase and step."""
+    backend: Backend = "bwrap"
+    unsafe: bool = False
+    on_rollout: Callable[[Rollout], None] | None = None
+    """Receives each rollout as it ends, in no fixed order."""
+
+    def stream(
+        self, parts: Sequence[Sequence[Task]], attempts: int, wanted: Sequence[int] | None = None
+    ) -> Generator[tuple[int, list[Group]], None, None]:
+        """Groups of `attempts` attempts, by part, as (number of the part, groups in the order of its tasks).
+
+        Repeatable collectors make the parts one after another, in rounds; others all at once, and each comes as its
+        last attempt ends. A rollout that ended with "sandbox_lost" lost its sandbox in every retry.
+
+        Args:
+            wanted: numbers of the parts to be made; None makes all.
+
+        Raises:
+            SandboxError: a sandbox could not be opened.
+            SamplerError: the engine failed. Every sandbox is closed, whatever is raised.
+        """
+        chosen = range(len(parts)) if wanted is None else wanted
+        together = [[number] for number in chosen] if self.settings.repeatable else [list(chosen)]
+        for numbers in together:
+            self.engine.flush()  # a wave made again after a kill must come out the same, whatever was cached before
+            slots = self._slots([task for number in numbers for task in parts[number]], attempts)
+            waiting = {number: len(parts[number]) * attempts for number in numbers}
+            part_of = dict(zip(slots, [n for n in numbers for _ in range(waiting[n])], strict=True))
+            made: dict[Slot, Rollout] = {}
+            with SandboxPool(self) as pool, InFlight(self, pool) as flight:
+                for slot, rollout in flight.run(slots):
+                    made[slot] = rollout
+                    number = part_of[slot]
+                    waiting[number] -= 1
+                    if not waiting[number]:
+                        mine = [made.pop(s) for s in slots if part_of[s] == number]
+                        yield number, _groups(parts[number], mine, attempts)
+
+    def collect(self, tasks: Sequence[Task], attempts: int | None = None) -> list[Group]:
+        """All groups, in the order of the tasks.
+
+        Raises:
+            SandboxError, SamplerError: as `stream`.
+        """
+        attempts = self.settings.attempts if attempts is None else attempts
+        found = dict(self.stream(parts(tasks, attempts, self.settings), attempts))
+        return [group for number in sorted(found) for group in found[number]]
+
+    def _slots(self, tasks: Sequence[Task], attempts: int) -> list[Slot]:
+        named = [(task, n) for task in tasks for n in range(attempts)]
+        return [Slot(i, task, n, f"{self.prefix}-{task.name}-{n}") for i, (task, n) in enumerate(named)]
 
 
-class Wave:
-    """Attempts in flight: who can go on, whose tools are at work, whose patch is being taken."""
+def _groups(tasks: Sequence[Task], rollouts: Sequence[Rollout], attempts: int) -> list[Group]:
+    return [
+        Group(task.id, tuple(rollouts[n * attempts : (n + 1) * attempts])) for n, task in enumerate(tasks)
+    ]
 
-    def __init__(
+
+@dataclass
+class InFlight:
+    """Attempts that are being made. Whatever is done is an event, and events are handled on the caller's thread.
+
+    The tokenizer works on that thread only.
+    """
+
+    collector: Collector
+    pool: SandboxPool
+    events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
+    waiting: deque[Slot] = field(default_factory=deque)
+    flying: set[Slot] = field(default_factory=set)
+    ready: dict[Slot, Attempt] = field(default_factory=dict)
+    """Attempts whose next message can be sampled."""
+    pending: set[Future[Any]] = field(default_factory=set)
+    """What engine and tools are at work on."""
+    lost: dict[Slot, int] = field(default_factory=dict)
+    ended: list[tuple[Slot, Rollout]] = field(default_factory=list)
+    clock: SharedTime = field(default_factory=SharedTime)
+
+    def run(self, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Rollout]]:
+        """Every slot with its rollout, as it ends."""
+        self.waiting.extend(slots)
+        while self.waiting or self.flying:
+            while self.waiting and len(self.flying) < self._most():
+                self._open(self.waiting.popleft())
+            if self.ready and not (self.collector.settings.repeatable and self.pending):
+                self._sample()
+            self.events.get()()
+            yield from self.ended
+            self.ended.clear()
+
+    def __enter__(self) -> InFlight:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for future in self.pending:
+            future.cancel()
+
+    def _most(self) -> int:
+        """Waves hold what may fly together; a group larger than the limit flies whole."""
+        most = self.collector.settings.max_in_flight
+        return max(most, len(self.waiting) + len(self.flying)) if self.collector.settings.repeatable else most
+
+    def _when_done(self, future: Future[Any], then: Callable[[Any], None]) -> None:
+        def handle() -> None:
+            self.pending.discard(future)
+            then(future.result())
+
+        self.pending.add(future)
+        future.add_done_callback(lambda _: self.events.put(handle))
+
+    def _open(self, slot: Slot) -> None:
+        self.flying.add(slot)
+        self._when_done(
+            self.pool.submit(self.pool.open, slot.task), lambda sandbox: self._begin(slot, sandbox)
+        )
+
+    def _begin(self, slot: Slot, sandbox: Sandbox) -> None:
+        collector = self.collector
+        self.ready[slot] = Attempt(
+            slot.task,
+            sandbox,
+            collector.engine.renderer,
+            collector.agent,
+            rollout_id=slot.rollout_id,
+            context_length=collector.engine.context_length,
+            attempt=slot.attempt,
+            seed=collector.seed,
+        )
+
+    def _sample(self) -> None:
+        """Ask for a message of every attempt that is ready."""
+        asked = sorted(self.ready.items(), key=lambda item: item[0].number)
+        self.ready.clear()
+        futures = self.collector.engine.submit_all([attempt.request() for _, attempt in asked])
+        for (slot, attempt), future in zip(asked, futures, strict=True):
+            seconds = self.clock.begin()
+            future.add_done_callback(seconds.end)
+            self._when_done(
+                future, lambda sample, s=slot, a=attempt, t=seconds: self._execute(s, a, sample, t.share_s)
+            )
+
+    def _execute(self, slot: Slot, attempt: Attempt, sample: Sample, sample_s: float) -> None:
+        message = attempt.read(sample)
+        observed = self.pool.submit(attempt.execute, message)
+        self._when_done(observed, lambda seen: self._record(slot, attempt, sample, message, seen, sample_s))
+
+    def _record(
         self,
-        sampler: Sampler,
-        settings: RolloutSettings,
-        workshop: Workshop,
-        begin: Callable[[Seat, Sandbox], Attempt],
-        ended: Callable[[Rollout, int], None],
+        slot: Slot,
+        attempt: Attempt,
+        sample: Sample,
+        message: Message,
+        observations: list[Observation] | None,
+        sample_s: float,
     ) -> None:
-        self.sampler, self.settings, self.workshop = sampler, settings, workshop
-        self.begin, self.ended = begin, ended
-        self.alive: dict[Seat, Attempt] = {}
-        self.at_work: dict[Attempt, Begun] = {}
-        self.finishing: dict[Seat, Future[Rollout]] = {}
-        self.lost: dict[Seat, int] = {}
-        self.rollouts: dict[Seat, Rollout] = {}
+        attempt.record(sample, message, observations, sample_s=sample_s)
+        if attempt.done:
+            self._when_done(self.pool.submit(attempt.finish), lambda rollout: self._end(slot, rollout))
+        else:
+            self.ready[slot] = attempt
 
-    def run(self, seats: Sequence[Seat]) -> list[Rollout]:
-        """Rounds until every seat has its rollout; rollouts in the order of the seats."""
-        order, waiting = {seat: n for n, seat in enumerate(seats)}, list(seats)
-        while waiting or self.alive or self.finishing:
-            opened = self.workshop.map(self.workshop.open, waiting)
-            self.alive |= zip(waiting, map(self.begin, waiting, opened), strict=True)
-            if ready := [attempt for attempt in self.alive.values() if attempt not in self.at_work]:
-                self._draw(ready)
-            waiting = sorted(self._settle(), key=order.__getitem__)
-        return [self.rollouts[seat] for seat in seats]
-
-    def _draw(self, attempts: Sequence[Attempt]) -> None:
-        """One message from everybody, whose calls begin."""
-        started = time.perf_counter()
-        samples = self.sampler.sample([attempt.request() for attempt in attempts])
-        share_s = (time.perf_counter() - started) / len(attempts)
-        messages = [attempt.read(sample) for attempt, sample in zip(attempts, samples, strict=True)]
-        for attempt, sample, message in zip(attempts, samples, messages, strict=True):
-            observed = self.workshop.submit(attempt.execute, message)
-            self.at_work[attempt] = Begun(sample, message, share_s, observed)
-
-    def _settle(self) -> list[Seat]:
-        """Wait until the quorum can go on; seats whose sandbox was lost, to be taken again."""
-        again: list[Seat] = []
-        while True:
-            again += self._take()
-            if self.settings.quorum == 1:
-                enough = not (self.at_work or self.finishing)
-            elif self.alive:
-                enough = len(self.alive) - len(self.at_work) >= self.settings.quorum * len(self.alive)
-            else:
-                enough = bool(again) or not self.finishing
-            if enough:
-                return again
-            running: list[Future[Any]] = [turn.observed for turn in self.at_work.values()]
-            wait([*running, *self.finishing.values()], return_when=FIRST_COMPLETED)
-
-    def _take(self) -> list[Seat]:
-        """What is done by now; seats whose sandbox was lost."""
-        for attempt, turn in [(a, t) for a, t in self.at_work.items() if t.observed.done()]:
-            attempt.record(turn.sample, turn.message, turn.observed.result(), sample_s=turn.sample_s)
-            del self.at_work[attempt]
-        for seat in [s for s, attempt in self.alive.items() if attempt.done and attempt not in self.at_work]:
-            self.finishing[seat] = self.workshop.submit(self.alive.pop(seat).finish)
-        again = []
-        for seat in [seat for seat, future in self.finishing.items() if future.done()]:
-            rollout = self.finishing.pop(seat).result()
-            lost = self.lost.get(seat, 0)
-            if rollout.ended == "sandbox_lost" and lost < self.settings.sandbox_retries:
-                self.lost[seat] = lost + 1
-                again.append(seat)
-            else:
-                self.rollouts[seat] = rollout
-                self.ended(rollout, len(self.rollouts))
-        return again
+    def _end(self, slot: Slot, rollout: Rollout) -> None:
+        self.flying.remove(slot)
+        lost = self.lost.get(slot, 0)
+        if rollout.ended == "sandbox_lost" and lost < self.collector.settings.sandbox_retries:
+            self.lost[slot] = lost + 1
+            self.waiting.appendleft(slot)
+            return
+        if self.collector.on_rollout:
+            self.collector.on_rollout(rollout)
+        self.ended.append((slot, rollout))
 
 
-class Workshop:
-    """Threads and the sandboxes of one wave. Leaving it closes every sandbox, also in the middle of a command."""
+class SandboxPool:
+    """Threads and the sandboxes in which attempts run. Leaving it closes every sandbox, also in mid-command."""
 
-    def __init__(self, settings: RolloutSettings, backend: Backend, unsafe: bool) -> None:
+    def __init__(self, collector: Collector) -> None:
+        settings = collector.settings
         self._threads = ThreadPoolExecutor(settings.tool_threads, thread_name_prefix="tools")
-        self._watch = settings.watch and backend == "bwrap"
+        self._watch = settings.watch and collector.backend == "bwrap"
         self._opened: list[Sandbox] = []
-        self._backend: Backend = backend
-        self._unsafe = unsafe
+        self._backend: Backend = collector.backend
+        self._unsafe = collector.unsafe
 
-    def open(self, seat: Seat) -> Sandbox:
+    def open(self, task: Task) -> Sandbox:
         sandbox = open_sandbox(
-            sandbox_spec(seat.task, watch=self._watch), backend=self._backend, unsafe=self._unsafe
+            sandbox_spec(task, watch=self._watch), backend=self._backend, unsafe=self._unsafe
         )
         self._opened.append(sandbox)
         return sandbox
 
-    def submit(self, function: Callable[..., T], *given: Any) -> Future[T]:
-        """Begin something; its result, or what it raised, is in the future."""
+    def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
+        """Begin something on a thread."""
         return self._threads.submit(function, *given)
 
-    def map(self, function: Callable[..., T], *items: Iterable[Any]) -> list[T]:
-        """Results in the order of the items, whichever thread is first."""
-        return list(self._threads.map(function, *items))
-
-    def __enter__(self) -> Workshop:
+    def __enter__(self) -> SandboxPool:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
 """A model that reads an attempt with its verdict, names the turn where it went wrong and says what would have helped.
 
-Any sampler will do: the policy itself, or a bigger model behind an endpoint. It is asked several times; the turn that
+Any engine will do: the policy itself, or a bigger model behind an endpoint. It is asked several times; the turn that
 most answers name wins, and of their hints the first that gives nothing away.
 """
 
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from woodshed.agent.attempt import turn_seed
+from woodshed.engines.engine import Engine, SampleRequest, sample_all
 from woodshed.engines.http import EndpointSettings
-from woodshed.engines.sampler import Sampler, SampleRequest
 from woodshed.feedback.leaks import leak
 from woodshed.records import Hint, Rollout, Task, Verdict
 from woodshed.settings import Settings
@@ -59,7 +59,7 @@ def read(
     task: Task,
     rollout: Rollout,
     verdict: Verdict,
-    sampler: Sampler,
+    engine: Engine,
     settings: ReaderSettings,
     *,
     hidden: Sequence[str] = (),
@@ -73,12 +73,12 @@ def read(
     Raises:
         SamplerError: the model failed, or the attempt does not fit its context.
     """
-    prompt = sampler.renderer.start(SYSTEM, transcript(task, rollout, verdict, settings), ())
+    prompt = engine.renderer.start(SYSTEM, transcript(task, rollout, verdict, settings), ())
     requests = [
         SampleRequest(prompt.ids, settings.tokens, turn_seed(seed, f"reader-{rollout.id}", vote))
         for vote in range(settings.votes)
     ]
-    answers = [parse(sampler.renderer.decode(sample.ids)) for sample in sampler.sample(requests)]
+    answers = [parse(engine.renderer.decode(sample.ids)) for sample in sample_all(engine, requests)]
     named = [(turn, text) for turn, text in filter(None, answers) if 0 <= turn < len(rollout.turns)]
     if not named:
         return None

@@ -327,6 +327,6 @@ def _take(policy: Policy) -> Gradient:
 
 
 def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
-    """Sampler against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
+    """Engine against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
     gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
     work.metrics.add(gap_sum=gap_BN.sum(), gap_tokens=mask_BN.sum(), logp_gap_max=gap_BN.max())

@@ -15,7 +15,7 @@ import torch
 
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
 from woodshed.agent.tools import TOOLS
-from woodshed.engines.sampler import Sample, Sampler, SampleRequest
+from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
 from woodshed.feedback import BEHAVIOURS, DETECTORS, PLACEBOS, hint_text
 from woodshed.feedback.detectors import Detector, Fault
 from woodshed.feedback.gate import SIDES, GateSettings, Measured, Side, another_class
@@ -43,7 +43,7 @@ def measure(
     rollouts: Mapping[str, Rollout],
     tasks: Mapping[str, Task],
     policy: Policy,
-    sampler: Sampler,
+    engine: Engine,
     settings: GateSettings,
     agent: AgentSettings,
     *,
@@ -70,14 +70,14 @@ def measure(
                 tasks[rollouts[h.rollout_id].task_id],
                 rollouts[h.rollout_id],
                 h,
-                sampler.renderer,
+                engine.renderer,
                 placement,
                 seed,
             )
             for h in chosen
         ]
         redrawn = _redraw(
-            cases, detectors.get(detector, _nothing), sampler, agent, step=step, seed=seed, threads=threads
+            cases, detectors.get(detector, _nothing), engine, agent, step=step, seed=seed, threads=threads
         )
         kept = [case for case, drawn in zip(cases, redrawn, strict=True) if drawn is not None]
         if not kept:
@@ -133,7 +133,7 @@ def _gains(
 def _redraw(
     cases: Sequence[Case],
     detector: Detector,
-    sampler: Sampler,
+    engine: Engine,
     agent: AgentSettings,
     *,
     step: int,
@@ -150,15 +150,15 @@ def _redraw(
         for case in cases
         for side in SIDES
     ]
-    sampler.flush()
-    samples = sampler.sample(requests)
-    sampler.flush()
+    engine.flush()
+    samples = sample_all(engine, requests)
+    engine.flush()
 
     def drawn(index: int) -> dict[Side, bool] | None:
         begin = index * len(SIDES)
         own = dict(zip(SIDES, samples[begin : begin + len(SIDES)], strict=True))
         try:
-            stood = _stand_before(cases[index], sampler, agent)
+            stood = _stand_before(cases[index], engine, agent)
         except SandboxError:
             return None
         try:
@@ -172,15 +172,15 @@ def _redraw(
         return list(pool.map(drawn, range(len(cases))))
 
 
-def _stand_before(case: Case, sampler: Sampler, agent: AgentSettings) -> Attempt:
+def _stand_before(case: Case, engine: Engine, agent: AgentSettings) -> Attempt:
     """The attempt as it stood before the faulty turn, in a sandbox of its own."""
     made = Attempt(
         case.task,
         open_sandbox(sandbox_spec(case.task)),
-        sampler.renderer,
+        engine.renderer,
         agent,
         rollout_id=case.rollout.id,
-        context_length=sampler.context_length,
+        context_length=engine.context_length,
     )
     made.replay(case.rollout.turns[: case.hint.turn], case.rollout.turns[case.hint.turn])
     return made

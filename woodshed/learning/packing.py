@@ -35,7 +35,7 @@ class Row:
     wanted: tuple[int, ...]
     """Indices into ids of the tokens that count; each is predicted at the position before it."""
     logps: tuple[float, ...] = ()
-    """Sampler's log-prob of each wanted token, where known."""
+    """Engine's log-prob of each wanted token, where known."""
     advantage: float = 0.0
     counted: tuple[bool, ...] = ()
     """Whether each wanted token counts in its loss; empty where all do."""

@@ -225,7 +225,7 @@ def _said(run: RunDir, problems: list[str]) -> _Said:
         flags = said.flags = {}
         for flag in raised:
             flags.setdefault(flag.rollout_id, []).append(flag)
-    for _, _, found in run.scan("pieces", problems=problems):
+    for _, _, found in run.scan("token_texts", problems=problems):
         said.pieces |= {int(i): text for i, text in found.items()}
     return said
 

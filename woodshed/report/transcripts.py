@@ -226,6 +226,12 @@ def _rollout(
     return packed
 
 
+def written_by(turn: Turn) -> str:
+    """The policy versions of a turn's tokens: "3", or "3 to 4" where weights changed in the middle."""
+    versions = [str(version) for version, _ in turn.versions]
+    return " to ".join(dict.fromkeys([*versions[:1], *versions[-1:]]))
+
+
 def _turn(archive: Archive, turn: Turn, seen: set[str]) -> dict[str, Any]:
     edits = [
         [
@@ -243,7 +249,7 @@ def _turn(archive: Archive, turn: Turn, seen: set[str]) -> dict[str, Any]:
             [archive.text(o.text, seen), o.error_kind or "", round(o.seconds, 2)] for o in turn.observations
         ],
         "c": edits,
-        "v": turn.policy_version,
+        "v": written_by(turn),
         "x": turn.finish_reason == "length" or None,
         "p": turn.oracle,
         "s": [round(turn.sample_s, 2), round(turn.tools_s, 2)],

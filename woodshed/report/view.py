@@ -22,7 +22,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from woodshed.evals.measures import Graded, is_fault
 from woodshed.records import Flag, Hint, Lesson, Rollout, RunError, Turn, Verdict
 from woodshed.report.gather import result_of
-from woodshed.report.transcripts import level, piece_texts
+from woodshed.report.transcripts import level, piece_texts, written_by
 from woodshed.report.visible import visible
 from woodshed.runs.folder import At, Kind, RunDir
 
@@ -113,9 +113,9 @@ class Reader:
 
     def _pieces(self, at: At) -> dict[int, str]:
         phase, step, part = at
-        found = self.run.find("pieces", dict, phase, step, part=part)
+        found = self.run.find("token_texts", dict, phase, step, part=part)
         if found is None:
-            found = [record for _, _, record in self.run.scan("pieces")]
+            found = [record for _, _, record in self.run.scan("token_texts")]
         return {int(i): text for record in found for i, text in record.items()}
 
 
@@ -180,7 +180,7 @@ def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], 
     if turn.error_kind:
         head.append(f"  \u26a0 {visible(turn.error_kind)}", "bold dark_orange3")
     mean = f", mean log-prob {sum(turn.logps) / len(turn.logps):.2f}" if turn.logps else ""
-    head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {turn.policy_version}", "dim")
+    head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {written_by(turn)}", "dim")
     parts = [head]
     for hint in story.hints.get(number, ()):
         parts.append(Text(f"\u2502 hint, {visible(hint.detector)}: {visible(hint.text)}", "medium_purple3"))

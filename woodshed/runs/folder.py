@@ -38,7 +38,7 @@ from woodshed.records import RunError, from_json, to_json
 from woodshed.runs import links
 
 Kind = Literal[
-    "rollouts", "verdicts", "hints", "flags", "gate", "pay", "oracle", "metrics", "lessons", "pieces"
+    "rollouts", "verdicts", "hints", "flags", "gate", "pay", "oracle", "metrics", "lessons", "token_texts"
 ]
 
 At = tuple[str, int, int]  # phase, step, part

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from woodshed import experience
-from woodshed.evals import suite
+from woodshed.engines.engine import WeightUpdate
+from woodshed.experience import Collector, token_texts
 from woodshed.learning import checkpoint, packing
 from woodshed.learning.checkpoint import Position
 from woodshed.learning.loss_settings import FeedbackSettings
@@ -40,11 +40,11 @@ class Subject:
 
 def learn(session: Session, position: Position, subject: Subject) -> None:
     """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten."""
-    settings, run, policy, sampler = session.recipe.study, session.run, session.policy, session.sampler
+    settings, run, policy, engine = session.recipe.study, session.run, session.policy, session.engine
     if not settings.steps:
         return
     optimizer, teacher = begin(session, position, settings.optimizer, settings.feedback, "before-study")
-    sampler.load(None, version=position.step)
+    engine.update_weights(WeightUpdate("shared"), position.step)
     before = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, subject.earlier))
     subject = replace(subject, answers=before)
     how = forward_for(session, settings.feedback)
@@ -54,17 +54,17 @@ def learn(session: Session, position: Position, subject: Subject) -> None:
         metrics: dict[str, Any] = {} if step else {"before": learnt(session, subject)}
         made = run.once("rollouts", Rollout, "study", step, lambda s=step: attempts(session, subject, s))
         refuse_stale(run, made, step)
-        run.once("pieces", dict, "study", step, lambda m=made: [suite.pieces(m, session.renderer)])
+        run.once("token_texts", dict, "study", step, lambda m=made: [token_texts(m, session.renderer)])
         clock.lap("attempts")
         hints = distill_samples.hints(made, subject.known, subject.tasks)
         batch = distill_samples.pack(
-            made, hints, session.renderer, settings.feedback, context_length=sampler.context_length
+            made, hints, session.renderer, settings.feedback, context_length=engine.context_length
         )
-        sampler.flush()
+        engine.flush()
         metrics |= improve(session, position, optimizer, teacher, batch, how)
         clock.lap("update")
         run.append("lessons", metrics.pop("lessons"), "study", step)
-        sampler.load(None, version=step + 1)
+        engine.update_weights(WeightUpdate("shared"), step + 1)
         position = replace(position, step=step + 1)
         is_due = position.step % settings.every == 0 or position.step == settings.steps
         if is_due:
@@ -95,27 +95,17 @@ def subject_of(run: RunDir, settings: StudySettings, tasks: Sequence[Task]) -> S
 def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
     """What the policy answers to earlier prompts before it studies."""
     asked, settings = packing.thin(earlier, distill_samples.SEEN), session.recipe.study
-    return distill_samples.answer(
-        asked, session.sampler, settings, name="earlier-0", seed=session.recipe.seed
-    )
+    return distill_samples.answer(asked, session.engine, settings, name="earlier-0", seed=session.recipe.seed)
 
 
 def attempts(session: Session, subject: Subject, step: int) -> list[Rollout]:
     """A step's answers to prompts, and its attempts at practice tasks."""
-    recipe, settings, sampler = session.recipe, session.recipe.study, session.sampler
+    recipe, settings, engine = session.recipe, session.recipe.study, session.engine
     asked = distill_samples.draw(subject.known, settings.answers_per_step, step, recipe.seed)
-    made = distill_samples.answer(asked, sampler, settings, name=f"study-{step}", seed=recipe.seed)
-    groups = experience.collect(
-        sampler,
-        distill_samples.draw(subject.tasks, settings.tasks_per_step, step, recipe.seed),
-        recipe.rollout,
-        recipe.agent,
-        phase="study",
-        step=step,
-        seed=recipe.seed,
-        attempts=1,
-        progress=session.progress,
-    )
+    made = distill_samples.answer(asked, engine, settings, name=f"study-{step}", seed=recipe.seed)
+    collector = Collector(engine, recipe.rollout, recipe.agent, seed=recipe.seed, prefix=f"study-{step}")
+    tasks = distill_samples.draw(subject.tasks, settings.tasks_per_step, step, recipe.seed)
+    groups = collector.collect(tasks, attempts=1)
     return made + [attempt for group in groups for attempt in group.rollouts]
 
 

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field, model_validator
 
 from woodshed.agent.attempt import turn_seed
-from woodshed.engines.sampler import Sampler, SampleRequest
+from woodshed.engines.engine import Engine, SampleRequest, sample_all
 from woodshed.feedback import demonstrations
 from woodshed.learning import packing
 from woodshed.learning.loss_settings import FeedbackSettings
@@ -150,31 +150,31 @@ def draw(items: Sequence[T], count: int, step: int, seed: int) -> list[T]:
 
 
 def answer(
-    asked: Sequence[Demonstration], sampler: Sampler, settings: StudySettings, *, name: str, seed: int
+    asked: Sequence[Demonstration], engine: Engine, settings: StudySettings, *, name: str, seed: int
 ) -> list[Rollout]:
     """The policy's own answers, without the demonstrations, as rollouts of one turn.
 
     Raises:
         SamplerError: the engine failed, or a prompt does not fit its context.
     """
-    contexts = [sampler.renderer.start(settings.system, each.prompt, ()) for each in asked]
+    contexts = [engine.renderer.start(settings.system, each.prompt, ()) for each in asked]
     ids = [f"{name}-{each.id}-{number}" for number, each in enumerate(asked)]
     requests = [
         SampleRequest(context.ids, settings.answer_tokens, turn_seed(seed, rollout_id, 0))
         for context, rollout_id in zip(contexts, ids, strict=True)
     ]
-    sampler.flush()  # answers made again after a kill must come out the same
+    engine.flush()  # answers made again after a kill must come out the same
     made = []
-    samples = sampler.sample(requests)
+    samples = sample_all(engine, requests)
     for rollout_id, each, context, sample in zip(ids, asked, contexts, samples, strict=True):
         turn = Turn(
             context_ids=tuple(context.ids),
             opening=context.opening,
             sampled_ids=tuple(sample.ids),
             logps=tuple(sample.logps),
-            policy_version=sample.policy_version,
+            versions=sample.versions,
             finish_reason=sample.finish_reason,
-            text=sampler.renderer.decode(sample.ids),
+            text=engine.renderer.decode(sample.ids),
             calls=(),
             observations=(),
             error_kind=None,
@@ -255,7 +255,7 @@ def measure(
 
 @torch.no_grad()
 def _mean_logp(policy: Policy, rows: Sequence[Row], temperature: float, micro_batch_tokens: int) -> float:
-    """Mean log-prob of the rows' wanted tokens, less the sampler's own where the rows have it."""
+    """Mean log-prob of the rows' wanted tokens, less the engine's own where the rows have it."""
     total = tokens = 0.0
     for chunk in packing.row_batches(rows, micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)

@@ -9,9 +9,9 @@ from pydantic import Field
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort
 from woodshed.curriculum import CurriculumSettings
-from woodshed.engines.sampler import SamplerSettings
+from woodshed.engines.engine import SamplerSettings
 from woodshed.evals.tracking import Tracker
-from woodshed.experience import RolloutSettings
+from woodshed.experience import HarnessSettings, RolloutSettings
 from woodshed.feedback.critic import ReaderSettings
 from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.rewards import RewardSettings
@@ -97,3 +97,8 @@ class Recipe(Settings):
     stability: StabilitySettings = StabilitySettings()
     optimizer: OptimizerSettings = OptimizerSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
+
+    @property
+    def harness(self) -> HarnessSettings:
+        """What stands between the policy and its experience."""
+        return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors)

@@ -18,11 +18,12 @@ import torch
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
-from woodshed.engines.http import HttpSampler
-from woodshed.engines.local import LocalSampler
-from woodshed.engines.sampler import Sampler
+from woodshed.engines.engine import Engine, WeightUpdate
+from woodshed.engines.http import HttpEngine
+from woodshed.engines.local import LocalEngine
 from woodshed.evals import effort as calibration
 from woodshed.evals import evaluation, suite, summarize
+from woodshed.experience import Occasion, collect
 from woodshed.feedback import critic, demonstrations, rewards
 from woodshed.feedback.gate import Measured, switched_off
 from woodshed.grading import effort
@@ -62,8 +63,8 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
-    sampler = LocalSampler(policy.model, renderer, recipe.sampler)
-    session = Session(recipe, run, policy, sampler, renderer, reading(recipe, sampler), progress)
+    engine = LocalEngine(policy.model, renderer, recipe.sampler)
+    session = Session(recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress)
     newest = checkpoint.latest(run)
     position = checkpoint.read_position(newest) if newest else Position()
     if position.phase == "warmup":
@@ -88,7 +89,7 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         session.recipe.agent,
         seed=session.recipe.seed,
         threads=session.recipe.rollout.tool_threads,
-        context_length=session.sampler.context_length,
+        context_length=session.engine.context_length,
         progress=session.progress,
     )
     optimizer = make_optimizer(policy, settings.optimizer)
@@ -128,7 +129,7 @@ class Practice:
 
 
 @dataclass(frozen=True)
-class Experience:
+class Commented:
     """A step's attempts, and what is said and paid about them."""
 
     groups: Sequence[Group]
@@ -147,7 +148,7 @@ class Experience:
 
 def practise(session: Session, position: Position, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Reinforcement learning with targeted feedback."""
-    recipe, run, sampler = session.recipe, session.run, session.sampler
+    recipe, run, engine = session.recipe, session.run, session.engine
     optimizer, teacher = begin(session, position, recipe.optimizer, recipe.feedback, "start")
     curriculum = Curriculum(
         tasks,
@@ -163,7 +164,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         curriculum.restore(position.curriculum)
     how = forward_for(session, recipe.feedback)
     practice = Practice(tasks, optimizer, teacher, how, curriculum, growth)
-    sampler.load(None, version=position.step)
+    engine.update_weights(WeightUpdate("shared"), position.step)
 
     steps, every = recipe.training.steps, recipe.evaluation.every
     while position.step <= steps and not position.stopped:
@@ -175,7 +176,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     if growth is not None:
         growth.close()
     if position.stopped and stability.DISAGREES not in position.stopped:
-        sampler.load(None, version=position.step)
+        engine.update_weights(WeightUpdate("shared"), position.step)
         evaluate(session, heldout, step=position.step)
     checkpoint.export(run, session.policy, dtype=recipe.policy.export_dtype)
 
@@ -212,7 +213,7 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
         session.progress(step + 1, recipe.training.steps, f"train {step}: {nothing}")
     run.append("lessons", metrics.pop("lessons"), "train", step)
-    session.sampler.load(None, version=step + 1)
+    session.engine.update_weights(WeightUpdate("shared"), step + 1)
     curriculum.observe(verdicts, seen.rollouts)
     if recipe.monitors.quarantine:
         for proof in flag_policy.quarantined(seen.flags, seen.rollouts, practice.tasks):
@@ -243,25 +244,14 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     return position
 
 
-def gather(session: Session, practice: Practice, position: Position, clock: Clock) -> Experience:
+def gather(session: Session, practice: Practice, position: Position, clock: Clock) -> Commented:
     """The step's tasks are drawn, attempted and judged, and the attempts commented on."""
     recipe, run, step = session.recipe, session.run, position.step
     drawn, asked = with_levels(practice.curriculum.draw(recipe.training.tasks_per_step), recipe.effort, step)
-    groups, verdicts, flags = suite.attempt(
-        run,
-        session.sampler,
-        drawn,
-        recipe.rollout,
-        recipe.agent,
-        recipe.grading,
-        recipe.monitors,
-        phase="train",
-        step=step,
-        attempts=recipe.rollout.attempts,
-        seed=recipe.seed,
-        progress=session.progress,
-    )
-    refuse_stale(run, [made for group in groups for made in group.rollouts], step)
+    occasion = Occasion("train", step, recipe.rollout.attempts, recipe.seed)
+    seen = collect(run, session.engine, drawn, recipe.harness, occasion, progress=session.progress)
+    groups, verdicts = seen.groups, seen.verdicts
+    refuse_stale(run, seen.rollouts, step)
     clock.lap("attempts")
     hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, drawn, verdicts))
     chosen, off = feedback.choose(hints, recipe.feedback.detectors), position.off
@@ -271,12 +261,12 @@ def gather(session: Session, practice: Practice, position: Position, clock: Cloc
     else:
         off = through_gate(session, position, chosen, groups, drawn)
     pay = paid(session, groups, drawn, asked, step)
-    session.sampler.flush()  # keys and values make room for the update
+    session.engine.flush()  # keys and values make room for the update
     clock.lap("feedback")
-    return Experience(groups, verdicts, flags, [h for h in chosen if h.detector not in off], pay, off)
+    return Commented(groups, verdicts, seen.flags, [h for h in chosen if h.detector not in off], pay, off)
 
 
-def batch_of(session: Session, practice: Practice, seen: Experience) -> Batch:
+def batch_of(session: Session, practice: Practice, seen: Commented) -> Batch:
     """What a step learns from."""
     recipe = session.recipe
     return packing.pack(
@@ -291,7 +281,7 @@ def batch_of(session: Session, practice: Practice, seen: Experience) -> Batch:
         set_aside=flag_policy.without_advantage(seen.flags, recipe.monitors),
         skip=practice.feedback.skip,
         skip_first=practice.feedback.skip_first,
-        context_length=session.sampler.context_length,
+        context_length=session.engine.context_length,
         pay={found.rollout_id: found.total for found in seen.pay},
     )
 
@@ -358,12 +348,12 @@ def paid(
     return session.run.once("pay", Pay, "train", step, count)
 
 
-def reading(recipe: Recipe, sampler: Sampler) -> Sampler:
+def critic_of(recipe: Recipe, engine: Engine) -> Engine:
     """Who reads attempts: a server's model, or the policy itself."""
     if recipe.reader.endpoint is None:
-        return sampler
+        return engine
     tokenizer, _ = load_tokenizer(recipe.reader.model)
-    return HttpSampler(recipe.reader.endpoint, create_renderer(tokenizer, codec="plain"))
+    return HttpEngine(recipe.reader.endpoint, create_renderer(tokenizer, codec="plain"))
 
 
 def through_gate(
@@ -388,7 +378,7 @@ def through_gate(
             rollouts,
             {task.id: task for task in tasks},
             session.policy,
-            session.sampler,
+            session.engine,
             settings,
             recipe.agent,
             step=position.step,
@@ -452,18 +442,14 @@ def evaluate(session: Session, tasks: Sequence[Task], *, step: int) -> None:
     difficulty, against the first evaluation, under "effort"."""
     if tasks:
         run = session.run
+        recipe = session.recipe
         now = suite.evaluate(
             run,
-            session.sampler,
+            session.engine,
             tasks,
-            session.recipe.rollout,
-            session.recipe.agent,
-            session.recipe.grading,
-            session.recipe.monitors,
-            step=step,
-            attempts=session.recipe.evaluation.attempts,
-            seed=session.recipe.seed,
-            effort=session.recipe.evaluation.effort,
+            recipe.harness,
+            Occasion("eval", step, recipe.evaluation.attempts, recipe.seed),
+            effort=recipe.evaluation.effort,
             progress=session.progress,
         )
         refuse_stale(run, [graded.rollout for graded in now.graded], step)

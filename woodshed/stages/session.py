@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from woodshed.engines.local import LocalSampler
-from woodshed.engines.sampler import Sampler
+from woodshed.engines.engine import Engine
 from woodshed.learning import checkpoint, prefix_tree
 from woodshed.learning.checkpoint import Position
 from woodshed.learning.loss_settings import FeedbackSettings
@@ -31,9 +30,9 @@ class Session:
     recipe: Recipe
     run: RunDir
     policy: Policy
-    sampler: LocalSampler
+    engine: Engine
     renderer: Renderer
-    reader: Sampler
+    reader: Engine
     progress: Progress
 
 
@@ -69,7 +68,7 @@ def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None
         RunError: an attempt was sampled by another version.
     """
     for made in rollouts:
-        if others := {turn.policy_version for turn in made.turns} - {version}:
+        if others := {used for turn in made.turns for used, _ in turn.versions} - {version}:
             raise RunError(
                 f"{run.path}: attempt {made.id} was sampled by version {min(others)} of the policy, and the weights at "
                 f"hand are version {version}; attempts of other weights cannot be used. Copy its recipe.toml and start "

@@ -33,7 +33,7 @@ from woodshed import feedback
 from woodshed.agent.attempt import AgentSettings, Attempt
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS
-from woodshed.engines.sampler import Sample
+from woodshed.engines.engine import Sample
 from woodshed.learning import packing
 from woodshed.learning.packing import Row, rollout_row
 from woodshed.learning.policy import Policy
@@ -292,7 +292,7 @@ def oracle_attempt(
             if player.done:
                 break
             ids = renderer.encode_message(move.text)
-            player.act(Sample(ids, (0.0,) * len(ids), "stop", 0), oracle=move.fault)
+            player.act(Sample(ids, (0.0,) * len(ids), "stop", ((0, len(ids)),)), oracle=move.fault)
             played.append(move)
     finally:
         rollout = player.finish()

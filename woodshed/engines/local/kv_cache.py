@@ -133,7 +133,7 @@ class RunningBatch(Cache):
         self.lengths = []
         self.start = self.end = end
 
-    def put(self, prefix: Prefix | None, length: int) -> None:
+    def insert(self, prefix: Prefix | None, length: int) -> None:
         """Add a row that begins with the first `length` positions of a kept sequence."""
         if prefix is not None:
             slot, columns = len(self.lengths), slice(self.end - length, self.end)
@@ -156,19 +156,24 @@ class RunningBatch(Cache):
         return keys[:, :, self.start : end], values[:, :, self.start : end]
 
     def _memory(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Keys and values, allocated at the first ones seen (..., H, T, D), which know the shapes."""
+        """Keys and values, allocated at the first ones seen (..., H, T, D), which know the shapes. Live rows move."""
         rows, columns = self.room
         had_rows, had_columns = self.tensors[0].shape[1:4:2] if self.tensors else (0, 0)
         if had_rows < rows or had_columns < columns:
-            self.tensors = []  # free before allocating
+            live = self.tensors if self.lengths else []
+            self.tensors = []  # free before allocating, where nothing is in use
             rows = max(rows, min(had_rows, 2 * rows))  # a call of half as many shrinks nothing
             if 0 < had_columns < columns:  # prompts grow by the turn, and graphs go with the memory
                 columns = max(columns, had_columns * 3 // 2)
+            columns = max(columns, had_columns if live else 0)
             columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
             self.tensors = [
                 part.new_zeros((len(self.layers), rows, part.shape[-3], columns, part.shape[-1]))
                 for part in like
             ]
+            slots, used = min(len(self.lengths), had_rows), slice(self.start, self.end)
+            for new, old in zip(self.tensors, live, strict=bool(live)):
+                new[:, :slots, :, used] = old[:, :slots, :, used]
         return self.tensors
 
     def positions(self, device: torch.device, added: int) -> Tensor:
@@ -196,12 +201,12 @@ class RunningBatch(Cache):
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
 
-    def take(self, slot: int, ids: np.ndarray, begin: int) -> Prefix:
+    def extract(self, slot: int, ids: np.ndarray, begin: int) -> Prefix:
         """A compact copy of one row, whose first column is `begin`."""
         keys, values = (tensor[:, slot, :, begin : begin + len(ids)].clone() for tensor in self.tensors)
         return Prefix(ids, (keys, values))
 
-    def drop(self, slot: int) -> None:
+    def remove(self, slot: int) -> None:
         """Remove a row; the last one moves into its place."""
         last, length = len(self.lengths) - 1, self.lengths.pop()
         if slot != last:
@@ -212,11 +217,21 @@ class RunningBatch(Cache):
             self.lengths[slot] = length
         self.start = self.end - max(self.lengths, default=0)
 
-    def make_room(self, end: int) -> None:
-        """Where the columns are used up, move the live rows back so that they end at `end`."""
-        if self.end < self.tensors[0].shape[3]:
+    def make_room_for(self, length: int) -> None:
+        """Let a row of so many positions, and one column more, fit: where it does not, live rows are moved."""
+        if not self.lengths:
+            self.open(length, length + 1)
             return
+        has_column = self.end < self.tensors[0].shape[3]
+        if has_column and length <= self.end:
+            return
+        self._move(max(length, *self.lengths))
+
+    def _move(self, end: int) -> None:
+        """Move the live rows so that they end at a column."""
         begin = end - (self.end - self.start)
+        self.room = (self.room[0], max(self.room[1], end + 1))
+        self._memory(self.tensors)
         for tensor in self.tensors:
             for slot in range(len(self.lengths)):  # one by one: the ranges may overlap, and a copy is made
                 tensor[:, slot, :, begin:end] = tensor[:, slot, :, self.start : self.end].clone()

@@ -51,7 +51,7 @@ def play(task: Task, act: Act, name: str) -> Rollout:
 def _turn(sandbox: Sandbox, move: Move, number: int) -> Turn:
     call = Call(f"call-{number}", move.tool, move.arguments, json.dumps(move.arguments, ensure_ascii=False))
     seen: Observation = tools.run(call, sandbox, TOOLS)
-    return Turn((), 0, (), (), 0, "stop", "", (call,), (seen,), None, oracle="cheat" if move.cheats else "")
+    return Turn((), 0, (), (), (), "stop", "", (call,), (seen,), None, oracle="cheat" if move.cheats else "")
 
 
 def cheat_turn(rollout: Rollout) -> int | None:

@@ -1,0 +1,144 @@
+"""The engine protocol: token ids in, token ids out, with log-probs and the policy version of every token.
+
+An engine answers requests one by one, as each is done. Text never enters: what was sampled is what is trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from pydantic import Field
+
+from woodshed.records import SamplerError
+from woodshed.settings import Settings
+from woodshed.tokens.renderer import Renderer
+
+Versions = tuple[tuple[int, int], ...]
+"""Policy versions of a message's tokens, in order, as (version, number of tokens)."""
+
+
+class SamplerSettings(Settings):
+    """How the local engine samples. There is no top-p and no top-k: they would bias every log-probability."""
+
+    temperature: float = Field(default=1.0, gt=0)
+    """Divides the logits; log-probabilities are those of the tempered distribution."""
+    max_rows: int = Field(default=32, ge=1)
+    """Messages written at the same time; more are queued."""
+    cache_mb: int = Field(default=2048, ge=0)
+    """Bound on keys and values kept between requests, in MiB; the least recently used sequences go first."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One message to be written."""
+
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    seed: int
+    """Seed of this request's own random stream: what it samples does not depend on its neighbours in the batch."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One message as it was written."""
+
+    ids: tuple[int, ...]
+    """With the stop token at the end when `finish_reason` is "stop"."""
+    logps: tuple[float, ...]
+    """Natural-log probability of each id under the distribution it was sampled from."""
+    finish_reason: Literal["stop", "length"]
+    versions: Versions
+    """Weights that wrote it; the counts add up to len(ids)."""
+
+
+@dataclass(frozen=True)
+class WeightUpdate:
+    """New weights of the policy, as an engine takes them."""
+
+    kind: Literal["shared", "adapter", "full"]
+    """"shared": the engine computes with the trainer's own module, which has changed; "adapter": a PEFT folder;
+    "full": a Hugging Face folder."""
+    folder: Path | None = None
+    """Where the engine reads them; None for "shared"."""
+
+
+class Engine(Protocol):
+    """A policy that writes messages."""
+
+    renderer: Renderer
+    context_length: int
+    """Most tokens that a prompt and its message may have together."""
+    description: dict[str, str]
+    """What computes the tokens, for the run's manifest; "served" names a model behind an endpoint."""
+
+    @property
+    def policy_version(self) -> int:
+        """Of the weights that write the next token."""
+        ...
+
+    def submit(self, request: SampleRequest) -> Future[Sample]:
+        """Begin a message. The future is done when this message is, and may be cancelled until then.
+
+        Raises:
+            SamplerError: the request does not fit the context. What fails later is raised by the future.
+        """
+        ...
+
+    def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
+        """Begin messages in one go: an engine whose numerics depend on the batch takes them up together.
+
+        Raises:
+            SamplerError: as `submit`; none is begun.
+        """
+        ...
+
+    def update_weights(self, update: WeightUpdate, version: int) -> None:
+        """Write every later token with new weights. What was cached under the old ones is forgotten; messages in the
+        middle are continued.
+
+        Raises:
+            SamplerError, ModelError: the weights cannot be taken.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Forget what is cached between requests, and free its memory."""
+        ...
+
+    def close(self) -> None:
+        """End threads and connections. Unfinished messages are cancelled."""
+        ...
+
+
+def sample_all(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample]:
+    """Messages in the order of their requests.
+
+    Raises:
+        SamplerError, ModelError: as the engine.
+    """
+    futures = engine.submit_all(requests)
+    try:
+        return [future.result() for future in futures]
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def check_fits(request: SampleRequest, context_length: int) -> None:
+    """Refuse what an engine would silently truncate.
+
+    Raises:
+        SamplerError: an empty prompt, no room to write, or prompt and message longer than the context.
+    """
+    prompt, room = len(request.prompt_ids), request.max_tokens
+    if not prompt or room < 1:
+        raise SamplerError(f"a request needs a prompt and max_tokens >= 1, not {prompt} tokens and {room}")
+    if prompt + room > context_length:
+        raise SamplerError(
+            f"prompt of {prompt} tokens + {room} to be written exceeds the context of {context_length}; "
+            "lower the turn's token limit or end the attempt (context_full)"
+        )

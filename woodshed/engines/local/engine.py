@@ -1,0 +1,146 @@
+"""An engine in this process, which may compute with the very model in training.
+
+One thread owns the model: it admits requests between any two tokens and ends when there is nothing to write.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import Any
+
+import torch
+import transformers
+
+from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, WeightUpdate, check_fits
+from woodshed.engines.local.scheduler import Row, Scheduler
+from woodshed.records import ModelError
+from woodshed.tokens.renderer import Renderer
+
+
+class LocalEngine:
+    """Writes messages with a transformers model on this machine."""
+
+    def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
+        """Take a model as it is.
+
+        Raises:
+            ModelError: it keeps something else than keys and values.
+        """
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if odd := sorted(kinds - {"full_attention", "sliding_attention"}):
+            raise ModelError(
+                f"the local engine keeps keys and values only, and {config.model_type} has {', '.join(odd)} layers; "
+                "serve it with vLLM and sample through its endpoint"
+            )
+        self.settings = settings or SamplerSettings()
+        self.renderer = renderer
+        self.scheduler = Scheduler(model, renderer, self.settings)
+        self.context_length = self.scheduler.context_length
+        self.description = {
+            "name": "transformers",
+            "version": transformers.__version__,
+            "torch": torch.__version__,
+            "device": self.scheduler.device.type,
+            "dtype": str(model.dtype).removeprefix("torch."),
+        }
+        self._arrived: deque[list[Row] | Callable[[], None]] = deque()
+        self._lock = Lock()
+        self._is_working = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
+
+    @property
+    def model(self) -> Any:
+        return self.scheduler.model
+
+    @property
+    def policy_version(self) -> int:
+        return self.scheduler.version
+
+    def submit(self, request: SampleRequest) -> Future[Sample]:
+        """See `Engine`."""
+        return self.submit_all([request])[0]
+
+    def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
+        """See `Engine`: the requests are in one batch where it has room for them."""
+        for request in requests:
+            check_fits(request, self.context_length)
+        stop_ids = frozenset(self.renderer.stop_ids)
+        rows = [Row(request, stop_ids) for request in requests]
+        if rows:
+            self._hand_over(rows)
+        return [row.future for row in rows]
+
+    def update_weights(self, update: WeightUpdate, version: int) -> None:
+        """See `Engine`. Only the model that it already has can change: kind "shared".
+
+        Raises:
+            ModelError: weights in a folder.
+        """
+        if update.kind != "shared":
+            raise ModelError(
+                f"the local engine computes with the trainer's own model and cannot read {update.kind} weights from "
+                f"{update.folder}; serve them with vLLM (engine.kind = 'http')"
+            )
+        self._between_tokens(lambda: self.scheduler.restart(self.model, version))
+
+    def flush(self) -> None:
+        """See `Engine`."""
+        self._between_tokens(self.scheduler.flush)
+
+    def close(self) -> None:
+        """See `Engine`."""
+        self._between_tokens(lambda: _cancel(self.scheduler.abandon()))
+        self._thread.shutdown()
+
+    def _between_tokens(self, act: Callable[[], None]) -> None:
+        """Do something on the engine's thread and wait for it."""
+        done: Future[None] = Future()
+
+        def acted() -> None:
+            try:
+                act()
+                done.set_result(None)
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._hand_over(acted)
+        done.result()
+
+    def _hand_over(self, arrival: list[Row] | Callable[[], None]) -> None:
+        with self._lock:
+            self._arrived.append(arrival)
+            if not self._is_working:
+                self._is_working = True
+                self._thread.submit(self._work)
+
+    def _work(self) -> None:
+        """Write until nothing is left."""
+        while True:
+            with self._lock:
+                arrivals = [*self._arrived]
+                self._arrived.clear()
+                if not arrivals and self.scheduler.is_idle:
+                    self._is_working = False
+                    return
+            for arrival in arrivals:
+                if callable(arrival):
+                    arrival()
+                else:
+                    self.scheduler.add(arrival)
+            try:
+                for row in self.scheduler.step():
+                    if row.future.set_running_or_notify_cancel():
+                        row.future.set_result(row.sample())
+            except BaseException as error:
+                for row in self.scheduler.abandon():
+                    if row.future.set_running_or_notify_cancel():
+                        row.future.set_exception(error)
+
+
+def _cancel(rows: Sequence[Row]) -> None:
+    for row in rows:
+        row.future.cancel()

@@ -1,0 +1,348 @@
+"""Continuous batching: requests are admitted at any step, and rows that end make room at once.
+
+`admit` prefills what has arrived (prompts that begin alike are computed once) and samples each first token; `step`
+writes one more token for every running row. Keys and values of finished sequences stay in memory, compactly, so the
+next turn's prompt, which begins with that very sequence, costs only its new tokens.
+
+Shapes: B rows, T columns, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, Versions
+from woodshed.engines.local import invariant
+from woodshed.engines.local.draw import draw
+from woodshed.engines.local.graphs import Graphs, padded_rows
+from woodshed.engines.local.invariant import LEAST_ROWS
+from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch, common_length
+from woodshed.records import ModelError
+from woodshed.tokens.renderer import Renderer
+
+_PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # in one forward; more fills the device no better
+_SHARED_TOKENS = 16  # a shorter common beginning is not worth a forward of its own
+_MARGIN = 64  # columns beyond the longest row: rows are seldom moved
+
+
+@dataclass(eq=False)
+class Row:
+    """One message being written."""
+
+    request: SampleRequest
+    stop_ids: frozenset[int]
+    future: Future[Sample] = field(default_factory=Future)
+    ids: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    prefix: Prefix | None = None
+    """Keys and values of what was known when it was admitted, until it runs."""
+
+    def __post_init__(self) -> None:
+        self.stream = np.random.Generator(np.random.Philox(key=self.request.seed % 2**64))
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.ids) and self.ids[-1] in self.stop_ids
+
+    @property
+    def done(self) -> bool:
+        return self.stopped or len(self.ids) >= self.request.max_tokens or self.future.cancelled()
+
+    @property
+    def sequence(self) -> tuple[int, ...]:
+        """Every id so far."""
+        return (*self.request.prompt_ids, *self.ids)
+
+    @property
+    def most_columns(self) -> int:
+        return len(self.request.prompt_ids) + self.request.max_tokens
+
+    def sample(self) -> Sample:
+        """The message."""
+        spans: list[list[int]] = []
+        for version in self.versions:
+            if spans and spans[-1][0] == version:
+                spans[-1][1] += 1
+            else:
+                spans.append([version, 1])
+        versions: Versions = tuple((version, count) for version, count in spans)
+        reason = "stop" if self.stopped else "length"
+        return Sample(tuple(self.ids), tuple(self.logps), reason, versions)
+
+
+class Scheduler:
+    """The rows that run on one model, those that wait for a place, and what is cached between them.
+
+    The same calls in the same order give the same bits. But where `invariant` reaches, what was kept from earlier
+    requests changes the order of sums, in the last digit: a run that must repeat exactly begins each phase with
+    `flush`.
+    """
+
+    def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings) -> None:
+        self.model, self.renderer, self.settings = model, renderer, settings
+        self.version = 0
+        inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT wraps it
+        accepted = inspect.signature(inner.forward).parameters
+        self._cache_name = (
+            "cache" if "cache" in accepted else "past_key_values"
+        )  # renamed after transformers 5.17
+        config = model.config.get_text_config()
+        self.context_length = int(config.max_position_embeddings)
+        self._prefixes = Prefixes(self.settings.cache_mb << 20)
+        self._prefill_batch = RunningBatch(config.num_hidden_layers)
+        self._batch = RunningBatch(config.num_hidden_layers)
+        self._waiting: deque[Row] = deque()
+        self._running: list[Row] = []
+        self._done: list[Row] = []
+        self._takes_spans = invariant.takes_spans(model)  # a window would need a mask of its own
+        captured = self._takes_spans and self.device.type == "cuda"
+        self._graphs = self._make_graphs() if captured else None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._running)
+
+    def flush(self) -> None:
+        """Forget the keys and values of finished sequences and free their memory (an update may need it).
+
+        Graphs hold the addresses of the rows that run together: with them, that memory stays.
+        """
+        self._prefixes.kept.clear()
+        if self.is_idle:
+            self._prefill_batch.tensors.clear()
+            if self._graphs is None:
+                self._batch.tensors.clear()
+
+    def restart(self, model: Any, version: int) -> None:
+        """Go on with other weights: cached keys and values are of no use, so rows in the middle are admitted again
+        with what they have written."""
+        self.model, self.version = model, version
+        self._waiting.extendleft(reversed(self._running))
+        for row in self._waiting:
+            row.prefix = None
+        self._running.clear()
+        self._batch.open(0, 0)
+        self.flush()
+
+    def abandon(self) -> list[Row]:
+        """Every row that `step` has not returned; none runs on. No NaN may stay behind masked columns."""
+        left = list(dict.fromkeys([*self._done, *self._running, *self._waiting]))
+        self._done.clear()
+        self._running.clear()
+        self._waiting.clear()
+        for batch in (self._batch, self._prefill_batch):
+            batch.open(0, 0)
+            batch.tensors.clear()
+        self.flush()
+        return left
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Queue rows; they are admitted in this order."""
+        self._waiting.extend(rows)
+
+    def step(self) -> list[Row]:
+        """Admit what fits, write a token for every running row, and return the rows that are done.
+
+        Raises:
+            ModelError: the model's logits are not finite.
+        """
+        with torch.inference_mode(), _evaluating(self.model), invariant.unsplit():
+            self._done += self._admit()
+            if self._running:
+                self._decode()
+                self._done += self._retire()
+        done, self._done = self._done, []
+        return done
+
+    # admission
+
+    def _admit(self) -> list[Row]:
+        """Prefill as many waiting rows as have a place and sample their next token; returns those that are done."""
+        free = self.settings.max_rows - len(self._running)
+        arrived = list(itertools.islice(self._waiting, free))
+        if rows := [row for row in arrived if not row.done]:
+            prompts = self._prefill(dict.fromkeys(row.sequence for row in rows))
+            found = [prompts[row.sequence] for row in rows]
+            for row, (prefix, _) in zip(rows, found, strict=True):
+                row.prefix = prefix
+            self._draw(rows, torch.stack([logits for _, logits in found]))
+            self._start([row for row in rows if not row.done])
+        for _ in arrived:  # only now: a failure leaves them waiting
+            self._waiting.popleft()
+        return [row for row in arrived if row.done]
+
+    def _start(self, rows: Sequence[Row]) -> None:
+        """Let rows run; the longest enter first, so that the others fit behind them."""
+        if not rows:
+            return
+        together = [*self._running, *rows]
+        most = padded_rows(len(together)) if self._graphs else len(together)
+        self._batch.room = (most, max(row.most_columns for row in together) + _MARGIN)
+        for row in sorted(rows, key=lambda row: -len(row.sequence)):
+            assert row.prefix is not None
+            self._batch.make_room_for(len(row.prefix.ids))
+            self._batch.insert(row.prefix, len(row.prefix.ids))
+            row.prefix = None
+            self._running.append(row)
+
+    # the prompts
+
+    def _prefill(self, prompts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Prefix, Tensor]]:
+        """Every prompt's keys and values, and the logits (V,) behind its last token."""
+        arrays = [np.array(ids) for ids in prompts]
+        self._prefill_shared(arrays)
+        # Most new tokens first: rows of one forward have about as many, and padding stays small.
+        known = [self._known(ids) for ids in arrays]
+        waiting = sorted(range(len(arrays)), key=lambda i: (known[i][1] - len(arrays[i]), -known[i][1], i))
+        found = {}
+        while waiting:
+            most = len(arrays[waiting[0]]) - known[waiting[0]][1]
+            room = min(self.settings.max_rows, max(1, _PREFILL_TOKENS[self.device.type] // most))
+            group = [i for i in waiting[:room] if len(arrays[i]) - known[i][1] >= 0.75 * most - 8]
+            waiting = waiting[len(group) :]
+            for i, result in zip(group, self._forward([(arrays[i], *known[i]) for i in group]), strict=True):
+                found[tuple(arrays[i].tolist())] = result
+        return found
+
+    def _prefill_shared(self, arrays: Sequence[np.ndarray]) -> None:
+        """What all prompts begin with (the system message) is computed once, alone."""
+        if len(arrays) < 2:
+            return
+        shared = min(common_length(arrays[0], ids) for ids in arrays[1:])
+        if shared - self._known(arrays[0][:shared])[1] >= _SHARED_TOKENS:
+            self._forward([(arrays[0][:shared], *self._known(arrays[0][:shared]))])
+
+    def _known(self, ids: np.ndarray) -> tuple[Prefix | None, int]:
+        """The longest computed beginning, short of the last token, whose logits are needed."""
+        prefix, length = self._prefixes.find(ids)
+        return prefix, min(length, len(ids) - 1)
+
+    def _forward(self, rows: Sequence[tuple[np.ndarray, Prefix | None, int]]) -> list[tuple[Prefix, Tensor]]:
+        """Complete (ids, kept sequence, how much of it) to the end of the ids, in one forward."""
+        batch = self._prefill_batch if self._running else self._batch  # which lies idle, and has the memory
+        new = [len(ids) - length for ids, _, length in rows]
+        past = max(length for _, _, length in rows)
+        width = max(*new, LEAST_ROWS)
+        batch.room = (max(batch.room[0], len(rows)), batch.room[1])
+        batch.open(past, past + width)
+        for _, prefix, length in rows:
+            batch.insert(prefix, length)
+        tokens = torch.zeros((len(rows), width), dtype=torch.long)
+        for slot, (ids, _, length) in enumerate(rows):
+            tokens[slot, : new[slot]] = torch.from_numpy(ids[length:])
+        lasts = sorted({count - 1 for count in new} | set(range(-(-LEAST_ROWS // len(rows)))))
+        logits = self._logits(batch, tokens, new, torch.tensor(lasts, device=self.device))
+        results = []
+        for slot, (ids, _, length) in enumerate(rows):
+            prefix = batch.extract(slot, ids, past - length)
+            self._prefixes.add(prefix)
+            results.append((prefix, logits[slot, lasts.index(new[slot] - 1)]))
+        batch.open(0, 0)
+        return results
+
+    def _logits(self, batch: RunningBatch, tokens: Tensor, new: Sequence[int], keep: int | Tensor) -> Tensor:
+        """Logits (B, kept, V) in float32 after a forward that writes its keys and values into the batch."""
+        width = tokens.shape[1]
+        seen = batch.spans(self.device) if self._takes_spans else batch.mask(self.device, new, width)
+        output = self.model(
+            input_ids=tokens.to(self.device),
+            attention_mask=seen,
+            position_ids=batch.positions(self.device, width).clamp(max=self.context_length - 1),  # padding's
+            use_cache=True,
+            logits_to_keep=keep,
+            **{self._cache_name: batch},
+        )
+        return output.logits.float()
+
+    # the messages
+
+    def _decode(self) -> None:
+        """One more token for each running row."""
+        rows = self._running
+        self._batch.make_room_for(max(self._batch.lengths))
+        tokens = [row.ids[-1] for row in rows]
+        if self._graphs is None:
+            logits = self._logits(self._batch, torch.tensor(tokens)[:, None], [1] * len(rows), 1)
+            self._draw(rows, logits[:, -1])
+        else:
+            ids, logps = self._graphs.step(tokens, [row.stream.random() for row in rows])
+            self._note(rows, ids.long(), logps)
+        self._batch.advance()
+
+    def _retire(self) -> list[Row]:
+        """Take the rows that are done out of the batch, and keep their keys and values."""
+        batch, running, done = self._batch, self._running, []
+        for slot in reversed(range(len(running))):
+            if running[slot].done:
+                ids = np.array(running[slot].sequence[:-1])  # those of the last id are not known
+                self._prefixes.add(batch.extract(slot, ids, batch.end - len(ids)))
+                batch.remove(slot)
+                done.append(running[slot])
+                running[slot] = running[-1]
+                running.pop()
+        return done
+
+    def _draw(self, rows: Sequence[Row], logits: Tensor) -> None:
+        """One token for each row from its logits (B, V)."""
+        uniform = torch.tensor(
+            [row.stream.random() for row in rows], dtype=torch.float64, device=logits.device
+        )
+        self._note(rows, *draw(logits, uniform, self.settings.temperature))
+
+    def _note(self, rows: Sequence[Row], ids: Tensor, logps: Tensor) -> None:
+        if not torch.isfinite(logps).all():
+            raise ModelError(
+                f"the model's logits are not finite at policy version {self.version}: its weights are not finite or "
+                f"too large, or the temperature ({self.settings.temperature:g}) is too low. This run cannot go on "
+                "with them; begin one under another name, with a lower optimizer.learning_rate"
+            )
+        for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
+            row.ids.append(token)
+            row.logps.append(logp)
+            row.versions.append(self.version)
+
+    def _make_graphs(self) -> Graphs:
+        def forward(tokens: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+            output = self.model(
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                logits_to_keep=1,
+                **{self._cache_name: self._batch},
+            )
+            return output.logits[:, -1].float()
+
+        def choose(logits: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+            return draw(logits, uniform, self.settings.temperature)
+
+        return Graphs(forward, choose, self._batch, self.device)
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """No dropout while sampling; the mode from before comes back."""
+    if not model.training:
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
