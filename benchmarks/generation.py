@@ -63,18 +63,18 @@ class Load:
         """Of each row's message, by turn: all alike in one turn, else spread as messages are."""
         if self.turns == 1:
             return [[self.new] * self.rows]
-        dice = random.Random(1)
+        rng = random.Random(1)
         return [
-            [min(self.new, max(4, int(dice.lognormvariate(4.0, 0.7)))) for _ in range(self.rows)]
+            [min(self.new, max(4, int(rng.lognormvariate(4.0, 0.7)))) for _ in range(self.rows)]
             for _ in range(self.turns)
         ]
 
     def prompts(self, vocabulary: int) -> list[tuple[int, ...]]:
         """With a common first half; an agent's attempts at the same task have the same prompt."""
-        dice = random.Random(0)
+        rng = random.Random(0)
 
         def draw(count: int) -> tuple[int, ...]:
-            return tuple(dice.randrange(10, vocabulary) for _ in range(count))
+            return tuple(rng.randrange(10, vocabulary) for _ in range(count))
 
         head, own = draw(self.prompt // 2), self.prompt - self.prompt // 2
         if self.turns == 1:
@@ -205,7 +205,7 @@ def converse(
     engine: Any, load: Load, prompts: Sequence[tuple[int, ...]], lengths: Sequence[Sequence[int]]
 ) -> list[tuple[tuple[int, ...], Sequence[int], Sequence[float]]]:
     """(prompt, ids, log-probs) of every message, in rounds."""
-    dice, found = random.Random(2), []
+    rng, found = random.Random(2), []
     heads = list(prompts)
     for turn, sizes in enumerate(lengths):
         asked = [
@@ -215,8 +215,8 @@ def converse(
         written = engine.write(asked)
         found += [(head, *message) for head, message in zip(heads, written, strict=True)]
         for n, (ids, _) in enumerate(written):
-            said = dice.randrange(load.observation // 3, load.observation)
-            heads[n] = (*heads[n], *ids, *(dice.randrange(10, engine.vocabulary) for _ in range(said)))
+            said = rng.randrange(load.observation // 3, load.observation)
+            heads[n] = (*heads[n], *ids, *(rng.randrange(10, engine.vocabulary) for _ in range(said)))
     return found
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.update import GradientScale
+from woodshed.learning.update import GradNorms
 from woodshed.runs import machine
 
 ACTIONS, FEATURES, TASKS, ATTEMPTS, STEPS = 6, 24, 6, 4, 40
@@ -73,17 +73,17 @@ def summary(situation: str, rule: str, seeds: int) -> dict[str, float]:
 def run(situation: str, rule: str, seed: int) -> tuple[float, float, float]:
     """(fault rate, solve rate, steps that had a policy gradient) after training."""
     solve_logit, first_reward, is_wrong = SITUATIONS[situation]
-    dice = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     # One feature is common to all contexts, as the weights of a language model are; it carries the start.
     start = np.zeros((ACTIONS, FEATURES))
     start[FAULT, 0], start[SOLVE, 0] = 0.5, solve_logit
     weights, first, second = start.copy(), np.zeros_like(start), np.zeros_like(start)
-    scale, with_rl = GradientScale(), 0
+    scale, with_rl = GradNorms(), 0
     feedback = FeedbackSettings()
     share = 1.0
     for step in range(STEPS):
-        contexts = context(dice, TASKS)
-        rl, kl, informative = gradients(weights, start, contexts, dice, step >= first_reward, is_wrong)
+        contexts = context(rng, TASKS)
+        rl, kl, informative = gradients(weights, start, contexts, rng, step >= first_reward, is_wrong)
         rl_norm = float(np.linalg.norm(rl))
         if rl_norm:
             with_rl += 1
@@ -98,7 +98,7 @@ def run(situation: str, rule: str, seed: int) -> tuple[float, float, float]:
     return float(p[:, FAULT].mean()), float(p[:, SOLVE].mean()), float(with_rl)
 
 
-def factor(rule: str, scale: GradientScale, feedback: FeedbackSettings, share: float) -> float:
+def factor(rule: str, scale: GradNorms, feedback: FeedbackSettings, share: float) -> float:
     """What the targeted gradient is multiplied with."""
     if rule == "running":
         return scale.factor(feedback, otherwise=MAX_NORM)
@@ -112,8 +112,8 @@ def factor(rule: str, scale: GradientScale, feedback: FeedbackSettings, share: f
     return min(1.0, cap / scale.kl_last) if scale.kl_last else 0.0
 
 
-def context(dice: np.random.Generator, count: int) -> np.ndarray:
-    features = dice.normal(size=(count, FEATURES)) / np.sqrt(FEATURES)
+def context(rng: np.random.Generator, count: int) -> np.ndarray:
+    features = rng.normal(size=(count, FEATURES)) / np.sqrt(FEATURES)
     features[:, 0] = 1.0
     return features
 
@@ -122,7 +122,7 @@ def gradients(
     weights: np.ndarray,
     start: np.ndarray,
     contexts: np.ndarray,
-    dice: np.random.Generator,
+    rng: np.random.Generator,
     is_rewarded: bool,
     is_wrong: bool,
 ) -> tuple[np.ndarray, np.ndarray, float]:
@@ -130,7 +130,7 @@ def gradients(
     rl, kl, targets, informative = np.zeros_like(weights), np.zeros_like(weights), 0, 0
     for features in contexts:
         p = softmax(weights @ features)
-        drawn = dice.choice(ACTIONS, size=ATTEMPTS, p=p)
+        drawn = rng.choice(ACTIONS, size=ATTEMPTS, p=p)
         rewards = (drawn == SOLVE).astype(float) * is_rewarded
         informative += bool(np.ptp(rewards))
         for action, advantage in zip(drawn, rewards - rewards.mean(), strict=True):

@@ -156,9 +156,9 @@ def write_toy(folder: Path) -> Path:
 
 def prompts_of(step: int, tokenizer: Any, options: argparse.Namespace) -> list[str]:
     """Texts of about as many tokens as asked for; the same on both sides."""
-    dice, texts = random.Random(step), []
+    rng, texts = random.Random(step), []
     for _ in range(options.prompts):
-        ids = tokenizer(" ".join(dice.choices(WORDS, k=options.prompt_tokens))).input_ids
+        ids = tokenizer(" ".join(rng.choices(WORDS, k=options.prompt_tokens))).input_ids
         texts.append(tokenizer.decode(ids[: options.prompt_tokens]))
     return texts
 
@@ -209,10 +209,10 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     from woodshed.engines.engine import SampleRequest, SamplerSettings, WeightUpdate, sample_all
     from woodshed.engines.local import LocalEngine
     from woodshed.learning import packing
-    from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+    from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
     from woodshed.learning.policy import Policy, PolicySettings
     from woodshed.learning.teacher import Teacher
-    from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
+    from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
     from woodshed.records import Group, Patch, Rollout, Turn, Verdict
 
     class NeverStops:
@@ -225,10 +225,10 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     renderer: Any = NeverStops()
     sampler = LocalEngine(policy.model, renderer, SamplerSettings(max_rows=rows))
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
-    feedback, scale = FeedbackSettings(weight=0.0), GradientScale()
+    feedback, scale = FeedbackSettings(weight=0.0), GradNorms()
     teacher = Teacher(policy, policy.snapshot(), feedback)
     length = options.prompt_tokens + options.new
-    objective = ObjectiveSettings(micro_batch_tokens=options.micro_rows * length)
+    objective = LossSettings(micro_batch_tokens=options.micro_rows * length)
     ends, generating = [], []
     for step in range(options.steps):
         started = clock()

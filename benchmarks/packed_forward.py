@@ -27,8 +27,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from woodshed.engines import local
 from woodshed.engines.local import invariant
 from woodshed.learning import gradients, packing, prefix_tree
-from woodshed.learning.gradients import Work
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.gradients import StepInputs
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch, Row, Target
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
@@ -122,10 +122,10 @@ def load(name: str, dtype: str) -> Policy:
 
 def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:
     """Rollouts of random tokens whose last `targets` messages are hinted; a tenth of the rest is the policy's too."""
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(vocabulary, (count,), generator=dice).tolist())
+        return tuple(torch.randint(vocabulary, (count,), generator=rng).tolist())
 
     rows, targets = [], []
     for number in range(options.rollouts):
@@ -150,11 +150,11 @@ def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:
 
 
 def measure(policy: Policy, batch: Batch, options: argparse.Namespace) -> list[dict[str, Any]]:
-    objective = ObjectiveSettings(micro_batch_tokens=options.micro_batch)
+    objective = LossSettings(micro_batch_tokens=options.micro_batch)
 
-    def work(kind: str, hinted: bool = True) -> Work:
+    def work(kind: str, hinted: bool = True) -> StepInputs:
         feedback = FeedbackSettings.model_validate({"teacher": kind, "weight": float(hinted)})
-        return Work(
+        return StepInputs(
             policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, options.message
         )
 

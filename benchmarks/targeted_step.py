@@ -30,11 +30,11 @@ from kept_rows import Rows, spread
 from packed_forward import load, make_batch, synchronise
 
 from woodshed.learning import prefix_tree
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
+from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
 
 ADDED = 0.05
 ALONE = {"weight": 0.0}
@@ -119,7 +119,7 @@ def measured(
     """Seconds and positions of a step. Every case starts from the same weights."""
     start = policy.snapshot()
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
-    teacher, scale = Teacher(policy, start, feedback), GradientScale()
+    teacher, scale = Teacher(policy, start, feedback), GradNorms()
     clock = time.perf_counter if policy.device.type == "cuda" else time.process_time
 
     def act() -> float:
@@ -134,7 +134,7 @@ def measured(
             learning_rate=1e-6,
             message_tokens=options.message,
             temperature=1.0,
-            objective=ObjectiveSettings(micro_batch_tokens=options.micro_batch),
+            objective=LossSettings(micro_batch_tokens=options.micro_batch),
             feedback=feedback,
             max_grad_norm=1.0,
         )

@@ -21,12 +21,12 @@ from woodshed.records import (
     ErrorKind,
     Flag,
     Hint,
-    Lesson,
     Observation,
     Outcome,
     Patch,
     Rollout,
     Task,
+    TokenDivergence,
     Turn,
     Verdict,
 )
@@ -137,7 +137,7 @@ def make_run(path: Path, shape: Shape = Shape(), *, seed: int = 0, settings: str
     """The run folder. `settings` are further lines of its recipe, such as "[feedback]\\nweight = 0.0"."""
     writer = Writer(shape, seed)
     recipe = f'name = "{path.name}"\nnote = "Made up, in the shape of a real run."\nseed = {seed}\n\n'
-    recipe += f"[training]\nsteps = {shape.steps}\n\n{settings}\n"
+    recipe += f"[rl]\nsteps = {shape.steps}\n\n{settings}\n"
     run = RunDir.create(path, recipe=recipe, manifest={"python": "3.11", "seed": seed})
     tasks = [write_task(path / "tasks" / "train" / f"package-stub-name_{n}", n) for n in range(shape.tasks)]
     for step in range(shape.steps + 1):
@@ -174,18 +174,21 @@ def write_step(run: RunDir, writer: Writer, phase: str, step: int, tasks: Sequen
     if phase == "train":
         turns = {rollout.id: rollout.turns for rollout in rollouts}
         run.append(
-            "lessons", [lesson(writer, h, turns[h.rollout_id][h.turn]) for h in hints[:96]], phase, step
+            "divergences",
+            [taught(writer, h, turns[h.rollout_id][h.turn]) for h in hints[:96]],
+            phase,
+            step,
         )
         metrics |= {"kl_loss": 0.3 / (1 + step), "rl_grad_norm": 0.5, "kl_grad_norm": 0.2, "entropy": 0.4}
         metrics |= {"seconds": {"attempts": 40.0 + step, "update": 9.0}}
     run.append("metrics", [metrics], phase, step)
 
 
-def lesson(writer: Writer, hint: Hint, turn: Turn) -> Lesson:
+def taught(writer: Writer, hint: Hint, turn: Turn) -> TokenDivergence:
     """The hint makes every third token of the turn much less likely."""
     teacher = tuple(p - 2.5 if i % 3 == 0 else p * 0.9 for i, p in enumerate(turn.logps))
     gaps = tuple(abs(p - q) / 4 for p, q in zip(turn.logps, teacher, strict=True))
-    return Lesson(hint.rollout_id, hint.turn, hint.detector, turn.logps, teacher, gaps)
+    return TokenDivergence(hint.rollout_id, hint.turn, hint.detector, turn.logps, teacher, gaps)
 
 
 def write_task(path: Path, number: int) -> Task:

@@ -15,7 +15,7 @@ from woodshed import settings
 from woodshed.agent.prompt import EFFORT
 from woodshed.cli import app
 from woodshed.evals import variants as tables
-from woodshed.records import Lesson, Pay, RecipeError, Rollout, Verdict
+from woodshed.records import RecipeError, RewardTerms, Rollout, TokenDivergence, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.stages import variants
 from woodshed.stages.recipe import Recipe
@@ -38,8 +38,8 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
     assert [recipe.feedback.teacher for recipe in main[1:5]] == ["frozen", "ema", "live", "frozen"]
     assert made["opsd"].feedback.scope == "rollout" and made["opsd"].feedback.pointwise_clip == 0.05
     assert made["kl-alone"].objective.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
-    assert made["start-naive"].warmup.reminder_share == 0 and made["start"].policy.adapter == ""
-    assert made["start-natural"].warmup.seeded_fault_share == 0 < made["start"].warmup.seeded_fault_share
+    assert made["start-naive"].sft.reminder_share == 0 and made["start"].policy.adapter == ""
+    assert made["start-natural"].sft.seeded_fault_share == 0 < made["start"].sft.seeded_fault_share
     for recipe in made.values():
         assert recipe.tasks.heldout != recipe.tasks.train
 
@@ -79,7 +79,7 @@ seed = 3
 rl = ["feedback.weight=0"]
 all = ["feedback.preset=opsd", "feedback.scope=rollout", "rewards.terms.invalid_calls=-0.125", "effort.weight=0.5",
        'effort.levels=["low", "high"]', "evaluation.effort=high"]
-study = ["training.steps=0", "study.steps=2", "study.tasks_per_step=1", "study.feedback.preset=opsd"]
+study = ["rl.steps=0", "distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.preset=opsd"]
 [policy]
 lora_rank = 4
 codec = "plain"
@@ -89,7 +89,7 @@ turn_tokens = 16
 rollout_tokens = 48
 [rollout]
 attempts = 2
-[training]
+[rl]
 steps = 2
 tasks_per_step = 1
 [curriculum]
@@ -121,43 +121,46 @@ def finished(tiny_task, tiny_model_dir, tmp_path_factory) -> dict[str, RunDir]:
 def test_a_whole_episode_is_taught_turn_by_turn(finished):
     kept = finished["all"]
     turns = {made.id: made.turns for _, _, made in kept.read("rollouts", Rollout)}
-    lessons = [lesson for _, _, lesson in kept.read("lessons", Lesson)]
+    token_divergences = [taught for _, _, taught in kept.read("divergences", TokenDivergence)]
     attempts = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "train"]
-    assert len(lessons) == sum(len(made.turns) for made in attempts) and len(attempts) == 4
-    for lesson in lessons:
-        tokens = turns[lesson.rollout_id][lesson.turn].sampled_ids
-        assert lesson.detector == "solution" and len(lesson.student) == len(lesson.teacher) == len(tokens)
+    assert len(token_divergences) == sum(len(made.turns) for made in attempts) and len(attempts) == 4
+    for taught in token_divergences:
+        tokens = turns[taught.rollout_id][taught.turn].sampled_ids
+        assert taught.detector == "solution" and len(taught.student) == len(taught.teacher) == len(tokens)
     metrics = [line for phase, _, line in kept.read("metrics") if phase == "train"]
     assert all(line["targets"] == 2 and line["kl_loss"] > 0 for line in metrics)
-    assert not finished["rl"].read("lessons", Lesson)
+    assert not finished["rl"].read("divergences", TokenDivergence)
 
 
 def test_attempts_at_practice_tasks_are_studied_with_their_solutions(finished):
-    kept = finished["study"]
-    attempts = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "study"]
-    lessons = [lesson for _, _, lesson in kept.read("lessons", Lesson)]
-    assert len(attempts) == 2 and {lesson.detector for lesson in lessons} == {"solution"}
-    assert len(lessons) == sum(len(made.turns) for made in attempts)
-    assert not [verdict for phase, _, verdict in kept.read("verdicts", Verdict) if phase == "study"]
+    kept = finished["distill"]
+    attempts = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "distill"]
+    token_divergences = [taught for _, _, taught in kept.read("divergences", TokenDivergence)]
+    assert len(attempts) == 2 and {taught.detector for taught in token_divergences} == {"solution"}
+    assert len(token_divergences) == sum(len(made.turns) for made in attempts)
+    assert not [verdict for phase, _, verdict in kept.read("verdicts", Verdict) if phase == "distill"]
 
 
 def test_what_was_paid_is_kept_for_every_attempt_and_said_in_the_metrics(finished, tiny_model_dir):
     kept = finished["all"]
-    pay = {found.rollout_id: found for _, _, found in kept.read("pay", Pay)}
+    reward_terms = {found.rollout_id: found for _, _, found in kept.read("reward_terms", RewardTerms)}
     attempts = {made.id: made for phase, _, made in kept.read("rollouts", Rollout) if phase == "train"}
-    assert set(pay) == set(attempts) and not finished["rl"].has("pay")
+    assert set(reward_terms) == set(attempts) and not finished["rl"].has("reward_terms")
     renderer = create_renderer(load_tokenizer(str(tiny_model_dir))[0], codec="plain")
     for name, made in attempts.items():
         faults = sum(turn.error_kind is not None for turn in made.turns)
-        assert pay[name].terms["invalid_calls"] == -0.125 * faults and pay[name].terms["effort"] < 0
-        level = pay[name].effort
+        assert (
+            reward_terms[name].terms["invalid_calls"] == -0.125 * faults
+            and reward_terms[name].terms["effort"] < 0
+        )
+        level = reward_terms[name].effort
         assert EFFORT[level] in renderer.decode(made.turns[0].context_ids)
-    assert {found.effort for found in pay.values()} == {"low", "high"}  # one a step here
+    assert {found.effort for found in reward_terms.values()} == {"low", "high"}  # one a step here
     for phase, step, line in kept.read("metrics"):
         if phase == "train":
-            own = [found for name, found in pay.items() if name.startswith(f"train-{step}-")]
+            own = [found for name, found in reward_terms.items() if name.startswith(f"train-{step}-")]
             expected = sum(found.terms["effort"] for found in own) / len(own)
-            assert line["pay"]["effort"] == pytest.approx(expected)
+            assert line["reward_terms"]["effort"] == pytest.approx(expected)
 
 
 def test_evaluations_ask_for_the_effort_of_the_recipe_and_say_how_it_follows_difficulty(finished):
@@ -184,7 +187,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
     """The recipe as it is, but for a tiny model and short runs, through the command line."""
     text = EXPERIMENT.read_text()
     for old, new in (
-        ("warmup.steps=80", "warmup.steps=2"),
+        ("sft.steps=80", "sft.steps=2"),
         ("\nsteps = 16", "\nsteps = 2"),
         ("tasks_per_step=50", "tasks_per_step=1"),
         ("tasks_per_step = 8", "tasks_per_step = 1"),
@@ -196,7 +199,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "tiny.toml").write_text(text)
-    for name in ("warmup", "practice", "heldout"):
+    for name in ("sft", "practice", "heldout"):
         shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
     command = [sys.executable, "-m", "woodshed", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

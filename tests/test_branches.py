@@ -13,12 +13,12 @@ from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, 
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
 from woodshed.learning import gradients, packing, prefix_tree
-from woodshed.learning.gradients import Work
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.gradients import StepInputs
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
+from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
 from woodshed.records import Rollout
 
 
@@ -42,7 +42,7 @@ def batch(rollouts) -> Batch:
     return made
 
 
-def work(batch: Batch, feedback: FeedbackSettings, *, kl_coef: float = 0.0, tokens: int = 2048) -> Work:
+def work(batch: Batch, feedback: FeedbackSettings, *, kl_coef: float = 0.0, tokens: int = 2048) -> StepInputs:
     """A policy that has moved away from its start."""
     policy = tiny_policy()
     start = policy.snapshot()
@@ -50,8 +50,8 @@ def work(batch: Batch, feedback: FeedbackSettings, *, kl_coef: float = 0.0, toke
     with torch.no_grad():
         for parameter in policy.trainable.values():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    objective = ObjectiveSettings(kl_coef=kl_coef, micro_batch_tokens=tokens)
-    return Work(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 160)
+    objective = LossSettings(kl_coef=kl_coef, micro_batch_tokens=tokens)
+    return StepInputs(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 160)
 
 
 def close(a: gradients.Gradient, b: gradients.Gradient) -> bool:
@@ -84,11 +84,13 @@ def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
     apart, together = work(made, feedback), work(made, feedback)
     want, got = gradients.separate(apart), gradients.packed(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
-    lessons = {(lesson.rollout_id, lesson.turn): lesson for lesson in apart.metrics.lessons()}
-    assert len(lessons) == sum(len(rollout.turns) for rollout in rollouts[:3])
+    token_divergences = {
+        (taught.rollout_id, taught.turn): taught for taught in apart.metrics.token_divergences()
+    }
+    assert len(token_divergences) == sum(len(rollout.turns) for rollout in rollouts[:3])
     for rollout in rollouts[:3]:
         for number, turn in enumerate(rollout.turns):
-            assert len(lessons[rollout.id, number].divergence) == len(turn.sampled_ids)
+            assert len(token_divergences[rollout.id, number].divergence) == len(turn.sampled_ids)
 
 
 @pytest.mark.parametrize("support", ["teacher", "full", "sampled"])
@@ -132,7 +134,7 @@ def test_between_measurements_the_last_factor_holds(batch):
     assert later["rl_grad_norm"] == exact["rl_grad_norm"] != again["rl_grad_norm"]
 
 
-def updated(policy: Policy, batch: Batch, scale: GradientScale, feedback: FeedbackSettings) -> dict[str, Any]:
+def updated(policy: Policy, batch: Batch, scale: GradNorms, feedback: FeedbackSettings) -> dict[str, Any]:
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=0.0))
     return update(
         policy,
@@ -143,7 +145,7 @@ def updated(policy: Policy, batch: Batch, scale: GradientScale, feedback: Feedba
         learning_rate=0.0,
         message_tokens=160,
         temperature=1.0,
-        objective=ObjectiveSettings(),
+        objective=LossSettings(),
         feedback=feedback,
         max_grad_norm=1.0,
     )
@@ -153,7 +155,7 @@ def updated(policy: Policy, batch: Batch, scale: GradientScale, feedback: Feedba
 def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_once(batch, grown):
     """The targeted gradient was a hundredth when it was measured: its factor would let it outgrow the policy's."""
     feedback = FeedbackSettings(weight=50.0, measure_every=1000)
-    policy, scale = tiny_policy(), GradientScale()
+    policy, scale = tiny_policy(), GradNorms()
     want = updated(policy, batch, scale, feedback)
     assert scale.unmeasured == 0
     scale.kl_last /= grown
@@ -172,7 +174,7 @@ def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_on
 
 
 def test_norms_that_are_not_finite_are_measured_again(batch):
-    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradientScale()
+    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
     updated(policy, batch, scale, feedback)
     for norms in ({"rl_last": math.nan}, {"kl_last": math.inf}, {"kl_last": math.nan}):
         scale = replace(scale, **norms)
@@ -181,7 +183,7 @@ def test_norms_that_are_not_finite_are_measured_again(batch):
 
 def test_without_a_policy_gradient_the_targeted_one_is_measured_every_step(batch):
     """It costs no second backward pass there."""
-    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradientScale()
+    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
     for _ in range(2):
         updated(policy, Batch((), batch.targets, 4), scale, feedback)
         assert scale.unmeasured == 0

@@ -44,8 +44,8 @@ def test_every_name_is_a_setting():
     "sections",
     [
         {"optimizer": {"learning_rate": 1e-3}},
-        {"study": {"optimizer": {"warmup_steps": 9}}},
-        {"training": {"steps": 9}},
+        {"distill": {"optimizer": {"warmup_steps": 9}}},
+        {"rl": {"steps": 9}},
         {"note": "Slower."},
         {"stability": {"max_kl_to_start": 0.5}},
         {"grading": {"jobs": 7}},
@@ -74,11 +74,11 @@ def test_what_may_change_is_noted_once_with_its_step(sections: dict[str, Any], t
         ({"tasks": {"train": ["elsewhere"]}}, "tasks.train"),
         ({"agent": {"max_turns": 3}}, "agent.max_turns"),
         ({"rollout": {"attempts": 3}}, "rollout.attempts"),
-        ({"training": {"tasks_per_step": 2}}, "training.tasks_per_step"),
+        ({"rl": {"tasks_per_step": 2}}, "rl.tasks_per_step"),
         ({"optimizer": {"betas": [0.5, 0.5]}}, "optimizer.betas"),
         ({"optimizer": {"weight_decay": 0.5}}, "optimizer.weight_decay"),
         ({"feedback": {"preset": "sdpo"}}, "feedback."),
-        ({"objective": {"weight": 2}}, "objective.weight"),
+        ({"loss": {"weight": 2}}, "loss.weight"),
         ({"evaluation": {"attempts": 2}}, "evaluation.attempts"),
         ({"evaluation": {"effort": "low"}}, "evaluation.effort was unset and is low"),
         ({"stability": {"window": 5}}, "stability.window"),
@@ -100,8 +100,8 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
 
 def test_fewer_steps_than_were_taken_are_refused(tmp_path: Path):
     run = run_of(tmp_path / "run", recipe())
-    with pytest.raises(RunError, match=r"training.steps = 2, but 3 steps were taken"):
-        changes.accept(run, recipe(training={"steps": 2}), allowed=changes.NOTED, at="x", taken=3)
+    with pytest.raises(RunError, match=r"rl.steps = 2, but 3 steps were taken"):
+        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, at="x", taken=3)
 
 
 def test_a_run_without_a_record_of_its_settings_keeps_them_from_now_on(tmp_path: Path):
@@ -140,7 +140,7 @@ max_turns = 1
 turn_tokens = 8
 [rollout]
 attempts = 2
-[training]
+[rl]
 steps = 1
 tasks_per_step = 1
 [curriculum]
@@ -169,7 +169,7 @@ def test_a_finished_run_goes_on_for_longer_and_says_so(
     kept.write_text(begun.replace("steps = 1\n", "steps = 2\n").replace("rate = 0.0002", "rate = 0.01", 1))
     longer = woodshed("train", "--resume", "runs/short-only-0")
     assert longer.exit_code == 0, longer.output
-    assert "changed from step 1 of training: training.steps was 1 and is 2" in longer.stdout
+    assert "changed from step 1 of training: rl.steps was 1 and is 2" in longer.stdout
     assert "1 of 2 draws were of tasks that an earlier step had trained on" in longer.stderr
     run = RunDir.open(kept.parent)
     assert [step for phase, step, _ in run.read("metrics") if phase == "train"] == [0, 1]

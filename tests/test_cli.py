@@ -192,7 +192,7 @@ def test_what_a_repository_says_cannot_steer_the_terminal(capsys: pytest.Capture
         ["eval", "{tasks}", "--name", "a/../../b"],
         ["eval", "{tasks}", "--model", ""],
         ["eval", "{tasks}", "--model", "", "--endpoint", "http://127.0.0.1:1"],
-        ["train", "{recipe}", "training.steps=-3", "--dry-run"],
+        ["train", "{recipe}", "rl.steps=-3", "--dry-run"],
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -224,12 +224,12 @@ def test_view_without_a_terminal_ends_at_once_and_says_what_does_without(run: Ru
 
 def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    Path("short.toml").write_text('name = "short"\n[training]\nsteps = 2\n')
-    result = woodshed("train", "short.toml", "training.steps=4", "--dry-run")
+    Path("short.toml").write_text('name = "short"\n[rl]\nsteps = 2\n')
+    result = woodshed("train", "short.toml", "rl.steps=4", "--dry-run")
     assert result.exit_code == 0
     recipe = tomllib.loads(result.stdout)
     assert recipe["name"] == "short" and recipe["training"]["steps"] == 4
-    assert "next: woodshed train short.toml training.steps=4" in result.stderr
+    assert "next: woodshed train short.toml rl.steps=4" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["short.toml"]
 
 
@@ -402,7 +402,7 @@ def test_train_measures_before_and_after_and_a_finished_run_stays(
         turn_tokens = 8
         [rollout]
         attempts = 2
-        [training]
+        [rl]
         steps = 1
         tasks_per_step = 1
         """

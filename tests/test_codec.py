@@ -94,32 +94,32 @@ PIECES = (
 FENCES = ("<<<<", "====", ">>>>")
 
 
-def some_text(dice: random.Random) -> str:
-    return "".join(dice.choice(PIECES) for _ in range(dice.randrange(12)))
+def some_text(rng: random.Random) -> str:
+    return "".join(rng.choice(PIECES) for _ in range(rng.randrange(12)))
 
 
-def some_call(dice: random.Random) -> tuple[str, dict[str, Any]]:
-    name = dice.choice(("read_file", "edit_file", "write_file", "search", "shell", "option", "finish"))
+def some_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
+    name = rng.choice(("read_file", "edit_file", "write_file", "search", "shell", "option", "finish"))
     return name, {
         "read_file": lambda: {
-            "path": some_text(dice),
-            **({"start": dice.randrange(1, 99)} if dice.random() < 0.5 else {}),
+            "path": some_text(rng),
+            **({"start": rng.randrange(1, 99)} if rng.random() < 0.5 else {}),
         },
-        "edit_file": lambda: {"path": some_text(dice), "old": some_text(dice), "new": some_text(dice)},
-        "write_file": lambda: {"path": some_text(dice), "content": some_text(dice)},
-        "search": lambda: {"path": some_text(dice), "pattern": some_text(dice)},
-        "shell": lambda: {"command": some_text(dice)},
-        "option": lambda: {"on": dice.random() < 0.5, "mode": dice.choice("ab")},
+        "edit_file": lambda: {"path": some_text(rng), "old": some_text(rng), "new": some_text(rng)},
+        "write_file": lambda: {"path": some_text(rng), "content": some_text(rng)},
+        "search": lambda: {"path": some_text(rng), "pattern": some_text(rng)},
+        "shell": lambda: {"command": some_text(rng)},
+        "option": lambda: {"on": rng.random() < 0.5, "mode": rng.choice("ab")},
         "finish": dict,
     }[name]()
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_what_is_written_is_read(codec):
-    dice = random.Random(0)
+    rng = random.Random(0)
     refused = 0
     for _ in range(3000):
-        name, arguments = some_call(dice)
+        name, arguments = some_call(rng)
         try:
             text = codec.format(name, arguments, TOOLS)
         except ValueError:
@@ -132,9 +132,9 @@ def test_what_is_written_is_read(codec):
 
 
 def test_plain_blocks_express_everything():
-    dice = random.Random(1)
+    rng = random.Random(1)
     for _ in range(3000):
-        arguments = {"path": "a b.py", "old": some_text(dice), "new": some_text(dice)}
+        arguments = {"path": "a b.py", "old": some_text(rng), "new": some_text(rng)}
         text = PLAIN.format("edit_file", arguments, TOOLS)
         assert PLAIN.parse(text, TOOLS)[1][0].arguments == arguments
 
@@ -271,14 +271,14 @@ def test_json_faults(codec, body, tool, error):
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_any_text_can_be_read(codec):
-    dice = random.Random(2)
+    rng = random.Random(2)
     for _ in range(2000):
-        name, arguments = some_call(dice)
+        name, arguments = some_call(rng)
         try:
-            text = some_text(dice) + codec.format(name, arguments, TOOLS) + some_text(dice)
+            text = some_text(rng) + codec.format(name, arguments, TOOLS) + some_text(rng)
         except ValueError:
-            text = some_text(dice)
-        text = text[: dice.randrange(len(text) + 1)]
+            text = some_text(rng)
+        text = text[: rng.randrange(len(text) + 1)]
         _, calls, error = codec.parse(text, TOOLS)
         assert (error == "no_call") == (not calls)
         assert all(call.raw in text for call in calls)

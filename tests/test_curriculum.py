@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from learner import TASK, informative_share, practise
 
-from woodshed.curriculum import Arms, Curriculum, CurriculumSettings, refuse_dry
+from woodshed.curriculum import Bandit, Curriculum, CurriculumSettings, refuse_dry
 from woodshed.curriculum.levels import Levels
 from woodshed.curriculum.posterior import below, deviation, informative, level_offset, sigmoid
 from woodshed.records import RecipeError, Task, Verdict
@@ -287,7 +287,7 @@ def test_the_pool_says_whether_it_is_too_easy_or_too_hard():
 
 
 def test_arms_find_the_generator_whose_tasks_are_worth_most():
-    arms = Arms(["good", "invalid", "uniform", "slow"], seed=4)
+    arms = Bandit(["good", "invalid", "uniform", "slow"], seed=4)
     worth = {
         "good": (0.9, 0.8, 1.0),
         "invalid": (0.1, 0.8, 1.0),
@@ -304,7 +304,7 @@ def test_arms_find_the_generator_whose_tasks_are_worth_most():
             arms.observe(name, draw.random() < differ)
         counts[name] += 1
     assert counts["good"] > 120
-    again = Arms([], seed=4)
+    again = Bandit([], seed=4)
     again.restore(json.loads(json.dumps(arms.state())))
     assert [again.choose() for _ in range(9)] == [arms.choose() for _ in range(9)]
 

@@ -279,10 +279,10 @@ def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows:
         model.requires_grad_(True)
     policy = Policy(model, is_adapter=with_adapter)
     sampler = LocalEngine(model, create_renderer(tiny_tokenizer()), SamplerSettings(max_rows=max_rows))
-    dice = torch.Generator().manual_seed(2)
+    rng = torch.Generator().manual_seed(2)
 
     def some(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(3, 300, (count,), generator=dice).tolist())
+        return tuple(torch.randint(3, 300, (count,), generator=rng).tolist())
 
     head, rows = some(30), []
     asked = [SampleRequest(head + some(5 + 9 * i), 40, i) for i in range(12)]

@@ -30,11 +30,11 @@ from woodshed.stages.rl import train
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"objective": {"min_ratio": 5.0}}, "min_ratio = 5.0 lies above max_ratio = 2.0"),
-        ({"objective": {"gspo_clip": [-1, 2]}}, "objective.gspo_clip"),
-        ({"objective": {"gspo_clip": [1.5, 2]}}, "objective.gspo_clip"),
+        ({"loss": {"min_ratio": 5.0}}, "min_ratio = 5.0 lies above max_ratio = 2.0"),
+        ({"loss": {"gspo_clip": [-1, 2]}}, "loss.gspo_clip"),
+        ({"loss": {"gspo_clip": [1.5, 2]}}, "loss.gspo_clip"),
         ({"optimizer": {"betas": [1.0, 0.9]}}, "optimizer.betas"),
-        ({"warmup": {"optimizer": {"betas": [0.9, 2.0]}}}, "warmup.optimizer.betas"),
+        ({"sft": {"optimizer": {"betas": [0.9, 2.0]}}}, "sft.optimizer.betas"),
         ({"seed": 1 << 80}, "seed"),
         ({"seed": -1}, "seed"),
         ({"policy": {"lora_rank": 100_000}}, "policy.lora_rank"),
@@ -126,7 +126,7 @@ def recipe_of(model: Path, task: Task | None, **more: Any) -> Recipe:
         "policy": {"model": str(model), "lora_rank": 2, "codec": "plain"},
         "agent": {"max_turns": 1, "turn_tokens": 16, "rollout_tokens": 16},
         "rollout": {"attempts": 2},
-        "training": {"steps": 2, "tasks_per_step": 1},
+        "rl": {"steps": 2, "tasks_per_step": 1},
         "curriculum": {"repeats": True},
     }
     return validate(Recipe, {**settings, **more})
@@ -140,7 +140,7 @@ def run_of(recipe: Recipe) -> RunDir:
 
 def test_a_warm_up_without_tasks_says_so(model: Path):
     with pytest.raises(RecipeError, match=r"nothing to imitate: none of the 0 tasks"):
-        run_of(recipe_of(model, None, warmup={"steps": 2}, training={"steps": 0}))
+        run_of(recipe_of(model, None, sft={"steps": 2}, rl={"steps": 0}))
 
 
 def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, tiny_task: Task):

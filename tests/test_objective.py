@@ -12,12 +12,12 @@ from tiny_training import four_attempts, hint_for, pack, tiny_policy
 from torch import Tensor
 
 from woodshed.learning import gradients, packing
-from woodshed.learning.gradients import Work
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.gradients import StepInputs
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradientScale
+from woodshed.learning.update import GradNorms
 from woodshed.records import Rollout
 
 TEMPERATURE = 0.7
@@ -34,12 +34,12 @@ def moved(policy: Policy, by: float, seed: int) -> dict[str, Tensor]:
     return {name: value + by * torch.randn_like(value) for name, value in policy.snapshot().items()}
 
 
-def work_of(batch: Batch, objective: ObjectiveSettings, feedback: FeedbackSettings) -> tuple[Work, Policy]:
+def work_of(batch: Batch, objective: LossSettings, feedback: FeedbackSettings) -> tuple[StepInputs, Policy]:
     """A policy, its start and what sampled the attempts are three different things."""
     policy = tiny_policy()
     teacher = Teacher(policy, moved(policy, 0.15, seed=1), feedback)
     policy.load_weights(moved(policy, 0.1, seed=2))
-    return Work(policy, teacher, batch, objective, feedback, TEMPERATURE, MESSAGE_TOKENS), policy
+    return StepInputs(policy, teacher, batch, objective, feedback, TEMPERATURE, MESSAGE_TOKENS), policy
 
 
 def log_probs(policy: Policy, row: Row) -> Tensor:
@@ -73,7 +73,7 @@ def terms_of(settings: FeedbackSettings, student_V: Tensor, teacher_V: Tensor, t
     return terms.clamp(max=settings.pointwise_clip or math.inf).sum()
 
 
-def targeted_by_loops(work: Work, policy: Policy) -> Tensor:
+def targeted_by_loops(work: StepInputs, policy: Policy) -> Tensor:
     settings, turns, tokens = work.feedback, [], []
     for target in work.batch.targets:
         student_NV = log_probs(policy, target.student)
@@ -96,7 +96,7 @@ def targeted_by_loops(work: Work, policy: Policy) -> Tensor:
     return torch.stack(turns).sum() / max(len(turns), settings.target_floor)
 
 
-def policy_by_loops(work: Work, policy: Policy) -> Tensor:
+def policy_by_loops(work: StepInputs, policy: Policy) -> Tensor:
     settings, total = work.objective, torch.zeros((), dtype=torch.float64)
     scored = [at(log_probs(policy, row), row) for row in work.batch.rows]
     with torch.no_grad(), policy.using(work.teacher.start):
@@ -143,7 +143,7 @@ def test_the_targeted_loss_and_its_gradient_are_those_of_loops(rollouts, given: 
     hints = [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1), hint_for(rollouts[2], 0)]
     batch = pack(rollouts, [1.0, 0.0, 0.0, 1.0], hints, skip=settings.skip, skip_first=settings.skip_first)
     assert len(batch.targets) == 3 and len({len(t.student.wanted) for t in batch.targets}) > 1
-    work, policy = work_of(batch, ObjectiveSettings(weight=0.0, micro_batch_tokens=900), settings)
+    work, policy = work_of(batch, LossSettings(weight=0.0, micro_batch_tokens=900), settings)
     _, gradient = forward(work)
     want = targeted_by_loops(work, policy)
     assert work.metrics.means()["kl_loss"] == pytest.approx(float(want.detach()), rel=1e-3, abs=1e-7)
@@ -160,8 +160,8 @@ def test_the_targeted_loss_and_its_gradient_are_those_of_loops(rollouts, given: 
     ],
 )
 def test_the_policy_gradient_is_that_of_loops(rollouts, given: dict[str, Any]):
-    batch = pack(rollouts, [1.0, 0.0, 0.25, 0.5], keep_even=True)
-    objective = ObjectiveSettings.model_validate({"micro_batch_tokens": 900, **given})
+    batch = pack(rollouts, [1.0, 0.0, 0.25, 0.5], keep_zero_advantage=True)
+    objective = LossSettings.model_validate({"micro_batch_tokens": 900, **given})
     work, policy = work_of(batch, objective, FeedbackSettings(teacher="frozen"))
     gradient, _ = gradients.separate(work)
     want = policy_by_loops(work, policy)
@@ -170,7 +170,7 @@ def test_the_policy_gradient_is_that_of_loops(rollouts, given: dict[str, Any]):
 
 
 def test_the_cap_follows_the_running_norm_of_the_policy_gradient():
-    scale, settings = GradientScale(), FeedbackSettings(weight=2.0, ratio=0.5)
+    scale, settings = GradNorms(), FeedbackSettings(weight=2.0, ratio=0.5)
     assert scale.factor(settings, otherwise=1.0) == 0.0  # nothing was measured
     norms, mean = [4.0, 1.0, 1.0, 8.0, 2.0, 1.0], 0.0
     for step, norm in enumerate(norms, 1):

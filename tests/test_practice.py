@@ -31,7 +31,7 @@ def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:
         "policy": {"model": str(root / "model"), "lora_rank": 4, "codec": "plain"},
         "agent": {"max_turns": 2, "turn_tokens": 16, "rollout_tokens": 32},
         "rollout": {"attempts": 3},
-        "training": {"steps": 1, "tasks_per_step": 1},
+        "rl": {"steps": 1, "tasks_per_step": 1},
     }
     return validate(Recipe, {**settings, **more})
 
@@ -81,7 +81,7 @@ def test_hints_for_which_the_context_has_no_room_are_counted(tiny_task: Task, ro
 
 
 def test_a_reader_may_quote_neither_hidden_tests_nor_the_solution(tiny_task: Task, root: Path):
-    recipe = recipe_of(tiny_task, root, reader={"rollouts": 1, "votes": 1, "agreement": 1})
+    recipe = recipe_of(tiny_task, root, critic={"rollouts": 1, "votes": 1, "agreement": 1})
     loose = AgentSettings(max_turns=6, turn_tokens=160, rollout_tokens=2000, max_errors=3)
     (made,) = [play(tiny_task, "<call>read_file tally/words.py 1 12</call>", FINISH, settings=loose)]
     made = replace(made, turns=made.turns[:1], ended="max_turns")  # nothing that a rule speaks about

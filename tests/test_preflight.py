@@ -34,22 +34,25 @@ def recipe(**sections: Any) -> Recipe:
             ["rollout.attempts = 1", "feedback.weight = 0"],
         ),
         ({"rollout": {"attempts": 1}, "feedback": {"max_targets": 0}}, ["feedback.max_targets = 0"]),
-        ({"objective": {"weight": 0}, "feedback": {"weight": 0}}, ["objective.weight = 0"]),
+        ({"loss": {"weight": 0}, "feedback": {"weight": 0}}, ["loss.weight = 0"]),
         (
-            {"rollout": {"attempts": 1}, "feedback": {"weight": 0}, "objective": {"kl_coef": 0.1}},
+            {"rollout": {"attempts": 1}, "feedback": {"weight": 0}, "loss": {"kl_coef": 0.1}},
             ["rollout.attempts = 1"],
         ),
         (
-            {"objective": {"outside": "mask", "max_ratio": 0.5}, "feedback": {"weight": 0}},
+            {"loss": {"outside": "mask", "max_ratio": 0.5}, "feedback": {"weight": 0}},
             ["max_ratio = 0.5 mask every token"],
         ),
         (
-            {"objective": {"outside": "mask", "min_ratio": 1.5, "max_ratio": 3}, "feedback": {"weight": 0}},
+            {"loss": {"outside": "mask", "min_ratio": 1.5, "max_ratio": 3}, "feedback": {"weight": 0}},
             ["min_ratio = 1.5"],
         ),
         (
-            {"training": {"steps": 0}, "study": {"steps": 1, "tasks_per_step": 1, "feedback": {"weight": 0}}},
-            ["study.feedback.weight = 0"],
+            {
+                "rl": {"steps": 0},
+                "distill": {"steps": 1, "tasks_per_step": 1, "feedback": {"weight": 0}},
+            },
+            ["distill.feedback.weight = 0"],
         ),
     ],
 )
@@ -65,14 +68,14 @@ def test_what_can_teach_nothing_is_refused(sections: dict[str, Any], messages: l
         ({}, ""),
         ({"rollout": {"attempts": 1}}, "feedback alone does: rollout.attempts = 1"),
         ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0: the 6 steps move no weight"),
-        ({"warmup": {"steps": 3, "optimizer": {"learning_rate": 0}}}, "warmup.optimizer.learning_rate = 0"),
-        ({"training": {"steps": 0}}, "nothing is trained"),
-        ({"training": {"steps": 0}, "warmup": {"steps": 1}}, ""),
+        ({"sft": {"steps": 3, "optimizer": {"learning_rate": 0}}}, "sft.optimizer.learning_rate = 0"),
+        ({"rl": {"steps": 0}}, "nothing is trained"),
+        ({"rl": {"steps": 0}, "sft": {"steps": 1}}, ""),
         (
-            {"training": {"steps": 0}, "rollout": {"attempts": 1}, "feedback": {"weight": 0}},
+            {"rl": {"steps": 0}, "rollout": {"attempts": 1}, "feedback": {"weight": 0}},
             "nothing is trained",
         ),
-        ({"objective": {"weight": 0}}, ""),
+        ({"loss": {"weight": 0}}, ""),
     ],
 )
 def test_what_may_be_meant_is_said(sections: dict[str, Any], warning: str):
@@ -86,8 +89,8 @@ def test_what_may_be_meant_is_said(sections: dict[str, Any], warning: str):
 def test_the_shipped_recipes_learn(path: Path):
     made = read(Recipe, path)
     preflight.refuse(made)
-    assert not preflight.warnings(made) or not made.training.steps
-    if made.training.steps:
+    assert not preflight.warnings(made) or not made.rl.steps
+    if made.rl.steps:
         assert made.curriculum.repeats, "the published figures were measured with tasks that come again"
 
 
@@ -95,7 +98,7 @@ def test_the_shipped_recipes_learn(path: Path):
 def test_a_run_that_cannot_learn_or_runs_dry_ends_before_the_model_is_loaded(
     tiny_task: Task, tmp_path: Path, steps: int
 ):
-    made = recipe_of(tiny_task, tmp_path, training={"steps": steps, "tasks_per_step": 1})
+    made = recipe_of(tiny_task, tmp_path, rl={"steps": steps, "tasks_per_step": 1})
     if steps == 1:
         made = made.model_copy(
             update={
@@ -105,9 +108,7 @@ def test_a_run_that_cannot_learn_or_runs_dry_ends_before_the_model_is_loaded(
         )
     run = RunDir.create(tmp_path / "run", recipe=made.to_toml(), manifest={})
     said: list[str] = []
-    message = (
-        "would learn nothing" if steps == 1 else r"needs 2 tasks, and there are 1.*lower training\.steps to 1"
-    )
+    message = "would learn nothing" if steps == 1 else r"needs 2 tasks, and there are 1.*lower rl\.steps to 1"
     with pytest.raises(RecipeError, match=message):
         train(made, run, lambda _done, _total, text: said.append(text))
     assert said == []
@@ -119,7 +120,7 @@ def test_steps_without_a_signal_say_so_and_repeats_are_counted(tiny_task: Task, 
     made = recipe_of(
         tiny_task,
         tmp_path,
-        training={"steps": 2, "tasks_per_step": 1},
+        rl={"steps": 2, "tasks_per_step": 1},
         rollout={"attempts": 2},
         feedback={"weight": 0},
         curriculum={"repeats": True},
@@ -133,7 +134,7 @@ def test_steps_without_a_signal_say_so_and_repeats_are_counted(tiny_task: Task, 
     # what a run folder holds of other weights is refused when it is read back
     rollouts = [found for _, _, found in run.read("rollouts", Rollout)]
     assert {version for found in rollouts for turn in found.turns for version, _ in turn.versions} == {0, 1}
-    longer = made.model_copy(update={"training": made.training.model_copy(update={"steps": 3})})
+    longer = made.model_copy(update={"rl": made.rl.model_copy(update={"steps": 3})})
     old = [replace(found, id=found.id.replace("train-1", "train-2")) for found in rollouts[-2:]]
     run.append("rollouts", old, "train", 2)
     with pytest.raises(

@@ -24,7 +24,7 @@ from scripted import (
 from woodshed import feedback
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.feedback.behaviours import BEHAVIOURS
-from woodshed.feedback.critic import ReaderSettings, parse, read, transcript
+from woodshed.feedback.critic import CriticSettings, parse, read, transcript
 from woodshed.feedback.leaks import leak
 from woodshed.records import Group, Hint, RecipeError, Rollout, Task, Verdict
 
@@ -138,7 +138,7 @@ def verdict(rollout: Rollout) -> Verdict:
 
 def ask(task: Task, rollout: Rollout, *answers: str, **settings: int) -> Hint | None:
     sampler = ScriptedEngine(renderer(), answers)
-    chosen = ReaderSettings.model_validate({"votes": len(answers), "tokens": 160, **settings})
+    chosen = CriticSettings.model_validate({"votes": len(answers), "tokens": 160, **settings})
     return read(task, rollout, verdict(rollout), sampler, chosen, hidden=[HIDDEN])
 
 
@@ -165,7 +165,7 @@ def test_answers_are_read_strictly() -> None:
 
 def test_the_reader_sees_messages_results_and_the_verdict_but_no_hidden_test(task: Task) -> None:
     rollout = play(task, READ, UNKNOWN, FINISH, settings=LOOSE)
-    text = transcript(task, rollout, verdict(rollout), ReaderSettings(observation_chars=40))
+    text = transcript(task, rollout, verdict(rollout), CriticSettings(observation_chars=40))
     assert "Message 2:\n| <call>view calc.py</call>" in text and "there is no tool 'view'" in text
     assert text.endswith("It ended: finished. 1 of 2 hidden tests passed.")
     assert "test_double" not in text

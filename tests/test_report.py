@@ -17,7 +17,7 @@ from lifelike import Shape, make_run
 
 from woodshed import report
 from woodshed.evals import evaluation, ledger, measures
-from woodshed.records import Call, Hint, Lesson, Observation, Patch, Rollout, RunError, Turn, Verdict
+from woodshed.records import Call, Hint, Observation, Patch, Rollout, RunError, TokenDivergence, Turn, Verdict
 from woodshed.report import curves, transcripts, variants, visible, words
 from woodshed.report.gather import Story, gather
 from woodshed.report.transcripts import Archives
@@ -30,7 +30,7 @@ HARMLESS = (
     "html head meta title style body header nav h1 h2 h3 p div span ul li table tr th td small code pre details "
     "summary b q a button input label select option article figure figcaption dialog form kbd noscript script"
 )
-RECIPE = 'name = "first"\nnote = "Half of the faults were seeded."\n\n[training]\nsteps = 2\n'
+RECIPE = 'name = "first"\nnote = "Half of the faults were seeded."\n\n[rl]\nsteps = 2\n'
 
 
 def turn(text: str = "fine", fault: bool = False) -> Turn:
@@ -407,10 +407,11 @@ def test_a_band_is_the_range_of_seeds_or_the_interval_of_one():
 
 
 def test_hint_gain_by_class_comes_from_the_lessons(run: RunDir):
-    lessons = [
-        Lesson("r", n, "no_call", (-1.0,), (teacher,), (0.1,)) for n, teacher in enumerate((-4.0, -2.0))
+    token_divergences = [
+        TokenDivergence("r", n, "no_call", (-1.0,), (teacher,), (0.1,))
+        for n, teacher in enumerate((-4.0, -2.0))
     ]
-    run.append("lessons", lessons, "train", 0)
+    run.append("divergences", token_divergences, "train", 0)
     assert gather(run, 0, Archives()).gains == {"no_call": {0: -2.0}}
 
 

@@ -155,7 +155,7 @@ def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task
     rewards = {"a": 1.0, "b": 1.0, "c": 0.0}
     verdicts = {n: Verdict(n, tiny_task.id, "graded", r, r == 1.0, {}) for n, r in rewards.items()}
     group = Group(tiny_task.id, rollouts)
-    batch = packing.pack([group], verdicts, [], None, set_aside={"a"}, keep_even=True)  # type: ignore[arg-type]
+    batch = packing.pack([group], verdicts, [], None, excluded_ids={"a"}, keep_zero_advantage=True)  # type: ignore[arg-type]
     assert [row.advantage for row in batch.rows] == [0.5, -0.5]
     assert batch.num_rollouts == 3
 

@@ -15,7 +15,7 @@ from woodshed.evals import effort as calibration
 from woodshed.evals.measures import Graded
 from woodshed.feedback.rewards import TERMS, RewardSettings, auxiliary
 from woodshed.grading.effort import EffortSettings, penalties
-from woodshed.records import Pay, RecipeError, Verdict, from_json, to_json
+from woodshed.records import RecipeError, RewardTerms, Verdict, from_json, to_json
 from woodshed.stages.rl import with_levels
 
 
@@ -53,8 +53,8 @@ def test_an_unknown_behaviour_is_refused_by_name() -> None:
 
 
 def test_the_record_of_what_was_paid_comes_back_from_its_json() -> None:
-    made = Pay("train-0-a-0", {"tested": 0.25, "effort": -0.5}, "low")
-    assert from_json(Pay, to_json(made)) == made and made.total == -0.25
+    made = RewardTerms("train-0-a-0", {"tested": 0.25, "effort": -0.5}, "low")
+    assert from_json(RewardTerms, to_json(made)) == made and made.total == -0.25
 
 
 # --- effort levels --------------------------------------------------------------------------------------------------

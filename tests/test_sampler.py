@@ -69,13 +69,13 @@ def sampler(tiny: local.LoadedModel) -> LocalEngine:
 
 def some_requests(count: int, *, seed: int = 0, shared: int = 20, most: int = 60) -> list[SampleRequest]:
     """Prompts of very different lengths with a common beginning; the first two are the same."""
-    dice = random.Random(seed)
-    head = tuple(dice.randrange(3, 300) for _ in range(shared))
+    rng = random.Random(seed)
+    head = tuple(rng.randrange(3, 300) for _ in range(shared))
     requests = []
     for i in range(count):
-        tail = tuple(dice.randrange(3, 300) for _ in range(dice.randrange(1, most)))
+        tail = tuple(rng.randrange(3, 300) for _ in range(rng.randrange(1, most)))
         prompt = requests[0].prompt_ids if i == 1 else head + tail
-        requests.append(SampleRequest(prompt, dice.randrange(1, 40), seed=1000 * seed + i))
+        requests.append(SampleRequest(prompt, rng.randrange(1, 40), seed=1000 * seed + i))
     return requests
 
 
@@ -220,10 +220,10 @@ def test_draws_follow_the_distribution(sampler):
 @pytest.mark.parametrize("vocabulary", [7, 512, 1300])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_draw_inverts_the_distribution_function(vocabulary: int, temperature: float):
-    dice = torch.Generator().manual_seed(vocabulary)
-    logits = torch.randn((400, vocabulary), generator=dice) * 3
+    rng = torch.Generator().manual_seed(vocabulary)
+    logits = torch.randn((400, vocabulary), generator=rng) * 3
     logits[:, ::3] = -torch.inf  # the first and, of 7 and 1300, the last
-    uniform = torch.rand(400, generator=dice, dtype=torch.float64)
+    uniform = torch.rand(400, generator=rng, dtype=torch.float64)
     uniform[0], uniform[1] = 0.0, math.nextafter(1.0, 0.0)
     ids, logps = draw(logits, uniform, temperature)
     expected = (logits / temperature).log_softmax(-1)
@@ -323,7 +323,7 @@ def play(
     sampler: LocalEngine, turns: int, *, flush: bool
 ) -> tuple[list[list[SampleRequest]], list[list[Sample]]]:
     """Several conversations in lockstep; with `flush` nothing is reused from turn to turn."""
-    dice = random.Random(3)
+    rng = random.Random(3)
     prompts = [sampler.renderer.start("You fix code.", f"Fix {i // 2}.", TOOLS).ids for i in range(6)]
     asked, drawn = [], []
     for turn in range(turns):
@@ -332,7 +332,7 @@ def play(
         asked.append(requests)
         drawn.append(samples)
         for i, sample in enumerate(samples):
-            results = [Observation("", "result " * dice.randrange(1, 20))]
+            results = [Observation("", "result " * rng.randrange(1, 20))]
             context = sampler.renderer.extend(sample.ids, sample.finish_reason, results, ())
             prompts[i] = (*prompts[i], *sample.ids, *context.ids)
         if flush:
@@ -937,13 +937,13 @@ def test_smollm2_writes_english():
 
 
 def test_the_longest_kept_beginning_is_found_and_beginnings_of_others_go():
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     none = (torch.zeros(0), torch.zeros(0))
     for _ in range(50):
         kept = Prefixes(1 << 20)
         written: list[list[int]] = []
         for _ in range(12):
-            wanted = dice.integers(0, 2, dice.integers(1, 7)).tolist()
+            wanted = rng.integers(0, 2, rng.integers(1, 7)).tolist()
             shared = [len(list(itertools.takewhile(bool, map(int.__eq__, w, wanted)))) for w in written]
             best, length = kept.find(np.array(wanted))
             assert length == max(shared, default=0) and (best is None) == (length == 0)

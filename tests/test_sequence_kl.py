@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from woodshed.learning import gradients, losses
-from woodshed.learning.gradients import Work
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.gradients import StepInputs
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
@@ -91,11 +91,11 @@ def step_gradient(
 ) -> dict[str, Tensor]:
     """The product's: nothing but the divergence, as every attempt had the same reward."""
     feedback = FeedbackSettings(teacher="frozen")
-    objective = ObjectiveSettings(
-        kl_coef=COEF, ratio_level="sequence", max_ratio=10.0, micro_batch_tokens=tokens
-    )
+    objective = LossSettings(kl_coef=COEF, ratio_level="sequence", max_ratio=10.0, micro_batch_tokens=tokens)
     batch = Batch(tuple(replace(row, rollout_id=str(n)) for n, row in enumerate(rows)), (), len(rows))
-    return forward(Work(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 1))[0]
+    return forward(StepInputs(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 1))[
+        0
+    ]
 
 
 def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor], factor: float) -> float:
@@ -171,10 +171,10 @@ def test_the_reward_less_the_divergence_is_one_number_less_its_groups_mean():
             for n, (row, each, a) in enumerate(zip(rows, logps, advantages, strict=True))
         ]
         feedback = FeedbackSettings(teacher="frozen")
-        objective = ObjectiveSettings(kl_coef=coef)
+        objective = LossSettings(kl_coef=coef)
         batch = Batch(tuple(made), (), len(made))
         return gradients.separate(
-            Work(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 1)
+            StepInputs(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 1)
         )[0]
 
     inside = gradient(losses.group_advantages(rewards), COEF)

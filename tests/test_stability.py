@@ -88,7 +88,7 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
         "policy": {"model": str(write_tiny_model(tmp_path / "model")), "lora_rank": 4, "codec": "plain"},
         "agent": {"max_turns": 2, "turn_tokens": 16, "rollout_tokens": 32},
         "rollout": {"attempts": 2},
-        "training": {"steps": 5, "tasks_per_step": 1},
+        "rl": {"steps": 5, "tasks_per_step": 1},
         "curriculum": {"repeats": True},
         "optimizer": {"learning_rate": 0.5, "warmup_steps": 1},
         "feedback": {"forward": "packed", "teacher": "ema"},

@@ -41,8 +41,8 @@ TINY = [
     "policy.codec=plain",
     "tasks.heldout=['tasks/quickstart']",
     "tasks.heldout_share=0",
-    "training.steps=1",
-    "training.tasks_per_step=1",
+    "rl.steps=1",
+    "rl.tasks_per_step=1",
     "agent.max_turns=1",
     "agent.turn_tokens=8",
     "rollout.attempts=2",
@@ -78,7 +78,7 @@ codec = "plain"
 [tasks]
 train = ["tasks/quickstart"]
 heldout = ["tasks/quickstart"]
-[training]
+[rl]
 steps = 1
 tasks_per_step = 1
 [agent]

@@ -18,10 +18,10 @@ from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
 from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy
-from woodshed.records import Lesson, Patch, RecipeError, Rollout
+from woodshed.records import Patch, RecipeError, Rollout, TokenDivergence
 from woodshed.runs.folder import RunDir
 from woodshed.stages import distill_samples
-from woodshed.stages.distill_samples import Demonstration, StudySettings
+from woodshed.stages.distill_samples import Demonstration, DistillSettings
 from woodshed.stages.recipe import Recipe
 from woodshed.stages.rl import train
 from woodshed.tokens.renderer import Renderer, create_renderer
@@ -49,7 +49,7 @@ def rows(renderer: Renderer, asked: Demonstration, text: str, *, shown: bool = F
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model that answers "no", follows a demonstration that it is shown, and knows colours."""
     torch.set_num_threads(1)
-    folder = write_tiny_model(tmp_path_factory.mktemp("study") / "model")
+    folder = write_tiny_model(tmp_path_factory.mktemp("distill") / "model")
     model = AutoModelForCausalLM.from_pretrained(folder)
     renderer = create_renderer(AutoTokenizer.from_pretrained(folder), codec="plain")
     taught = [rows(renderer, each, OLD) for each in KNOWN]
@@ -76,22 +76,22 @@ def recipe_for(model: Path, folder: Path, *overrides: str, steps: int = STEPS) -
     write(folder / "known.jsonl", KNOWN)
     write(folder / "earlier.jsonl", EARLIER)
     given = {
-        "name": "study",
+        "name": "distill",
         "runs": str(folder / "runs"),
         "policy.model": str(model),
         "policy.lora_rank": 0,
         "policy.codec": "plain",
-        "training.steps": 0,
-        "study.steps": steps,
-        "study.demonstrations": [str(folder / "known.jsonl")],
-        "study.earlier": [str(folder / "earlier.jsonl")],
-        "study.answers_per_step": 12,
-        "study.answer_tokens": 8,
-        "study.system": SYSTEM,
-        "study.every": 8,
-        "study.feedback.preset": "sdft",
-        "study.feedback.skip_first": 0,
-        "study.optimizer.learning_rate": 1e-3,
+        "rl.steps": 0,
+        "distill.steps": steps,
+        "distill.demonstrations": [str(folder / "known.jsonl")],
+        "distill.earlier": [str(folder / "earlier.jsonl")],
+        "distill.answers_per_step": 12,
+        "distill.answer_tokens": 8,
+        "distill.system": SYSTEM,
+        "distill.every": 8,
+        "distill.feedback.preset": "sdft",
+        "distill.feedback.skip_first": 0,
+        "distill.optimizer.learning_rate": 1e-3,
     }
     return settings.read(Recipe, None, [*(f"{k}={json.dumps(v)}" for k, v in given.items()), *overrides])
 
@@ -108,12 +108,12 @@ def run(recipe: Recipe) -> RunDir:
     [
         pytest.param([], id="sdft"),
         # OPSD's clip of 0.05 leaves no gradient where teacher and student disagree wholly, as they do here
-        pytest.param(["study.feedback.preset=opsd", "study.feedback.pointwise_clip=100.0"], id="opsd"),
+        pytest.param(["distill.feedback.preset=opsd", "distill.feedback.pointwise_clip=100.0"], id="opsd"),
     ],
 )
 def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_path, more):
     kept = run(recipe_for(reader, tmp_path, *more))
-    lines = [line for phase, _, line in kept.read("metrics") if phase == "study"]
+    lines = [line for phase, _, line in kept.read("metrics") if phase == "distill"]
     before, after = lines[0]["before"], lines[-1]
     assert len(lines) == STEPS and before["study_logp"] < -4.0
     assert after["study_logp"] > before["study_logp"] + 4.0  # learnt, and without the demonstration in sight
@@ -122,21 +122,21 @@ def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_pat
     assert forgotten < (after["study_logp"] - before["study_logp"]) / 4
     # its earlier answers were the right ones, so both measures of forgetting agree
     assert after["earlier_kl"] == pytest.approx(forgotten, abs=0.15)
-    answers = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "study"]
+    answers = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "distill"]
     wanted = {each.id: each.demonstration for each in KNOWN}
     begins = [made.turns[0].text[:1] == wanted[made.task_id][0] for made in answers]
     assert sum(begins[:12]) == 0 and sum(begins[-24:]) >= 12  # its own words at first, then what it was shown
-    assert len(kept.read("lessons", Lesson)) == STEPS * 12
+    assert len(kept.read("divergences", TokenDivergence)) == STEPS * 12
     assert report.write(kept).is_file()
 
 
 def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
-    whole = run(recipe_for(reader, tmp_path, "name=whole", "study.every=2", steps=4))
-    cut = recipe_for(reader, tmp_path, "name=cut", "study.every=2", steps=4)
+    whole = run(recipe_for(reader, tmp_path, "name=whole", "distill.every=2", steps=4))
+    cut = recipe_for(reader, tmp_path, "name=cut", "distill.every=2", steps=4)
     kept = RunDir.create(cut.runs / cut.name, recipe=cut.to_toml(), manifest={})
 
     def stop(done: int, _total: int, text: str) -> None:
-        if done == 3 and text.startswith("study"):
+        if done == 3 and text.startswith("distill"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -144,11 +144,11 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
     for name in ("known", "earlier"):  # the run has copies of its own
         (tmp_path / f"{name}.jsonl").unlink()
     train(cut, kept, lambda *_: None)
-    assert distill_samples.read([kept.path / "demonstrations" / "study.jsonl"]) == KNOWN
+    assert distill_samples.read([kept.path / "demonstrations" / "distill.jsonl"]) == KNOWN
     assert distill_samples.read([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
 
     def figures(found: RunDir) -> list[dict]:
-        lines = [line for phase, _, line in found.read("metrics") if phase == "study"]
+        lines = [line for phase, _, line in found.read("metrics") if phase == "distill"]
         return [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
 
     assert figures(kept) == figures(whole)
@@ -160,7 +160,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     model = AutoModelForCausalLM.from_pretrained(reader)
     renderer = create_renderer(AutoTokenizer.from_pretrained(reader), codec="plain")
     policy = Policy(model.requires_grad_(True), is_adapter=False)
-    settings_ = StudySettings(answer_tokens=1, system=SYSTEM)
+    settings_ = DistillSettings(answer_tokens=1, system=SYSTEM)
     asked = Demonstration("Which one?", "x")
     answers = distill_samples.answer(
         [asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0
@@ -168,9 +168,9 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     padded = packing.pad([packing.rollout_row(answers[0])])
     with torch.no_grad():
         old_V = policy.logits(padded)[0, 0].log_softmax(-1)
-        dice = torch.Generator().manual_seed(1)
+        rng = torch.Generator().manual_seed(1)
         for parameter in policy.trainable.values():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=dice))
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=rng))
         new_V = policy.logits(padded)[0, 0].log_softmax(-1)
     exact = float((old_V.exp() * (old_V - new_V)).sum())
     spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
@@ -184,7 +184,7 @@ def test_a_study_without_anything_in_its_files_says_so(reader, tmp_path):
     recipe = recipe_for(reader, tmp_path)
     (tmp_path / "known.jsonl").write_text("")
     with pytest.raises(
-        RecipeError, match=r"study\.demonstrations hold nothing and there are no practice tasks"
+        RecipeError, match=r"distill\.demonstrations hold nothing and there are no practice tasks"
     ):
         run(recipe)
 
@@ -197,10 +197,10 @@ def test_copies_hold_what_all_the_files_held(tmp_path):
         json.dumps({"prompt": odd.prompt, "demonstration": odd.demonstration}, ensure_ascii=False)
     )
     run = RunDir.create(tmp_path / "run", recipe="", manifest={})
-    found = distill_samples.keep(run, StudySettings(demonstrations=tuple(files)))
+    found = distill_samples.keep(run, DistillSettings(demonstrations=tuple(files)))
     assert found == (distill_samples.read(files), []) == ([*KNOWN, odd, *EARLIER], [])
     files[0].write_text("{")
-    assert distill_samples.keep(run, StudySettings(demonstrations=tuple(files))) == found
+    assert distill_samples.keep(run, DistillSettings(demonstrations=tuple(files))) == found
     run.forget()
     assert not run.path.exists()
 
@@ -230,8 +230,8 @@ def test_a_line_that_is_no_demonstration_is_named(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["study.steps=2"], r"needs study\.demonstrations"),
-        (["study.steps=2", "study.tasks_per_step=1", "study.feedback.scope=turn"], 'must be "rollout"'),
+        (["distill.steps=2"], r"needs distill\.demonstrations"),
+        (["distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.scope=turn"], 'must be "rollout"'),
     ],
 )
 def test_a_study_of_nothing_is_refused(overrides, message):

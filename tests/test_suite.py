@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from scripted import FINISH, SETTINGS, renderer
 
+from woodshed.agent.attempt import turn_seed
 from woodshed.engines.engine import SampleRequest
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.experience import Experience, HarnessSettings, Occasion, RolloutSettings, collect
@@ -36,11 +37,10 @@ def script_of(task: Task) -> Any:
     old = next(line for line in stub if "NotImplementedError" in line)
     new = gold[gold.index("    found = {}") :].rstrip("\n")
     edit = f"<call>edit_file tally/words.py\n<<<<\n{old}\n====\n{new}\n>>>>\n</call>"
-    begun: list[SampleRequest] = []
+    first, second = (turn_seed(0, f"train-0-{task.name}-{attempt}", 0) for attempt in (0, 1))
 
     def following(request: SampleRequest) -> str:
-        begun.append(request)
-        return {1: WAIT, 2: edit}.get(len(begun), FINISH)
+        return {first: WAIT, second: edit}.get(request.seed, FINISH)
 
     return following
 

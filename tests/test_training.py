@@ -20,7 +20,7 @@ from woodshed.engines.local import LocalEngine
 from woodshed.experience import Collector, RolloutSettings
 from woodshed.learning import packing
 from woodshed.learning.logprobs import Reading, token_logps
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.update import OptimizerSettings, learning_rate
 from woodshed.records import Group, RecipeError, Rollout, RunError
@@ -119,14 +119,14 @@ def test_attempts_that_say_nothing_about_the_policy_are_left_out_of_the_baseline
 def test_a_group_of_equal_rewards_has_no_rows_but_counts(rollouts):
     batch = pack(rollouts, [0.1, 0.1, 0.1, 0.1])
     assert batch.rows == () and batch.num_rollouts == 4
-    assert len(pack(rollouts, [0.1] * 4, keep_even=True).rows) == 4
+    assert len(pack(rollouts, [0.1] * 4, keep_zero_advantage=True).rows) == 4
 
 
 def test_rows_know_the_group_whose_mean_is_their_baseline(rollouts):
     groups = [Group("a", tuple(rollouts[:2])), Group("b", tuple(rollouts[2:]))]
     graded = verdicts(rollouts, [1.0, 0.0, 0.5, 0.5])
     flagged = {rollouts[0].id}
-    batch = packing.pack(groups, graded, (), renderer(), keep_even=True, set_aside=flagged)
+    batch = packing.pack(groups, graded, (), renderer(), keep_zero_advantage=True, excluded_ids=flagged)
     assert [(row.rollout_id, row.group) for row in batch.rows] == [
         (made.id, number) for made, number in zip(rollouts[1:], (0, 1, 1), strict=True)
     ]
@@ -136,16 +136,16 @@ def test_every_targeted_turn_leaves_a_lesson_in_its_own_order(rollouts):
     """Student's log-probs are the policy's own, and the mean of the divergences is the loss that was taken."""
     hints = [hint_for(rollouts[3], 1), hint_for(rollouts[1], 0)]
     metrics = step(tiny_policy(), pack(rollouts, [0.0] * 4, hints), feedback=FeedbackSettings(target_floor=1))
-    lessons = {(lesson.rollout_id, lesson.turn): lesson for lesson in metrics["lessons"]}
-    assert set(lessons) == {(rollouts[3].id, 1), (rollouts[1].id, 0)}
+    token_divergences = {(taught.rollout_id, taught.turn): taught for taught in metrics["divergences"]}
+    assert set(token_divergences) == {(rollouts[3].id, 1), (rollouts[1].id, 0)}
     for made, turn in ((rollouts[3], 1), (rollouts[1], 0)):
-        lesson = lessons[made.id, turn]
-        assert lesson.student == pytest.approx(made.turns[turn].logps, rel=2e-3, abs=2e-4)
-        assert len(lesson.teacher) == len(lesson.divergence) == len(made.turns[turn].sampled_ids)
-        assert lesson.detector == "unknown_tool" and min(lesson.divergence) > -1e-6
-    means = [sum(lesson.divergence) / len(lesson.divergence) for lesson in lessons.values()]
+        taught = token_divergences[made.id, turn]
+        assert taught.student == pytest.approx(made.turns[turn].logps, rel=2e-3, abs=2e-4)
+        assert len(taught.teacher) == len(taught.divergence) == len(made.turns[turn].sampled_ids)
+        assert taught.detector == "unknown_tool" and min(taught.divergence) > -1e-6
+    means = [sum(taught.divergence) / len(taught.divergence) for taught in token_divergences.values()]
     assert sum(means) / 2 == pytest.approx(metrics["kl_loss"], rel=1e-2)
-    gains = [lesson.gain for lesson in lessons.values()]
+    gains = [taught.gain for taught in token_divergences.values()]
     assert sum(gains) / 2 == pytest.approx(metrics["hint_gain"], abs=1e-3)
 
 
@@ -192,7 +192,7 @@ def test_tokens_that_do_not_count_take_no_part_in_the_divergence(rollouts):
 
 
 def test_a_penalty_is_taken_off_the_reward_before_the_mean(rollouts):
-    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], pay={rollouts[0].id: -0.2})
+    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], reward_terms={rollouts[0].id: -0.2})
     assert [row.advantage for row in batch.rows] == pytest.approx([0.35, 0.55, -0.45, -0.45])
 
 
@@ -203,8 +203,8 @@ def test_targets_beyond_the_limit_are_thinned_evenly(rollouts):
 
 
 def test_micro_batches_hold_every_row_once_and_respect_the_budget():
-    dice = random.Random(0)
-    rows = [packing.Row(tuple(range(dice.randint(2, 90))), (1,)) for _ in range(50)]
+    rng = random.Random(0)
+    rows = [packing.Row(tuple(range(rng.randint(2, 90))), (1,)) for _ in range(50)]
     chunks = list(packing.row_batches(rows, 200))
     assert sorted(len(r.ids) for c in chunks for r in c) == sorted(len(r.ids) for r in rows)
     assert all(len(c) * max(len(r.ids) for r in c) <= 200 for c in chunks)
@@ -261,9 +261,9 @@ def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
     temperature, dtype, at_once, monkeypatch
 ):
     monkeypatch.setattr("woodshed.learning.logprobs.ELEMENTS_AT_ONCE", at_once)
-    dice = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 5, 37, generator=dice).to(dtype).requires_grad_()
-    tokens, weights = torch.randint(37, (3, 5), generator=dice), torch.randn(3, 5, generator=dice)
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 5, 37, generator=rng).to(dtype).requires_grad_()
+    tokens, weights = torch.randint(37, (3, 5), generator=rng), torch.randn(3, 5, generator=rng)
     found = token_logps(logits, tokens, temperature)
     (gradient,) = torch.autograd.grad((found * weights).sum(), logits)
     flat = (logits.float() / temperature).flatten(0, 1)
@@ -279,10 +279,10 @@ def test_log_probs_and_their_gradients_are_those_of_the_cross_entropy(
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_reading_scores_as_the_cross_entropy_does(temperature, dtype, at_once, trained, monkeypatch):
     monkeypatch.setattr("woodshed.learning.logprobs.ELEMENTS_AT_ONCE", at_once)
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(8, 37).to(dtype).requires_grad_(trained)
-    hidden = torch.randn(3, 5, 8, generator=dice).to(dtype).requires_grad_()
-    tokens, weights = torch.randint(37, (3, 5), generator=dice), torch.randn(3, 5, generator=dice)
+    hidden = torch.randn(3, 5, 8, generator=rng).to(dtype).requires_grad_()
+    tokens, weights = torch.randint(37, (3, 5), generator=rng), torch.randn(3, 5, generator=rng)
     found, entropy = Reading(hidden, head).score(tokens, temperature)
     taught = [hidden, *head.parameters()] if trained else [hidden]
     gradients = torch.autograd.grad((found * weights).sum(), taught)
@@ -419,7 +419,7 @@ def test_the_update_does_not_depend_on_the_micro_batch_split(rollouts):
     gradients = []
     for tokens in (100, 100_000):
         policy = tiny_policy()
-        metrics = step(policy, batch, objective=ObjectiveSettings(micro_batch_tokens=tokens))
+        metrics = step(policy, batch, objective=LossSettings(micro_batch_tokens=tokens))
         gradients.append(
             (metrics["rl_grad_norm"], metrics["kl_grad_norm"], metrics["rl_loss"], metrics["kl_loss"])
         )

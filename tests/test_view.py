@@ -80,7 +80,7 @@ def test_search_filters_as_the_page_does(run: RunDir):
         assert app.query_one(Input).value == "has:hint phase:train"
         assert app.shown == wanted and app.query_one(DataTable).row_count == len(wanted) > 0
         await press("enter", "t")
-        assert app.story is not None and app.turn in app.story.lessons
+        assert app.story is not None and app.turn in app.story.token_divergences
 
     drive(run, play)
     row = Reader(run).rows(run.batches("rollouts")[0])[0]
@@ -95,11 +95,11 @@ def test_search_filters_as_the_page_does(run: RunDir):
 def test_colours_follow_the_probabilities(run: RunDir):
     reader = Reader(run)
     at = next(at for at in run.batches("rollouts") if at[0] == "train")
-    story = next(s for s in reader.batch(at) if s.lessons)
-    number, lesson = next(iter(story.lessons.items()))
+    story = next(s for s in reader.batch(at) if s.token_divergences)
+    number, taught = next(iter(story.token_divergences.items()))
     turn = story.rollout.turns[number]
     shaded = {
-        mode: message_text(turn, lesson, reader.pieces(at), mode)
+        mode: message_text(turn, taught, reader.pieces(at), mode)
         for mode in ("log-prob", "hint", "divergence", "none")
     }
     assert {text.plain for text in shaded.values()} == {turn.text}
@@ -107,7 +107,7 @@ def test_colours_follow_the_probabilities(run: RunDir):
     unlikely = sum(logp < -0.1 for logp in turn.logps)
     assert 0 < len(shaded["log-prob"].spans) <= unlikely + 1
     assert len(shaded["hint"].spans) >= len(turn.sampled_ids) // 3  # every third token lost 2.5 nats
-    assert message_text(turn, lesson, {}, "hint").plain == turn.text
+    assert message_text(turn, taught, {}, "hint").plain == turn.text
 
 
 def test_hostile_text_is_shown_and_neither_read_as_markup_nor_sent_to_the_terminal(tmp_path: Path):

@@ -17,18 +17,18 @@ from woodshed.agent import TOOLS, AgentSettings
 from woodshed.grading import verifier
 from woodshed.records import Task
 from woodshed.stages import sft
-from woodshed.stages.sft import PLANTS, OracleAttempt, WarmupSettings
+from woodshed.stages.sft import PLANTS, ExpertAttempt, SFTSettings
 from woodshed.tokens.codec import CODECS
 from woodshed.tokens.renderer import Renderer
 
 AGENT = AgentSettings(max_turns=12, turn_tokens=200, rollout_tokens=4000)
 
 
-def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: Any) -> OracleAttempt:
-    chosen = WarmupSettings(
+def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: Any) -> ExpertAttempt:
+    chosen = SFTSettings(
         **{"repair_share": 0.0, "reminder_share": 0.0, "seeded_fault_share": 0.0, **settings}  # type: ignore[arg-type]
     )
-    return sft.oracle_attempt(
+    return sft.expert_attempt(
         task, renderer(codec), chosen, AGENT, attempt=number, seed=0, context_length=1 << 20
     )
 
@@ -76,9 +76,9 @@ def test_a_planted_fault_is_what_it_is_called(tiny_task, codec):
 
 
 def moves(task: Task, count: int, **settings: Any) -> list[sft.Move]:
-    chosen = WarmupSettings(**settings)
-    codec, dice = CODECS["plain"], random.Random(0)
-    return [move for _ in range(count) for move in sft.script(task, codec, chosen, AGENT, dice)]
+    chosen = SFTSettings(**settings)
+    codec, rng = CODECS["plain"], random.Random(0)
+    return [move for _ in range(count) for move in sft.script(task, codec, chosen, AGENT, rng)]
 
 
 def test_a_reminder_of_the_planned_class_prevents_its_fault_and_others_leave_it(tiny_task):
@@ -122,7 +122,7 @@ def test_only_the_chosen_classes_are_planted_and_all_are_spoken_of(tiny_task):
 @pytest.mark.parametrize("plants", [{}, {"untested": 1.0, "slow": 1.0}, {"untested": 1.0, "no_call": 0.0}])
 def test_plants_that_cannot_be_are_refused(plants):
     with pytest.raises(ValidationError, match="plants"):
-        WarmupSettings(plants=plants)
+        SFTSettings(plants=plants)
 
 
 def test_every_plant_has_a_reminder_and_a_detector():
@@ -131,7 +131,7 @@ def test_every_plant_has_a_reminder_and_a_detector():
         assert feedback.hint_text(kind, tools=TOOLS, codec=CODECS["plain"], tool="edit_file")
 
 
-def whole(made: OracleAttempt, using: Renderer) -> str:
+def whole(made: ExpertAttempt, using: Renderer) -> str:
     return "".join(
         using.decode(turn.context_ids) + turn.text + "".join(o.text for o in turn.observations)
         for turn in made.rollout.turns
@@ -141,7 +141,7 @@ def whole(made: OracleAttempt, using: Renderer) -> str:
 def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     using = renderer()
     made = attempt(tiny_task, number=3, seeded_fault_share=0.3, reminder_share=0.5)
-    other = sft.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
+    other = sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
     assert [(t.oracle, t.error_kind, len(t.observations)) for t in other.rollout.turns] == [
         (t.oracle, t.error_kind, len(t.observations)) for t in made.rollout.turns
     ]
@@ -150,10 +150,9 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     row = sft.sft_row(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.wanted] == ids
-    again = sft.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
+    again = sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
     assert (
-        again == other
-        and sft.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="2") != other
+        again == other and sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="2") != other
     )
 
 
@@ -166,7 +165,7 @@ def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, c
     for number in range(12):
         made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.5, plants=plants)
         if under_other_names:
-            made = sft.renamed(made, tiny_task, using, WarmupSettings(), max_calls=1, seed="1")
+            made = sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
         right = [call for turn in made.rollout.turns for call in turn.calls if call.arguments.get("new")]
         code = right[-1].arguments["new"].strip()
         code = code if codec == "plain" else json.dumps(code)[1:-1]
@@ -189,7 +188,7 @@ def test_calls_of_a_renamed_attempt_are_what_its_text_says(tiny_task, codec):
     method = replace(tiny_task, target_symbol="Words.count")
     for number in range(6):
         made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.3)
-        other = sft.renamed(made, method, using, WarmupSettings(), max_calls=1, seed="1")
+        other = sft.renamed(made, method, using, SFTSettings(), max_calls=1, seed="1")
         for turn in other.rollout.turns:
             _, calls, _ = using.codec.parse(turn.text, TOOLS)
             assert [(c.arguments, c.raw) for c in calls] == [(c.arguments, c.raw) for c in turn.calls]
@@ -197,7 +196,7 @@ def test_calls_of_a_renamed_attempt_are_what_its_text_says(tiny_task, codec):
 
 def test_a_class_is_renamed_wherever_it_stands_as_a_word(tiny_task):
     method = replace(tiny_task, target_symbol="Cache.get")
-    say = sft.renaming(method, WarmupSettings(), random.Random(0))
+    say = sft.renaming(method, SFTSettings(), random.Random(0))
     assert say("class Cache:") != "class Cache:" and say("`Cache.get`")[1:].startswith(say("Cache") + ".")
     assert say('raise E(\\"Cache.get\\")') == 'raise E(\\"' + say("`Cache.get`")[1:-1] + '\\")'
     assert say("class LFUCache(Caches):") == "class LFUCache(Caches):"
@@ -206,13 +205,13 @@ def test_a_class_is_renamed_wherever_it_stands_as_a_word(tiny_task):
 @pytest.mark.parametrize(("before", "lines"), [(30, 4), (4, 4), (0, 61)])
 def test_reading_that_never_shows_the_gap_is_refused(before, lines):
     with pytest.raises(ValidationError, match="read_lines"):
-        WarmupSettings(read_before=before, read_lines=lines)
+        SFTSettings(read_before=before, read_lines=lines)
 
 
 @pytest.mark.parametrize(("before", "shown"), [(0, (10, 12)), (4, (6, 12)), (30, (1, 12))])
 def test_an_attempt_reads_what_it_is_told_to(tiny_task, before, shown):
-    settings = WarmupSettings(read_before=before, read_lines={0: 4, 4: 8, 30: 40}[before])
-    made = sft.oracle_attempt(
+    settings = SFTSettings(read_before=before, read_lines={0: 4, 4: 8, 30: 40}[before])
+    made = sft.expert_attempt(
         tiny_task, renderer(), settings, AGENT, attempt=0, seed=0, context_length=1 << 20
     )
     read = next(

@@ -11,10 +11,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradientScale, OptimizerSettings, make_optimizer, update
+from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
 from woodshed.records import Group, Hint, Rollout, Verdict
 
 HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."
@@ -92,7 +92,7 @@ def step(
     teacher=None,
 ):
     optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
-    teacher, scale = teacher or Teacher(policy, start or policy.snapshot(), feedback), GradientScale()
+    teacher, scale = teacher or Teacher(policy, start or policy.snapshot(), feedback), GradNorms()
     for _ in range(steps):
         metrics = update(
             policy,
@@ -103,7 +103,7 @@ def step(
             learning_rate=rate,
             message_tokens=160,
             temperature=1.0,
-            objective=objective or ObjectiveSettings(),
+            objective=objective or LossSettings(),
             feedback=feedback or FeedbackSettings(),
             max_grad_norm=1.0,
         )

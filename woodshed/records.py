@@ -342,7 +342,7 @@ class Hint:
 
 
 @dataclass(frozen=True)
-class Pay:
+class RewardTerms:
     """What an attempt was paid or charged besides its verdict: auxiliary rewards, and effort."""
 
     rollout_id: str
@@ -358,7 +358,7 @@ class Pay:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TokenDivergence:
     """What one targeted turn taught, token by token, as the update saw it before its step."""
 
     rollout_id: str

@@ -77,7 +77,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     names = key.strip().split(".")
     if not equals or not all(names):
-        raise RecipeError(f"override {override!r} is not of the form section.key=value (training.steps=4)")
+        raise RecipeError(f"override {override!r} is not of the form section.key=value (rl.steps=4)")
     for name in names[:-1]:
         node = tree.setdefault(name, {})
         if not isinstance(node, dict):

@@ -101,22 +101,22 @@ def foreseen(optimizer: ShardedMuon, inflight_bytes: int) -> float:
 
 
 def delay(runner: Any, device: torch.device) -> None:
-    transfer, dice = runner.transfer, random.Random(dist.get_rank())
+    transfer, rng = runner.transfer, random.Random(dist.get_rank())
 
     def slow(*args: Any) -> Any:
-        pause(dice, device)
+        pause(rng, device)
         work = transfer(*args)
-        pause(dice, device)
+        pause(rng, device)
         return work
 
     runner.transfer = slow
 
 
-def pause(dice: random.Random, device: torch.device) -> None:
+def pause(rng: random.Random, device: torch.device) -> None:
     if device.type == "cuda":
-        torch.cuda._sleep(dice.randrange(1, 2_000_000))  # cycles: up to a millisecond
+        torch.cuda._sleep(rng.randrange(1, 2_000_000))  # cycles: up to a millisecond
     else:
-        time.sleep(dice.random() / 1000)
+        time.sleep(rng.random() / 1000)
 
 
 if __name__ == "__main__":

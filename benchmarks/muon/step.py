@@ -54,7 +54,7 @@ def main() -> None:
         rows.append(measure(name, device, options))
         if dist.get_rank() == 0:
             report = {"hardware": cases.describe(device), "machine": machine(rows, device), "rows": rows}
-            report |= {"steps": options.steps, "warmup": options.warmup, "inflight_mb": options.inflight_mb}
+            report |= {"steps": options.steps, "sft": options.warmup, "inflight_mb": options.inflight_mb}
             options.out.parent.mkdir(parents=True, exist_ok=True)
             options.out.write_text(json.dumps(report, indent=2) + "\n")
     dist.destroy_process_group()

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 
-from woodshed.records import Hint, Lesson, Rollout, Task, Verdict
+from woodshed.records import Hint, Rollout, Task, TokenDivergence, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.stages.sft import OracleAttempt
+from woodshed.stages.sft import ExpertAttempt
 
 STEPS = 3
 
@@ -44,21 +44,21 @@ rollout_tokens = 80
 [rollout]
 attempts = 3
 
-[warmup]
+[sft]
 steps = 4
 attempts = 4
 batch = 3
 checkpoint_every = 2
 seeded_fault_share = 0.3
 
-[training]
+[rl]
 steps = {steps}
 tasks_per_step = 1
 
 [curriculum]
 repeats = true
 
-[objective]
+[loss]
 kl_coef = 0.01
 """
 
@@ -113,7 +113,7 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
     run = RunDir.open(whole)
     found = [(phase, step) for phase, step, _ in metrics(whole)]
     assert found == [
-        *[("warmup", step) for step in range(4)],
+        *[("sft", step) for step in range(4)],
         ("eval", 0),
         *[("train", step) for step in range(STEPS)],
         ("eval", STEPS),
@@ -128,11 +128,12 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
     judged = {verdict.rollout_id for _, _, verdict in run.read("verdicts", Verdict)}
     assert judged == {made.id for _, _, made in rollouts}
     assert {hint.rollout_id for _, _, hint in run.read("hints", Hint)} <= judged
-    assert run.read("hints", Hint) and run.read("oracle", OracleAttempt)
+    assert run.read("hints", Hint) and run.read("oracle", ExpertAttempt)
     turns = {made.id: made.turns for _, _, made in rollouts}
-    lessons = [lesson for _, _, lesson in run.read("lessons", Lesson)]
-    assert lessons and all(
-        len(lesson.teacher) == len(turns[lesson.rollout_id][lesson.turn].sampled_ids) for lesson in lessons
+    token_divergences = [taught for _, _, taught in run.read("divergences", TokenDivergence)]
+    assert token_divergences and all(
+        len(taught.teacher) == len(turns[taught.rollout_id][taught.turn].sampled_ids)
+        for taught in token_divergences
     )
     pieces = {int(i) for _, _, found in run.read("token_texts") for i in found}
     assert pieces == {i for made in turns.values() for turn in made for i in turn.sampled_ids}
@@ -145,7 +146,7 @@ def test_a_run_folder_holds_metrics_rollouts_verdicts_and_hints_of_every_step(wh
         ("eval", 0),
         ("train", 0),
         pytest.param("oracle", marks=pytest.mark.slow),
-        pytest.param(("warmup", 2), marks=pytest.mark.slow),
+        pytest.param(("sft", 2), marks=pytest.mark.slow),
         pytest.param(("train", 1), marks=pytest.mark.slow),
     ],
     ids=str,

@@ -149,7 +149,7 @@ app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as training.steps=2."),
+    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2."),
 ]
 
 

@@ -119,9 +119,9 @@ def say_changes(run: RunDir, chosen: Recipe) -> None:
     from woodshed.learning import checkpoint
 
     newest = checkpoint.latest(run)
-    position = checkpoint.read_position(newest) if newest else checkpoint.Position()
+    position = checkpoint.read_position(newest) if newest else checkpoint.TrainState()
     taken = position.step if position.phase == "rl" else 0
-    phase = {"rl": "training", "warmup": "the warm-up", "study": "the study"}[position.phase]
+    phase = {"rl": "training", "sft": "SFT", "distill": "distillation"}[position.phase]
     at = f"step {position.step} of {phase}"
     # attempts of later steps, as a deleted checkpoint leaves them, are of weights that a change would make others
     is_behind = any(made == "train" and step > taken for made, step, _ in run.batches("rollouts"))

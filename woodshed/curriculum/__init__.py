@@ -4,7 +4,7 @@
 `arms` chooses what to generate.
 """
 
-from woodshed.curriculum.bandit import Arms
+from woodshed.curriculum.bandit import Bandit
 from woodshed.curriculum.pool import Curriculum, CurriculumSettings, refuse_dry
 
-__all__ = ["Arms", "Curriculum", "CurriculumSettings", "refuse_dry"]
+__all__ = ["Bandit", "Curriculum", "CurriculumSettings", "refuse_dry"]

@@ -31,7 +31,7 @@ class Arm:
         return worth / max(cost, 1e-3)
 
 
-class Arms:
+class Bandit:
     """Generators by name, such as "harden/H3" or "stub/1/toolz"."""
 
     def __init__(self, names: Sequence[str], *, seed: int) -> None:

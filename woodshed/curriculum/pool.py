@@ -50,7 +50,7 @@ class CurriculumSettings(Settings):
 
     repeats: bool = False
     """Whether a task may be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a
-    run needs as many tasks as training.steps x training.tasks_per_step."""
+    run needs as many tasks as rl.steps x rl.tasks_per_step."""
     uniform_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the draws that ignores what was observed; 1 draws evenly, retires nothing and parks nothing."""
     probe_share: float = Field(default=0.05, ge=0.0, le=1.0)
@@ -99,14 +99,14 @@ def refuse_dry(settings: CurriculumSettings, *, num_tasks: int, steps: int, task
         return
     if tasks_per_step > num_tasks:
         raise RecipeError(
-            f"training.tasks_per_step = {tasks_per_step}, but there are only {num_tasks} training tasks; "
+            f"rl.tasks_per_step = {tasks_per_step}, but there are only {num_tasks} training tasks; "
             "make more tasks or lower it"
         )
     draws = steps * tasks_per_step
     if draws > num_tasks and not settings.repeats:
         raise RecipeError(
-            f"training.steps = {steps} x training.tasks_per_step = {tasks_per_step} needs {draws} tasks, and there are "
-            f"{num_tasks}: in a single epoch no task is trained on twice. Make more tasks, lower training.steps to "
+            f"rl.steps = {steps} x rl.tasks_per_step = {tasks_per_step} needs {draws} tasks, and there are "
+            f"{num_tasks}: in a single epoch no task is trained on twice. Make more tasks, lower rl.steps to "
             f"{num_tasks // tasks_per_step}, or let tasks come again with curriculum.repeats=true"
         )
 
@@ -178,7 +178,7 @@ class Curriculum:
         left = len(set(self._tasks) - self._closed())
         if left >= count:
             return ""
-        pool, wanted = len(self._tasks), f"training.tasks_per_step = {count}, but"
+        pool, wanted = len(self._tasks), f"rl.tasks_per_step = {count}, but"
         if count > pool:
             return f"{wanted} there are only {pool} training tasks; make more tasks or lower it"
         reasons, ways = [], ["Make more tasks"]

@@ -21,10 +21,10 @@ FREE = (
         "sampler.cache_mb",
         "rollout.tool_threads",
         "grading.jobs",
-        "objective.micro_batch_tokens",
+        "loss.micro_batch_tokens",
     ),
-    *("feedback.offload_teacher", "study.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
-    *("warmup.checkpoint_every", "warmup.micro_batch_tokens"),
+    *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
+    *("sft.checkpoint_every", "sft.micro_batch_tokens"),
 )
 """Settings that change where and how fast a run works, not what it finds."""
 
@@ -33,8 +33,8 @@ PACE = ("learning_rate", "warmup_steps", "decay_share", "max_grad_norm")
 
 NOTED = (
     *FREE,
-    *(f"{phase}optimizer.{name}" for phase in ("", "warmup.", "study.") for name in PACE),
-    *("training.steps", "warmup.steps", "study.steps", "evaluation.every"),
+    *(f"{phase}optimizer.{name}" for phase in ("", "sft.", "distill.") for name in PACE),
+    *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
     *(f"stability.{name}" for name in ("max_kl_to_start", "max_logp_gap", "invalid_factor", "invalid_floor")),
     *("curriculum.repeats", "curriculum.grow"),
 )
@@ -74,9 +74,9 @@ def accept(run: RunDir, chosen: Settings, *, allowed: tuple[str, ...], at: str, 
             f"{f', and {len(odd) - 1} more' if len(odd) > 1 else ''}. A run cannot go on with that: put it back, or "
             "start another run with name=OTHER"
         )
-    steps = now.get("training", {}).get("steps", 0)
-    if "training.steps" in found and steps < taken:
-        raise RunError(f"training.steps = {steps}, but {taken} steps were taken; set it to {taken} or more")
+    steps = now.get("rl", {}).get("steps", 0)
+    if "rl.steps" in found and steps < taken:
+        raise RunError(f"rl.steps = {steps}, but {taken} steps were taken; set it to {taken} or more")
     if not found and known is not None:
         return []
     notes = [f"from {at}: {_said(name, *values)}" for name, values in found.items()]

@@ -21,22 +21,22 @@ from torch import Tensor
 
 from woodshed.learning.policy import Policy
 from woodshed.learning.stability import Watch
-from woodshed.learning.update import GradientScale
+from woodshed.learning.update import GradNorms
 from woodshed.records import RunError, from_json
 from woodshed.runs.folder import RunDir, staged, way_out
 
-Phase = Literal["warmup", "study", "rl"]
+Phase = Literal["sft", "distill", "rl"]
 
 KEPT = 2  # newest checkpoints of a phase; older ones are removed
 
 
 @dataclass
-class Position:
+class TrainState:
     """Where a run stands: `step` is the next one to take."""
 
-    phase: Phase = "warmup"
+    phase: Phase = "sft"
     step: int = 0
-    scale: GradientScale = field(default_factory=GradientScale)
+    scale: GradNorms = field(default_factory=GradNorms)
     curriculum: dict[str, Any] = field(default_factory=dict)
     growth: dict[str, Any] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
@@ -50,7 +50,7 @@ def save(
     run: RunDir,
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    position: Position,
+    position: TrainState,
     teacher: Mapping[str, Tensor] | None = None,
     *,
     kept: int = KEPT,
@@ -81,11 +81,11 @@ def save(
 
 def latest(run: RunDir) -> Path | None:
     """The newest complete checkpoint of the furthest phase."""
-    found = run.checkpoints("rl-") or run.checkpoints("study-") or run.checkpoints("warmup-")
+    found = run.checkpoints("rl-") or run.checkpoints("distill-") or run.checkpoints("sft-")
     return found[-1] if found else None
 
 
-def read_position(folder: Path) -> Position:
+def read_position(folder: Path) -> TrainState:
     """Where the run stood when the checkpoint was written.
 
     Raises:
@@ -97,7 +97,7 @@ def read_position(folder: Path) -> Position:
             raise ValueError(f"no {min(missing)!r} in position.json")
         if data["phase"] not in get_args(Phase) or type(data["step"]) is not int or data["step"] < 0:
             raise ValueError(f"phase {data['phase']!r}, step {data['step']!r}")
-        return from_json(Position, data)
+        return from_json(TrainState, data)
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
             f"checkpoint {folder} cannot be read ({error}); delete that folder to resume before it"

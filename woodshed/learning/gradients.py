@@ -18,12 +18,12 @@ from torch import Tensor
 
 from woodshed.learning import divergences, losses, packing, prefix_tree
 from woodshed.learning.logprobs import Reading, token_logps
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch, Padded, Row, Target
 from woodshed.learning.policy import Policy
 from woodshed.learning.prefix_tree import Tree
 from woodshed.learning.teacher import Teacher
-from woodshed.records import Lesson
+from woodshed.records import TokenDivergence
 
 Gradient = dict[str, Tensor]
 
@@ -65,18 +65,18 @@ class Metrics:
                 found[mean] = sums[total] / max(sums[count], 1.0)
         return found
 
-    def lessons(self) -> list[Lesson]:
-        return [lesson for turns, values_GN in self.taught for lesson in _lessons(turns, *values_GN)]
+    def token_divergences(self) -> list[TokenDivergence]:
+        return [taught for turns, values_GN in self.taught for taught in _lessons(turns, *values_GN)]
 
 
 @dataclass
-class Work:
+class StepInputs:
     """Everything that a step's gradients depend on, and what is measured on the way."""
 
     policy: Policy
     teacher: Teacher
     batch: Batch
-    objective: ObjectiveSettings
+    objective: LossSettings
     feedback: FeedbackSettings
     temperature: float
     message_tokens: int
@@ -97,7 +97,7 @@ class Work:
         return sum(sum(row.counted) if row.counted else len(row.wanted) for row in rows)
 
 
-def separate(work: Work) -> tuple[Gradient, Gradient]:
+def separate(work: StepInputs) -> tuple[Gradient, Gradient]:
     """(policy gradient, targeted gradient), a forward each for rollouts, students and teachers."""
     policy, budget = work.policy, work.objective.micro_batch_tokens
     start = _start(work)
@@ -115,7 +115,7 @@ def separate(work: Work) -> tuple[Gradient, Gradient]:
     return rl_gradient, _take(policy)
 
 
-def packed(work: Work) -> tuple[Gradient, Gradient]:
+def packed(work: StepInputs) -> tuple[Gradient, Gradient]:
     """The same numbers with one forward of each rollout: its hinted turns branch off it."""
     rl_gradient, kl_gradient = _take(work.policy), _take(work.policy)
 
@@ -130,7 +130,7 @@ def packed(work: Work) -> tuple[Gradient, Gradient]:
     return rl_gradient, kl_gradient
 
 
-def packed_joint(work: Work, kl_factor: float) -> Gradient:
+def packed_joint(work: StepInputs, kl_factor: float) -> Gradient:
     """Policy gradient + factor x targeted gradient, in one backward pass."""
 
     def backward(rl_loss: Tensor | None, kl_loss: Tensor | None) -> None:
@@ -141,7 +141,7 @@ def packed_joint(work: Work, kl_factor: float) -> Gradient:
     return _take(work.policy)
 
 
-def _over_trees(work: Work, backward: Callable[[Tensor | None, Tensor | None], None]) -> None:
+def _over_trees(work: StepInputs, backward: Callable[[Tensor | None, Tensor | None], None]) -> None:
     """Both losses of every micro-batch of rollouts with their branches."""
     made, start = prefix_tree.trees(Batch(work.rows, work.targets, work.batch.num_rollouts)), _start(work)
     is_live = work.teacher.kind == "live"
@@ -164,7 +164,7 @@ def _over_trees(work: Work, backward: Callable[[Tensor | None, Tensor | None], N
         work.metrics.add(trained_positions=float(both.padded.positions))
 
 
-def _other_teacher(work: Work, chunk: Sequence[Tree]) -> Tensor:
+def _other_teacher(work: StepInputs, chunk: Sequence[Tree]) -> Tensor:
     """The logits (G, N, V) of a teacher with weights of its own: each trunk is read up to its last hint."""
     hinted = [tree for tree in chunk if tree.targets]
     cut = prefix_tree.pad(prefix_tree.prefixes(hinted), work.policy.device)
@@ -195,7 +195,7 @@ class Start:
 
 
 @torch.no_grad()
-def _start(work: Work) -> Start | None:
+def _start(work: StepInputs) -> Start | None:
     """A forward of every rollout by the starting weights, where the divergence from them counts. It comes before any
     gradient, as a rollout's baseline is made of its whole group."""
     if not work.objective.kl_coef:
@@ -219,7 +219,7 @@ def _start(work: Work) -> Start | None:
 
 
 def _policy_gradient(
-    work: Work, reading: Reading, padded: Padded, rows: Sequence[Row], start: Start | None
+    work: StepInputs, reading: Reading, padded: Padded, rows: Sequence[Row], start: Start | None
 ) -> Tensor:
     """The policy-gradient loss of one micro-batch, and what is seen on its tokens."""
     settings, mask_BN, advantage_BN = work.objective, padded.counted_BN, padded.advantage_BN
@@ -257,7 +257,7 @@ def _policy_gradient(
 
 
 def _targeted(
-    work: Work, turns: Sequence[Target], student_GNV: Tensor, teacher_GNV: Tensor, targets: Padded
+    work: StepInputs, turns: Sequence[Target], student_GNV: Tensor, teacher_GNV: Tensor, targets: Padded
 ) -> Tensor:
     """The targeted loss of one micro-batch; the logits are those that predict the targets' tokens."""
     settings = work.feedback
@@ -300,7 +300,7 @@ def _targeted(
 
 def _lessons(
     turns: Sequence[Target], student_GN: Tensor, teacher_GN: Tensor, divergence_GN: Tensor
-) -> list[Lesson]:
+) -> list[TokenDivergence]:
     """What the turns of a micro-batch taught, in the five digits that people and colours can use."""
 
     def digits(values_GN: Tensor, index: int, begin: int, end: int) -> tuple[float, ...]:
@@ -312,7 +312,7 @@ def _lessons(
         for turn, tokens in target.spans:
             at = (index, begin, begin + tokens)
             values = (digits(values_GN, *at) for values_GN in (student_GN, teacher_GN, divergence_GN))
-            found.append(Lesson(hint.rollout_id, turn, hint.detector, *values))
+            found.append(TokenDivergence(hint.rollout_id, turn, hint.detector, *values))
             begin += tokens
     return found
 
@@ -326,7 +326,7 @@ def _take(policy: Policy) -> Gradient:
     return taken
 
 
-def _observe_logps(work: Work, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
+def _observe_logps(work: StepInputs, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
     """Engine against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
     gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
     work.metrics.add(gap_sum=gap_BN.sum(), gap_tokens=mask_BN.sum(), logp_gap_max=gap_BN.max())

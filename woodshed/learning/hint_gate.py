@@ -64,7 +64,7 @@ def measure(
     """
     detectors, found = {**DETECTORS, **BEHAVIOURS}, []
     for detector in dict.fromkeys(hint.detector for hint in hints):
-        chosen = packing.thin([h for h in hints if h.detector == detector], settings.turns)
+        chosen = packing.subsample([h for h in hints if h.detector == detector], settings.turns)
         cases = [
             _case(
                 tasks[rollouts[h.rollout_id].task_id],
@@ -99,11 +99,11 @@ def _case(
     task: Task, rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement, seed: int
 ) -> Case:
     """The turn after its own hint, a placebo, and a hint of another class; "plain" is each target's student."""
-    dice = random.Random(f"{seed}/{rollout.id}/{hint.turn}/placebo")
+    rng = random.Random(f"{seed}/{rollout.id}/{hint.turn}/placebo")
     wrong = hint_text(
         another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
     )
-    texts: dict[Side, str] = {"hint": hint.text, "placebo": dice.choice(PLACEBOS), "wrong": wrong}
+    texts: dict[Side, str] = {"hint": hint.text, "placebo": rng.choice(PLACEBOS), "wrong": wrong}
     sides: dict[Side, Target] = {
         side: packing.target(rollout, replace(hint, text=text), renderer, placement=placement)
         for side, text in texts.items()

@@ -63,7 +63,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Name to the settings that a paper's experiments or code used; a field given beside it wins."""
 
 
-class ObjectiveSettings(Settings):
+class LossSettings(Settings):
     """The policy-gradient part."""
 
     weight: float = Field(default=1.0, ge=0)
@@ -87,7 +87,7 @@ class ObjectiveSettings(Settings):
     """Positions in one forward-backward, padding included."""
 
     @model_validator(mode="after")
-    def _bounds_in_order(self) -> ObjectiveSettings:
+    def _bounds_in_order(self) -> LossSettings:
         if self.min_ratio > self.max_ratio:
             raise ValueError(f"min_ratio = {self.min_ratio} lies above max_ratio = {self.max_ratio}")
         return self

@@ -101,12 +101,12 @@ def pack(
     scope: Scope = "turn",
     placement: Placement = "system",
     max_targets: int | None = None,
-    keep_even: bool = False,
-    set_aside: Collection[str] = (),
+    keep_zero_advantage: bool = False,
+    excluded_ids: Collection[str] = (),
     skip: Sequence[Kind] = (),
     skip_first: int = 0,
     context_length: int | None = None,
-    pay: Mapping[str, float] | None = None,
+    reward_terms: Mapping[str, float] | None = None,
 ) -> Batch:
     """The step's batch. Attempts without a graded verdict (lost sandbox, invalid) are left out whole.
 
@@ -130,11 +130,13 @@ def pack(
     for number, group in enumerate(groups):
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
         trainable |= {r.id: r for r in members}
-        members = [r for r in members if r.id not in set_aside]
-        paid = [_reward(verdicts[r.id]) + (pay or {}).get(r.id, 0.0) for r in members]
+        members = [r for r in members if r.id not in excluded_ids]
+        paid = [_reward(verdicts[r.id]) + (reward_terms or {}).get(r.id, 0.0) for r in members]
         rewards = torch.tensor(paid, dtype=torch.float64)
         for rollout, advantage in zip(members, group_advantages(rewards).tolist(), strict=True):
-            if keep_even or abs(advantage) > 1e-9:  # a group of equal rewards may leave rounding behind
+            if (
+                keep_zero_advantage or abs(advantage) > 1e-9
+            ):  # a group of equal rewards may leave rounding behind
                 rows.append(replace(rollout_row(rollout, advantage=advantage), group=number))
     targets, skipped = targets_of(
         trainable,
@@ -182,7 +184,7 @@ def targets_of(
             skipped["no token counts"] += 1
         else:
             targets.append(made)
-    return tuple(thin(targets, max_targets)), dict(skipped)
+    return tuple(subsample(targets, max_targets)), dict(skipped)
 
 
 def _unusable(rollout: Rollout, hint: Hint, scope: Scope) -> str:
@@ -199,7 +201,7 @@ def _unusable(rollout: Rollout, hint: Hint, scope: Scope) -> str:
     return ""
 
 
-def thin(items: Sequence[T], limit: int | None) -> list[T]:
+def subsample(items: Sequence[T], limit: int | None) -> list[T]:
     """At most `limit` of the items, evenly spread over their order."""
     if limit is None or len(items) <= limit:
         return list(items)

@@ -179,8 +179,8 @@ def _gap(policy: Policy) -> float:
     """Mean difference in log-probs between branches and separate forwards on a made-up rollout, as a share of the mean
     difference that its hints make. Rounding grows with a model's logits, and so does that."""
     vocabulary = policy.model.config.get_text_config().vocab_size
-    dice = torch.Generator().manual_seed(0)
-    ids = tuple(torch.randint(vocabulary, (36,), generator=dice).tolist())
+    rng = torch.Generator().manual_seed(0)
+    ids = tuple(torch.randint(vocabulary, (36,), generator=rng).tolist())
     targets = []
     for end in (16, 28):
         branch = (*ids[:3], *ids[end - 8 : end])  # three tokens of hint, two of opening, a message of six

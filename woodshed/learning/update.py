@@ -19,8 +19,8 @@ from pydantic import Field
 from torch import Tensor
 
 from woodshed.learning import gradients
-from woodshed.learning.gradients import Gradient, Metrics, Work
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.gradients import Gradient, Metrics, StepInputs
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
@@ -53,7 +53,7 @@ on a GPU in bfloat16, before the run ends."""
 
 
 @dataclass
-class GradientScale:
+class GradNorms:
     """Norms of both gradients: what the targeted one is capped by."""
 
     rl_norm: float = 0.0
@@ -118,12 +118,12 @@ def update(
     optimizer: torch.optim.Optimizer,
     batch: Batch,
     *,
-    scale: GradientScale,
+    scale: GradNorms,
     teacher: Teacher,
     learning_rate: float,
     message_tokens: int,
     temperature: float,
-    objective: ObjectiveSettings,
+    objective: LossSettings,
     feedback: FeedbackSettings,
     max_grad_norm: float,
 ) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def update(
             they were. Up to two such steps are counted under "lost" and move nothing.
     """
     optimizer.zero_grad(set_to_none=True)
-    work = Work(policy, teacher, batch, objective, feedback, temperature, message_tokens)
+    work = StepInputs(policy, teacher, batch, objective, feedback, temperature, message_tokens)
     gradient, kl_factor = _joint_gradient(work, scale, max_grad_norm)
     for name, parameter in policy.trainable.items():
         parameter.grad = gradient[name]
@@ -171,12 +171,12 @@ def update(
         "trained_rollouts": len(work.rows),
         "targets": len(work.targets),
         "teacher_tokens": sum(len(target.teacher.ids) for target in work.targets),
-        "lessons": work.metrics.lessons(),
+        "divergences": work.metrics.token_divergences(),
         "skipped_hints": dict(batch.skipped),
     }
 
 
-def _joint_gradient(work: Work, scale: GradientScale, otherwise: float) -> tuple[Gradient, float]:
+def _joint_gradient(work: StepInputs, scale: GradNorms, otherwise: float) -> tuple[Gradient, float]:
     """(policy gradient + factor x targeted gradient, the factor): by one backward pass where that is enough."""
     feedback = work.feedback
     is_packed = feedback.forward == "packed" and bool(work.targets)

@@ -53,7 +53,7 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("sampler against trainer, gap", "train", {"logp_gap_mean": "mean", "logp_gap_max": "largest"}),
     ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
-    ("warm-up loss", "warmup", {"sft_loss": ""}),
+    ("warm-up loss", "sft", {"sft_loss": ""}),
 )
 """Title, phase, {metric: name of its line}; a metric that no run has is left out."""
 

@@ -23,12 +23,12 @@ from woodshed.monitors.drift import Alarm
 from woodshed.records import (
     Flag,
     Hint,
-    Lesson,
     RecipeError,
     Rollout,
     RunError,
     Task,
     TaskError,
+    TokenDivergence,
     Verdict,
 )
 from woodshed.report.transcripts import Archives, Remarks
@@ -134,7 +134,7 @@ class _Said:
     judged: list[tuple[str, int, Verdict]] = field(default_factory=list)
     """The same verdicts with phase and step."""
     hints: dict[str, dict[int, list[Hint]]] = field(default_factory=dict)
-    lessons: dict[str, dict[int, Lesson]] = field(default_factory=dict)
+    token_divergences: dict[str, dict[int, TokenDivergence]] = field(default_factory=dict)
     flags: dict[str, list[Flag]] | None = None
     """None where no monitor looked."""
     references: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -218,9 +218,9 @@ def _said(run: RunDir, problems: list[str]) -> _Said:
         said.judged.append((phase, step, short))
     for _, _, hint in run.scan("hints", Hint, problems=problems):
         said.hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
-    for _, step, lesson in run.scan("lessons", Lesson, problems=problems):
-        said.lessons.setdefault(lesson.rollout_id, {})[lesson.turn] = lesson
-        said.gains.setdefault(lesson.detector, {}).setdefault(step, []).append(lesson.gain)
+    for _, step, taught in run.scan("divergences", TokenDivergence, problems=problems):
+        said.token_divergences.setdefault(taught.rollout_id, {})[taught.turn] = taught
+        said.gains.setdefault(taught.detector, {}).setdefault(step, []).append(taught.gain)
     if (raised := evaluation.flags(run, problems=problems)) is not None:
         flags = said.flags = {}
         for flag in raised:
@@ -236,7 +236,7 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
     known = said.references.get(rollout.task_name)
     graded = Graded(rollout, verdict, flags, None if known is None else frozenset(known))
     hints = said.hints.get(rollout.id, {})
-    remarks = Remarks(hints, said.lessons.get(rollout.id, {}))
+    remarks = Remarks(hints, said.token_divergences.get(rollout.id, {}))
     archive, place = archives.add(number, rollout, verdict, num_tests, remarks, said.pieces)
     counters = rollout.counters
     return Line(
@@ -255,7 +255,7 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
         seconds=rollout.seconds,
         faults=Counter(str(turn.error_kind) for turn in rollout.turns if is_fault(turn)),
         hints=tuple(hint.detector for turn in sorted(hints) for hint in hints[turn]),
-        targeted=len(remarks.lessons),
+        targeted=len(remarks.token_divergences),
         flags=flags or (),
         integrity=() if verdict is None else verdict.integrity,
         sums={m.key: (float(m.part(graded)), float(m.whole(graded))) for m in (*MEASURES, *BEHAVIOUR)},
@@ -303,7 +303,7 @@ def number(value: Any) -> float | None:
 
 
 def _status(settings: Mapping[str, Any], metrics: Metrics, path: Path) -> str:
-    steps = settings.get("training", {}).get("steps")
+    steps = settings.get("rl", {}).get("steps")
     if steps is None:
         return "evaluation" if "eval" in metrics else "nothing measured yet"
     done = max((step + 1 for step in metrics.get("train", ())), default=0)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from woodshed.records import Hint, Lesson, Rollout, Turn, Verdict
+from woodshed.records import Hint, Rollout, TokenDivergence, Turn, Verdict
 from woodshed.report.words import WordIndex, words
 
 PER_ARCHIVE = 64
@@ -43,7 +43,7 @@ class Remarks:
     """What was said about one rollout besides its verdict, by turn."""
 
     hints: Mapping[int, Sequence[Hint]] = field(default_factory=dict)
-    lessons: Mapping[int, Lesson] = field(default_factory=dict)
+    token_divergences: Mapping[int, TokenDivergence] = field(default_factory=dict)
 
 
 @dataclass
@@ -208,8 +208,8 @@ def _rollout(
         at += len(turn.logps)
         packed["n"] = piece_lengths(turn, pieces)
         packed["h"] = [[h.detector, archive.text(h.text, seen)] for h in remarks.hints.get(number, ())]
-        if lesson := remarks.lessons.get(number):
-            sides = (lesson.student, lesson.teacher, lesson.divergence)
+        if taught := remarks.token_divergences.get(number):
+            sides = (taught.student, taught.teacher, taught.divergence)
             packed |= dict(zip("qwg", map(characters, sides), strict=True))
         turns.append({name: value for name, value in packed.items() if value not in ("", [], None)})
     patch = rollout.patch

@@ -20,7 +20,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static
 
 from woodshed.evals.measures import Graded, is_fault
-from woodshed.records import Flag, Hint, Lesson, Rollout, RunError, Turn, Verdict
+from woodshed.records import Flag, Hint, Rollout, RunError, TokenDivergence, Turn, Verdict
 from woodshed.report.gather import result_of
 from woodshed.report.transcripts import level, piece_texts, written_by
 from woodshed.report.visible import visible
@@ -62,7 +62,7 @@ class Story:
     rollout: Rollout
     verdict: Verdict | None
     hints: Mapping[int, Sequence[Hint]]
-    lessons: Mapping[int, Lesson]
+    token_divergences: Mapping[int, TokenDivergence]
     flags: Sequence[Flag]
 
 
@@ -95,14 +95,16 @@ class Reader:
         hints: dict[str, dict[int, list[Hint]]] = {}
         for hint in self._of_step("hints", Hint, at):
             hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
-        lessons: dict[str, dict[int, Lesson]] = {}
-        for lesson in self._of_step("lessons", Lesson, at):
-            lessons.setdefault(lesson.rollout_id, {})[lesson.turn] = lesson
+        token_divergences: dict[str, dict[int, TokenDivergence]] = {}
+        for taught in self._of_step("divergences", TokenDivergence, at):
+            token_divergences.setdefault(taught.rollout_id, {})[taught.turn] = taught
         flags: dict[str, list[Flag]] = {}
         for flag in self._of_step("flags", Flag, at):
             flags.setdefault(flag.rollout_id, []).append(flag)
         return [
-            Story(r, judged.get(r.id), hints.get(r.id, {}), lessons.get(r.id, {}), flags.get(r.id, ()))
+            Story(
+                r, judged.get(r.id), hints.get(r.id, {}), token_divergences.get(r.id, {}), flags.get(r.id, ())
+            )
             for r in rollouts
         ]
 
@@ -133,7 +135,7 @@ def _row(at: At, index: int, story: Story) -> Row:
         tuple(str(turn.error_kind) for turn in rollout.turns if is_fault(turn)),
         tuple(hint.detector for hints in story.hints.values() for hint in hints),
         (*(flag.rule for flag in story.flags), *(story.verdict.integrity if story.verdict else ())),
-        len(story.lessons),
+        len(story.token_divergences),
     )
 
 
@@ -187,11 +189,11 @@ def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], 
     for flag in story.flags:
         if flag.turn == number:
             parts.append(Text(f"\u2691 {visible(flag.rule)}: {visible(flag.quote)}", "bold dark_orange3"))
-    lesson = story.lessons.get(number)
-    if lesson:
-        parts.append(Text(f"\u2502 hint gain {lesson.gain:+.2f} nats: {sum(lesson.student):.2f} without, "
-                          f"{sum(lesson.teacher):.2f} after the hint", "medium_purple3"))  # fmt: skip
-    parts.append(message_text(turn, lesson, pieces, mode))
+    taught = story.token_divergences.get(number)
+    if taught:
+        parts.append(Text(f"\u2502 hint gain {taught.gain:+.2f} nats: {sum(taught.student):.2f} without, "
+                          f"{sum(taught.teacher):.2f} after the hint", "medium_purple3"))  # fmt: skip
+    parts.append(message_text(turn, taught, pieces, mode))
     for call in turn.calls:
         if call.tool in ("edit_file", "write_file") and call.error_kind is None:
             parts.append(_edit(call.arguments))
@@ -202,10 +204,10 @@ def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], 
     return Text("\n").join(parts)
 
 
-def message_text(turn: Turn, lesson: Lesson | None, pieces: Mapping[int, str], mode: str) -> Text:
+def message_text(turn: Turn, taught: TokenDivergence | None, pieces: Mapping[int, str], mode: str) -> Text:
     """The message with a shade behind every token that has something to say in this mode."""
     texts = piece_texts(turn, pieces)
-    shades = _shades(turn, lesson, mode)
+    shades = _shades(turn, taught, mode)
     if texts is None or not shades:
         return Text(visible(turn.text))
     made = Text()
@@ -214,15 +216,15 @@ def message_text(turn: Turn, lesson: Lesson | None, pieces: Mapping[int, str], m
     return made
 
 
-def _shades(turn: Turn, lesson: Lesson | None, mode: str) -> list[str]:
+def _shades(turn: Turn, taught: TokenDivergence | None, mode: str) -> list[str]:
     """A style per token. Shades are backgrounds of two hues that colour-blind people tell apart."""
     if mode == "log-prob":
         return [_shade((150, 100, 0), share) for share in level(turn.logps) / 45.0]
-    if lesson is None or mode == "none" or len(lesson.student) != len(turn.sampled_ids):
+    if taught is None or mode == "none" or len(taught.student) != len(turn.sampled_ids):
         return []
     if mode == "divergence":
-        return [_shade((110, 70, 160), share) for share in level(lesson.divergence) / 28.0]
-    changes = [after - before for before, after in zip(lesson.student, lesson.teacher, strict=True)]
+        return [_shade((110, 70, 160), share) for share in level(taught.divergence) / 28.0]
+    changes = [after - before for before, after in zip(taught.student, taught.teacher, strict=True)]
     hues = [(0, 90, 150) if change > 0 else (170, 75, 0) for change in changes]
     return [_shade(hue, share) for hue, share in zip(hues, level(changes) / 35.0, strict=True)]
 
@@ -421,7 +423,7 @@ class Viewer(App[None]):
         table.move_cursor(row=table.cursor_row + by)
 
     def action_seek(self, what: str, by: int) -> None:
-        """The next turn with a hint (a fault, a lesson), in this rollout or in the next that has one."""
+        """The next turn with a hint (a fault, a taught), in this rollout or in the next that has one."""
         if self.story is None or self.opened is None:
             return
         turns = self.turns_with(what, self.story)
@@ -441,7 +443,7 @@ class Viewer(App[None]):
     def turns_with(what: str, story: Story) -> list[int]:
         if what == "fault":
             return [n for n, turn in enumerate(story.rollout.turns) if is_fault(turn)]
-        return sorted(story.hints if what == "hint" else story.lessons)
+        return sorted(story.hints if what == "hint" else story.token_divergences)
 
     def action_colour(self) -> None:
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]

@@ -38,7 +38,16 @@ from woodshed.records import RunError, from_json, to_json
 from woodshed.runs import links
 
 Kind = Literal[
-    "rollouts", "verdicts", "hints", "flags", "gate", "pay", "oracle", "metrics", "lessons", "token_texts"
+    "rollouts",
+    "verdicts",
+    "hints",
+    "flags",
+    "gate",
+    "reward_terms",
+    "oracle",
+    "metrics",
+    "divergences",
+    "token_texts",
 ]
 
 At = tuple[str, int, int]  # phase, step, part

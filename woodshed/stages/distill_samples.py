@@ -37,7 +37,7 @@ T = TypeVar("T")
 SEEN = 32  # demonstrations on which likelihoods are measured, spread evenly
 
 
-class StudySettings(Settings):
+class DistillSettings(Settings):
     """A phase of learning from demonstrations, after the warm-up and before RL; off by default."""
 
     steps: int = Field(default=0, ge=0)
@@ -69,13 +69,13 @@ class StudySettings(Settings):
         return {**given, "feedback": {"preset": "sdft", "scope": "rollout", **given["feedback"]}}
 
     @model_validator(mode="after")
-    def _has_something_to_study(self) -> StudySettings:
+    def _has_something_to_study(self) -> DistillSettings:
         answers, attempts = self.demonstrations and self.answers_per_step, self.tasks_per_step
         if self.steps and not (answers or attempts):
-            raise ValueError("study.steps needs study.demonstrations, or study.tasks_per_step above 0")
+            raise ValueError("distill.steps needs distill.demonstrations, or distill.tasks_per_step above 0")
         if self.steps and self.feedback.scope != "rollout":
             raise ValueError(
-                'study.feedback.scope must be "rollout": a demonstration is about a whole answer'
+                'distill.feedback.scope must be "rollout": a demonstration is about a whole answer'
             )
         return self
 
@@ -113,7 +113,7 @@ def read(paths: Sequence[Path]) -> list[Demonstration]:
     return found
 
 
-def keep(run: RunDir, settings: StudySettings) -> tuple[list[Demonstration], list[Demonstration]]:
+def keep(run: RunDir, settings: DistillSettings) -> tuple[list[Demonstration], list[Demonstration]]:
     """What is studied and what must not be forgotten, from the run's own copies: made once, read by a resume.
 
     Raises:
@@ -121,7 +121,7 @@ def keep(run: RunDir, settings: StudySettings) -> tuple[list[Demonstration], lis
         RunError: the copies cannot be written.
     """
     kept = []
-    for name, paths in (("study", settings.demonstrations), ("earlier", settings.earlier)):
+    for name, paths in (("distill", settings.demonstrations), ("earlier", settings.earlier)):
         copy = Path("demonstrations", f"{name}.jsonl")
         if not (run.path / copy).exists():
             read(paths)  # a mistake is told with the name of the file that holds it
@@ -150,7 +150,7 @@ def draw(items: Sequence[T], count: int, step: int, seed: int) -> list[T]:
 
 
 def answer(
-    asked: Sequence[Demonstration], engine: Engine, settings: StudySettings, *, name: str, seed: int
+    asked: Sequence[Demonstration], engine: Engine, settings: DistillSettings, *, name: str, seed: int
 ) -> list[Rollout]:
     """The policy's own answers, without the demonstrations, as rollouts of one turn.
 
@@ -246,7 +246,7 @@ def measure(
     found: dict[str, float] = {}
     for name, several in (("study_logp", known), ("earlier_logp", earlier)):
         if several:
-            rows = [example_row(each, renderer, system) for each in packing.thin(several, SEEN)]
+            rows = [example_row(each, renderer, system) for each in packing.subsample(several, SEEN)]
             found[name] = _mean_logp(policy, rows, 1.0, micro_batch_tokens)
     if answers:
         found["earlier_kl"] = -_mean_logp(policy, answers, temperature, micro_batch_tokens)

@@ -23,23 +23,23 @@ def refuse(recipe: Recipe, *, num_tasks: int | None = None) -> None:
     Raises:
         RecipeError: names the settings that leave nothing, and what to change.
     """
-    steps = recipe.training.steps
+    steps = recipe.rl.steps
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if steps and no_reward and no_feedback:
         raise RecipeError(
             f"the {steps} steps of training would learn nothing: {no_reward}, and {no_feedback}. Change one of them, "
-            "or measure without training by training.steps = 0"
+            "or measure without training by rl.steps = 0"
         )
-    if recipe.study.steps and not recipe.study.feedback.weight:
+    if recipe.distill.steps and not recipe.distill.feedback.weight:
         raise RecipeError(
-            "the study would learn nothing: study.feedback.weight = 0; set it above 0, or study.steps to 0"
+            "distillation would learn nothing: distill.feedback.weight = 0; set it above 0, or distill.steps to 0"
         )
     if num_tasks is not None:
         refuse_dry(
             recipe.curriculum,
             num_tasks=num_tasks,
             steps=steps,
-            tasks_per_step=recipe.training.tasks_per_step,
+            tasks_per_step=recipe.rl.tasks_per_step,
         )
 
 
@@ -52,29 +52,27 @@ def warnings(recipe: Recipe) -> list[str]:
     ]
     if not any(steps for _, steps, _ in _phases(recipe)):
         found.append(
-            "nothing is trained: training.steps, warmup.steps and study.steps are 0; `woodshed eval` measures a model"
+            "nothing is trained: rl.steps, sft.steps and distill.steps are 0; `woodshed eval` measures a model"
         )
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
-    if recipe.training.steps and no_reward and not no_feedback and recipe.objective.weight:
+    if recipe.rl.steps and no_reward and not no_feedback and recipe.loss.weight:
         found.append(f"rewards teach nothing, feedback alone does: {no_reward}")
     return found
 
 
 def _no_reward(recipe: Recipe) -> str:
     """The setting that leaves every advantage, or its gradient, at zero; "" where rewards teach."""
-    objective, attempts = recipe.objective, recipe.rollout.attempts
+    objective, attempts = recipe.loss, recipe.rollout.attempts
     if not objective.weight:
-        return "objective.weight = 0 leaves rewards out"
+        return "loss.weight = 0 leaves rewards out"
     if attempts < 2:
         return f"rollout.attempts = {attempts} leaves a group nothing to differ from (2 or more are compared)"
     bounds = (objective.min_ratio, objective.max_ratio)
     is_masked = objective.estimator == "reinforce" and objective.outside == "mask"
     if is_masked and not bounds[0] <= 1 <= bounds[1]:
-        return (
-            f"objective.min_ratio = {bounds[0]} and max_ratio = {bounds[1]} mask every token whose ratio is 1"
-        )
+        return f"loss.min_ratio = {bounds[0]} and max_ratio = {bounds[1]} mask every token whose ratio is 1"
     if objective.estimator == "reinforce" and not objective.max_ratio:
-        return "objective.max_ratio = 0 counts no token"
+        return "loss.max_ratio = 0 counts no token"
     return ""
 
 
@@ -88,6 +86,6 @@ def _no_feedback(recipe: Recipe) -> str:
 
 
 def _phases(recipe: Recipe) -> Iterator[tuple[str, int, OptimizerSettings]]:
-    yield "warmup.optimizer", recipe.warmup.steps, recipe.warmup.optimizer
-    yield "study.optimizer", recipe.study.steps, recipe.study.optimizer
-    yield "optimizer", recipe.training.steps, recipe.optimizer
+    yield "sft.optimizer", recipe.sft.steps, recipe.sft.optimizer
+    yield "distill.optimizer", recipe.distill.steps, recipe.distill.optimizer
+    yield "optimizer", recipe.rl.steps, recipe.optimizer

@@ -12,19 +12,19 @@ from woodshed.curriculum import CurriculumSettings
 from woodshed.engines.engine import SamplerSettings
 from woodshed.evals.tracking import Tracker
 from woodshed.experience import HarnessSettings, RolloutSettings
-from woodshed.feedback.critic import ReaderSettings
+from woodshed.feedback.critic import CriticSettings
 from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
-from woodshed.learning.loss_settings import FeedbackSettings, ObjectiveSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
 from woodshed.learning.update import OptimizerSettings
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.settings import Settings
-from woodshed.stages.distill_samples import StudySettings
-from woodshed.stages.sft import WarmupSettings
+from woodshed.stages.distill_samples import DistillSettings
+from woodshed.stages.sft import SFTSettings
 
 
 class TaskSettings(Settings):
@@ -38,7 +38,7 @@ class TaskSettings(Settings):
     """Where `heldout` is empty: this share of the tasks in `train`, chosen by their ids, is kept for measuring."""
 
 
-class TrainingSettings(Settings):
+class RLSettings(Settings):
     """The loop."""
 
     steps: int = Field(default=6, ge=0)
@@ -87,12 +87,12 @@ class Recipe(Settings):
     monitors: MonitorSettings = MonitorSettings()
     effort: EffortSettings = EffortSettings()
     rewards: RewardSettings = RewardSettings()
-    warmup: WarmupSettings = WarmupSettings()
-    study: StudySettings = StudySettings()
-    training: TrainingSettings = TrainingSettings()
-    objective: ObjectiveSettings = ObjectiveSettings()
+    sft: SFTSettings = SFTSettings()
+    distill: DistillSettings = DistillSettings()
+    rl: RLSettings = RLSettings()
+    loss: LossSettings = LossSettings()
     feedback: FeedbackSettings = FeedbackSettings()
-    reader: ReaderSettings = ReaderSettings()
+    critic: CriticSettings = CriticSettings()
     gate: GateSettings = GateSettings()
     stability: StabilitySettings = StabilitySettings()
     optimizer: OptimizerSettings = OptimizerSettings()

@@ -29,7 +29,7 @@ from woodshed.feedback.gate import Measured, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
 from woodshed.learning import checkpoint, hint_gate, packing, stability
-from woodshed.learning.checkpoint import Position
+from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
@@ -37,14 +37,14 @@ from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import MOST_LOST, learning_rate, make_optimizer, update
 from woodshed.monitors import flag_policy
 from woodshed.pysource import syntax
-from woodshed.records import Flag, Group, Hint, Pay, RecipeError, Rollout, Task, Verdict
+from woodshed.records import Flag, Group, Hint, RecipeError, RewardTerms, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.stages import preflight, sft
 from woodshed.stages.distill import learn, subject_of
 from woodshed.stages.recipe import Recipe
 from woodshed.stages.session import Clock, Progress, Session, begin, forward_for, refuse_stale
 from woodshed.stages.task_sets import task_sets
-from woodshed.synthesis.task_generator import Growth
+from woodshed.synthesis.task_generator import TaskGenerator
 from woodshed.tasks import folder
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import create_renderer
@@ -59,26 +59,26 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     preflight.refuse(recipe)
     practice, heldout = task_sets(recipe, run)
     preflight.refuse(recipe, num_tasks=len(practice))
-    subject = subject_of(run, recipe.study, practice)
+    subject = subject_of(run, recipe.distill, practice)
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     engine = LocalEngine(policy.model, renderer, recipe.sampler)
     session = Session(recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress)
     newest = checkpoint.latest(run)
-    position = checkpoint.read_position(newest) if newest else Position()
-    if position.phase == "warmup":
+    position = checkpoint.read_position(newest) if newest else TrainState()
+    if position.phase == "sft":
         warm_up(session, position, practice)
-        position = Position("study")
-    if position.phase == "study":
+        position = TrainState("distill")
+    if position.phase == "distill":
         learn(session, position, subject)
-        position = Position("rl")
+        position = TrainState("rl")
     practise(session, position, practice, heldout)
 
 
-def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None:
+def warm_up(session: Session, position: TrainState, tasks: Sequence[Task]) -> None:
     """Imitate oracle attempts (SFT), with reminders before a share of their turns."""
-    settings, run, policy = session.recipe.warmup, session.run, session.policy
+    settings, run, policy = session.recipe.sft, session.run, session.policy
     if not settings.steps:
         return
     played = sft.play(
@@ -106,17 +106,17 @@ def warm_up(session: Session, position: Position, tasks: Sequence[Task]) -> None
         if lost > MOST_LOST or not math.isfinite(metrics["sft_loss"]):
             raise RecipeError(
                 f"step {step} of the warm-up has loss {metrics['sft_loss']} and a gradient of {metrics['grad_norm']}; "
-                "lower warmup.optimizer.learning_rate"
+                "lower sft.optimizer.learning_rate"
             )
         seconds = {"update": time.monotonic() - started}
-        run.append("metrics", [{**metrics, "seconds": seconds}], "warmup", step)
+        run.append("metrics", [{**metrics, "seconds": seconds}], "sft", step)
         if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
-            checkpoint.save(run, policy, optimizer, Position("warmup", step + 1))
+            checkpoint.save(run, policy, optimizer, TrainState("sft", step + 1))
         session.progress(step + 1, settings.steps, f"warm-up, loss {metrics['sft_loss']:.3f}")
 
 
 @dataclass(frozen=True)
-class Practice:
+class LoopState:
     """What the steps of practice share beside the session."""
 
     tasks: Sequence[Task]
@@ -125,7 +125,7 @@ class Practice:
     feedback: FeedbackSettings
     """The recipe's, as far as the model can take them."""
     curriculum: Curriculum
-    growth: Growth | None
+    growth: TaskGenerator | None
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Commented:
     flags: Sequence[Flag]
     hints: Sequence[Hint]
     """Those that are trained on."""
-    pay: Sequence[Pay]
+    reward_terms: Sequence[RewardTerms]
     off: dict[str, str]
     """Classes of hints that are not trained on, with the reason."""
 
@@ -146,7 +146,7 @@ class Commented:
         return [made for group in self.groups for made in group.rollouts]
 
 
-def practise(session: Session, position: Position, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
+def practise(session: Session, position: TrainState, tasks: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Reinforcement learning with targeted feedback."""
     recipe, run, engine = session.recipe, session.run, session.engine
     optimizer, teacher = begin(session, position, recipe.optimizer, recipe.feedback, "start")
@@ -157,16 +157,16 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
         attempts=recipe.rollout.attempts,
         revalidate=lambda task: not synthesis.check(task),
     )
-    growth = Growth(run, seed=recipe.seed) if recipe.curriculum.grow else None
+    growth = TaskGenerator(run, seed=recipe.seed) if recipe.curriculum.grow else None
     if position.step:
         if growth is not None:
             growth.restore(position.growth, curriculum)
         curriculum.restore(position.curriculum)
     how = forward_for(session, recipe.feedback)
-    practice = Practice(tasks, optimizer, teacher, how, curriculum, growth)
+    practice = LoopState(tasks, optimizer, teacher, how, curriculum, growth)
     engine.update_weights(WeightUpdate("shared"), position.step)
 
-    steps, every = recipe.training.steps, recipe.evaluation.every
+    steps, every = recipe.rl.steps, recipe.evaluation.every
     while position.step <= steps and not position.stopped:
         if position.step in (0, steps) or (every and position.step % every == 0):
             evaluate(session, heldout, step=position.step)
@@ -181,7 +181,7 @@ def practise(session: Session, position: Position, tasks: Sequence[Task], heldou
     checkpoint.export(run, session.policy, dtype=recipe.policy.export_dtype)
 
 
-def one_step(session: Session, practice: Practice, position: Position) -> Position:
+def one_step(session: Session, practice: LoopState, position: TrainState) -> TrainState:
     """Attempts, an update, and the checkpoint that the next step goes on from."""
     recipe, run, policy, step = session.recipe, session.run, session.policy, position.step
     clock = Clock()
@@ -194,37 +194,39 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
         if None in (invalid, reward)
         else f"{invalid:.0%} invalid calls, reward {reward:.2f}"
     )
-    session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.training.steps} ({seen_as})")
+    session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.rl.steps} ({seen_as})")
     metrics = update(
         policy,
         practice.optimizer,
         batch_of(session, practice, seen),
         scale=position.scale,
         teacher=practice.teacher,
-        learning_rate=learning_rate(recipe.optimizer, step, recipe.training.steps),
+        learning_rate=learning_rate(recipe.optimizer, step, recipe.rl.steps),
         message_tokens=recipe.agent.turn_tokens,
         temperature=recipe.sampler.temperature,
-        objective=recipe.objective,
+        objective=recipe.loss,
         feedback=practice.feedback,
         max_grad_norm=recipe.optimizer.max_grad_norm,
     )
     clock.lap("update")
     if not (metrics["trained_rollouts"] or metrics["targets"]):
         nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
-        session.progress(step + 1, recipe.training.steps, f"train {step}: {nothing}")
-    run.append("lessons", metrics.pop("lessons"), "train", step)
+        session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")
+    run.append("divergences", metrics.pop("divergences"), "train", step)
     session.engine.update_weights(WeightUpdate("shared"), step + 1)
     curriculum.observe(verdicts, seen.rollouts)
     if recipe.monitors.quarantine:
         for proof in flag_policy.quarantined(seen.flags, seen.rollouts, practice.tasks):
             curriculum.quarantine(proof.tasks(practice.tasks), proof.reason)
     metrics |= summary | {"switched_off": seen.off}
-    if seen.pay:
-        names = dict.fromkeys(name for found in seen.pay for name in found.terms)
-        metrics["pay"] = {n: sum(p.terms.get(n, 0.0) for p in seen.pay) / len(seen.pay) for n in names}
+    if seen.reward_terms:
+        names = dict.fromkeys(name for found in seen.reward_terms for name in found.terms)
+        metrics["reward_terms"] = {
+            n: sum(p.terms.get(n, 0.0) for p in seen.reward_terms) / len(seen.reward_terms) for n in names
+        }
     metrics["seconds"] = clock.laps
     if growth is not None:
-        growth.tend(curriculum, verdicts)
+        growth.poll(curriculum, verdicts)
     metrics |= {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
     position = replace(
         position,
@@ -236,7 +238,7 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     )
     if reason := why_stop(session, practice, position, metrics, seen.rollouts):
         metrics["stopped"] = reason
-        session.progress(step + 1, recipe.training.steps, reason)
+        session.progress(step + 1, recipe.rl.steps, reason)
         position = replace(position, stopped=reason)
     run.append("metrics", [metrics], "train", step)
     kept = recipe.stability.window + 1
@@ -244,10 +246,10 @@ def one_step(session: Session, practice: Practice, position: Position) -> Positi
     return position
 
 
-def gather(session: Session, practice: Practice, position: Position, clock: Clock) -> Commented:
+def gather(session: Session, practice: LoopState, position: TrainState, clock: Clock) -> Commented:
     """The step's tasks are drawn, attempted and judged, and the attempts commented on."""
     recipe, run, step = session.recipe, session.run, position.step
-    drawn, asked = with_levels(practice.curriculum.draw(recipe.training.tasks_per_step), recipe.effort, step)
+    drawn, asked = with_levels(practice.curriculum.draw(recipe.rl.tasks_per_step), recipe.effort, step)
     occasion = Occasion("train", step, recipe.rollout.attempts, recipe.seed)
     seen = collect(run, session.engine, drawn, recipe.harness, occasion, progress=session.progress)
     groups, verdicts = seen.groups, seen.verdicts
@@ -260,13 +262,15 @@ def gather(session: Session, practice: Practice, position: Position, clock: Cloc
         chosen = demonstrations.solutions(made, {task.id: task for task in drawn})
     else:
         off = through_gate(session, position, chosen, groups, drawn)
-    pay = paid(session, groups, drawn, asked, step)
+    reward_terms = reward_terms_of(session, groups, drawn, asked, step)
     session.engine.flush()  # keys and values make room for the update
     clock.lap("feedback")
-    return Commented(groups, verdicts, seen.flags, [h for h in chosen if h.detector not in off], pay, off)
+    return Commented(
+        groups, verdicts, seen.flags, [h for h in chosen if h.detector not in off], reward_terms, off
+    )
 
 
-def batch_of(session: Session, practice: Practice, seen: Commented) -> Batch:
+def batch_of(session: Session, practice: LoopState, seen: Commented) -> Batch:
     """What a step learns from."""
     recipe = session.recipe
     return packing.pack(
@@ -277,12 +281,12 @@ def batch_of(session: Session, practice: Practice, seen: Commented) -> Batch:
         scope=recipe.feedback.scope,
         placement=recipe.feedback.placement,
         max_targets=recipe.feedback.max_targets,
-        keep_even=recipe.objective.kl_coef > 0,
-        set_aside=flag_policy.without_advantage(seen.flags, recipe.monitors),
+        keep_zero_advantage=recipe.loss.kl_coef > 0,
+        excluded_ids=flag_policy.without_advantage(seen.flags, recipe.monitors),
         skip=practice.feedback.skip,
         skip_first=practice.feedback.skip_first,
         context_length=session.engine.context_length,
-        pay={found.rollout_id: found.total for found in seen.pay},
+        reward_terms={found.rollout_id: found.total for found in seen.reward_terms},
     )
 
 
@@ -290,7 +294,7 @@ def hints_on(
     session: Session, groups: Sequence[Group], tasks: Sequence[Task], verdicts: Mapping[str, Verdict]
 ) -> list[Hint]:
     """What the rules say about the step's attempts, and a reader about the unsolved ones on which they are silent."""
-    settings, asked = session.recipe.feedback, session.recipe.reader
+    settings, asked = session.recipe.feedback, session.recipe.critic
     hints = feedback.write(
         groups,
         tasks,
@@ -305,7 +309,7 @@ def hints_on(
         for made in group.rollouts
         if made.id not in spoken and packing.is_trainable(made, verdicts) and not verdicts[made.id].solved
     ]
-    for made in packing.thin(silent, asked.rollouts) if asked.rollouts else []:
+    for made in packing.subsample(silent, asked.rollouts) if asked.rollouts else []:
         task = known[made.task_id]
         secrets = [syntax.legible(data) for data in folder.protected_files(task).values()]
         secrets += [text for text in folder.gold_patch(task).files.values() if text]
@@ -327,38 +331,38 @@ def with_levels(
     return [with_effort(task, asked[task.id]) if task.id in asked else task for task in tasks], asked
 
 
-def paid(
+def reward_terms_of(
     session: Session, groups: Sequence[Group], tasks: Sequence[Task], asked: Mapping[str, Effort], step: int
-) -> list[Pay]:
+) -> list[RewardTerms]:
     """What each attempt of the step is paid or charged besides its verdict; nothing where the recipe asks for none."""
     recipe, known = session.recipe, {task.id: task for task in tasks}
     if not (recipe.rewards.terms or recipe.effort.weight or asked):
         return []
 
-    def count() -> list[Pay]:
+    def count() -> list[RewardTerms]:
         rollouts = [made for group in groups for made in group.rollouts]
         charged = effort.penalties(rollouts, session.renderer, recipe.effort, asked)
         found = []
         for made in rollouts:
             terms = rewards.auxiliary(known[made.task_id], made, recipe.rewards.terms)
             terms |= {"effort": -charged[made.id]} if made.id in charged else {}
-            found.append(Pay(made.id, terms, asked.get(made.task_id, "")))
+            found.append(RewardTerms(made.id, terms, asked.get(made.task_id, "")))
         return found
 
-    return session.run.once("pay", Pay, "train", step, count)
+    return session.run.once("reward_terms", RewardTerms, "train", step, count)
 
 
 def critic_of(recipe: Recipe, engine: Engine) -> Engine:
     """Who reads attempts: a server's model, or the policy itself."""
-    if recipe.reader.endpoint is None:
+    if recipe.critic.endpoint is None:
         return engine
-    tokenizer, _ = load_tokenizer(recipe.reader.model)
-    return HttpEngine(recipe.reader.endpoint, create_renderer(tokenizer, codec="plain"))
+    tokenizer, _ = load_tokenizer(recipe.critic.model)
+    return HttpEngine(recipe.critic.endpoint, create_renderer(tokenizer, codec="plain"))
 
 
 def through_gate(
     session: Session,
-    position: Position,
+    position: TrainState,
     hints: Sequence[Hint],
     groups: Sequence[Group],
     tasks: Sequence[Task],
@@ -384,7 +388,7 @@ def through_gate(
             step=position.step,
             seed=recipe.seed,
             temperature=recipe.sampler.temperature,
-            micro_batch_tokens=recipe.objective.micro_batch_tokens,
+            micro_batch_tokens=recipe.loss.micro_batch_tokens,
             placement=recipe.feedback.placement,
             threads=recipe.rollout.tool_threads,
         ),
@@ -394,8 +398,8 @@ def through_gate(
 
 def why_stop(
     session: Session,
-    practice: Practice,
-    position: Position,
+    practice: LoopState,
+    position: TrainState,
     metrics: dict[str, Any],
     rollouts: Sequence[Rollout],
 ) -> str:
@@ -403,14 +407,14 @@ def why_stop(
     draw for another step."""
     if reason := watch(session, position, metrics, rollouts, practice.teacher):
         return reason
-    settings = session.recipe.training
+    settings = session.recipe.rl
     dry = practice.curriculum.why_dry(settings.tasks_per_step) if position.step < settings.steps else ""
     return f"stopped after step {position.step - 1}: {dry}" if dry else ""
 
 
 def watch(
     session: Session,
-    position: Position,
+    position: TrainState,
     metrics: dict[str, Any],
     rollouts: Sequence[Rollout],
     teacher: Teacher,
@@ -422,9 +426,9 @@ def watch(
         metrics["kl_to_start"] = stability.kl_to_start(
             policy,
             teacher.start,
-            packing.thin(rollouts, settings.kl_rollouts),
+            packing.subsample(rollouts, settings.kl_rollouts),
             temperature=session.recipe.sampler.temperature,
-            micro_batch_tokens=session.recipe.objective.micro_batch_tokens,
+            micro_batch_tokens=session.recipe.loss.micro_batch_tokens,
         )
     rate = metrics["invalid_calls"]["value"]
     reason = position.watch.alarm(

@@ -10,7 +10,7 @@ import torch
 
 from woodshed.engines.engine import Engine
 from woodshed.learning import checkpoint, prefix_tree
-from woodshed.learning.checkpoint import Position
+from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
@@ -37,7 +37,11 @@ class Session:
 
 
 def begin(
-    session: Session, position: Position, optimizer: OptimizerSettings, feedback: FeedbackSettings, start: str
+    session: Session,
+    position: TrainState,
+    optimizer: OptimizerSettings,
+    feedback: FeedbackSettings,
+    start: str,
 ) -> tuple[torch.optim.Optimizer, Teacher]:
     """Optimizer and teacher of a phase: new ones on the weights that the phase before left, or those of the
     checkpoint in its middle. `start` names where the weights at its beginning are kept."""

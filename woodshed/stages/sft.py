@@ -58,7 +58,7 @@ PLANTS: dict[str, float] = {
 """Fault classes that can be planted, and their shares."""
 
 
-class WarmupSettings(Settings):
+class SFTSettings(Settings):
     """Supervised steps on oracle attempts before RL."""
 
     steps: int = Field(default=0, ge=0)
@@ -93,7 +93,7 @@ class WarmupSettings(Settings):
     """Classes of fault that are planted, with their weights."""
 
     @model_validator(mode="after")
-    def _reads_the_gap(self) -> WarmupSettings:
+    def _reads_the_gap(self) -> SFTSettings:
         if self.read_lines <= self.read_before:
             raise ValueError(
                 f"read_lines = {self.read_lines} from {self.read_before} lines above the gap on never shows it; "
@@ -124,7 +124,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class OracleAttempt:
+class ExpertAttempt:
     """A scripted attempt as it really went, and the reminders that stood before its turns."""
 
     rollout: Rollout
@@ -174,39 +174,39 @@ def play(
     run: RunDir,
     tasks: Sequence[Task],
     renderer: Renderer,
-    settings: WarmupSettings,
+    settings: SFTSettings,
     agent: AgentSettings,
     *,
     seed: int,
     threads: int,
     context_length: int,
     progress: Callable[[int, int, str], None],
-) -> list[OracleAttempt]:
+) -> list[ExpertAttempt]:
     """Oracle attempts at every task, kept in the run folder task by task and never played twice."""
     usable = [task for task in tasks if len(folder.gold_patch(task).files) == 1]
     if not usable:
         raise RecipeError(
             f"the warm-up has nothing to imitate: none of the {len(tasks)} tasks of tasks.train is solved in one file; "
-            "set tasks.train, or warmup.steps = 0"
+            "set tasks.train, or sft.steps = 0"
         )
-    played: list[OracleAttempt] = []
+    played: list[ExpertAttempt] = []
 
-    def attempts(task: Task) -> list[OracleAttempt]:
+    def attempts(task: Task) -> list[ExpertAttempt]:
         return [
-            oracle_attempt(
+            expert_attempt(
                 task, renderer, settings, agent, attempt=n, seed=seed, context_length=context_length
             )
             for n in range(settings.attempts)
         ]
 
-    kept = {task.id: run.find("oracle", OracleAttempt, "warmup", 0, part=i) for i, task in enumerate(usable)}
+    kept = {task.id: run.find("oracle", ExpertAttempt, "sft", 0, part=i) for i, task in enumerate(usable)}
     with ThreadPoolExecutor(threads) as pool:
         pending = {task.id: pool.submit(attempts, task) for task in usable if kept[task.id] is None}
         for part, task in enumerate(usable):
             made = kept[task.id]
             if made is None:
                 made = pending[task.id].result()
-                run.append("oracle", made, "warmup", 0, part=part)
+                run.append("oracle", made, "sft", 0, part=part)
             played += made
             progress(part + 1, len(usable), "oracle attempts")
     return played
@@ -217,7 +217,7 @@ def imitate(
     optimizer: torch.optim.Optimizer,
     rows: Sequence[Row],
     step: int,
-    settings: WarmupSettings,
+    settings: SFTSettings,
 ) -> dict[str, float]:
     """One step of SFT: mean negative log-prob over every imitated token of the step's attempts. A gradient that is not
     finite moves nothing."""
@@ -258,23 +258,23 @@ def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:
     return chosen
 
 
-def oracle_attempt(
+def expert_attempt(
     task: Task,
     renderer: Renderer,
-    settings: WarmupSettings,
+    settings: SFTSettings,
     agent: AgentSettings,
     *,
     attempt: int,
     seed: int,
     context_length: int,
-) -> OracleAttempt:
+) -> ExpertAttempt:
     """Play one scripted attempt through the real tools in a real sandbox.
 
     Raises:
         TaskError: the gold change cannot be written as one edit.
     """
     name = f"oracle-0-{task.name}-{attempt}"
-    dice = random.Random(f"{seed}/{name}")
+    rng = random.Random(f"{seed}/{name}")
     sandbox = open_sandbox(environment.sandbox_spec(task))
     player = Attempt(
         task,
@@ -288,7 +288,7 @@ def oracle_attempt(
     )
     played: list[Move] = []
     try:
-        for move in script(task, renderer.codec, settings, agent, dice):
+        for move in script(task, renderer.codec, settings, agent, rng):
             if player.done:
                 break
             ids = renderer.encode_message(move.text)
@@ -301,22 +301,22 @@ def oracle_attempt(
         for index, move in enumerate(played)
         if move.reminder
     )
-    return OracleAttempt(rollout, reminders)
+    return ExpertAttempt(rollout, reminders)
 
 
 def script(
-    task: Task, codec: Codec, settings: WarmupSettings, agent: AgentSettings, dice: random.Random
+    task: Task, codec: Codec, settings: SFTSettings, agent: AgentSettings, rng: random.Random
 ) -> list[Move]:
     """The messages of one attempt: the right moves, with plants and reminders strewn in."""
-    repair = dice.random() < settings.repair_share
-    right = right_moves(task, codec, settings, agent, repair=repair, dice=dice)
+    repair = rng.random() < settings.repair_share
+    right = right_moves(task, codec, settings, agent, repair=repair, rng=rng)
     moves: list[Move] = []
     for tool, text, slip in right:
         if len(moves) >= agent.max_turns - 1 and tool != "finish":
             break  # faults have eaten the budget
-        fault = _draw_fault(tool, settings, dice)
-        if dice.random() < settings.reminder_share:
-            kind, reminder = _draw_reminder(fault, tool, settings, task, codec, dice)
+        fault = _draw_fault(tool, settings, rng)
+        if rng.random() < settings.reminder_share:
+            kind, reminder = _draw_reminder(fault, tool, settings, task, codec, rng)
             if kind == fault:
                 fault = ""
         else:
@@ -324,7 +324,7 @@ def script(
         if not fault:
             moves.append(Move(text, slip, reminder, kind))
             continue
-        moves.append(Move(_faulty(fault, tool, text, task, codec, dice), fault, reminder, kind))
+        moves.append(Move(_faulty(fault, tool, text, task, codec, rng), fault, reminder, kind))
         if fault == "untested":  # it finished instead of testing
             return moves
         if len(moves) < agent.max_turns - 1:
@@ -335,18 +335,18 @@ def script(
 def right_moves(
     task: Task,
     codec: Codec,
-    settings: WarmupSettings,
+    settings: SFTSettings,
     agent: AgentSettings,
     *,
     repair: bool,
-    dice: random.Random,
+    rng: random.Random,
 ) -> list[tuple[str, str, str]]:
     """(tool, message, "" or SLIP) of an attempt without plants: read, edit, test, finish; or a wrong edit first."""
     path, before, after = gold_change(task)
     lines = {"start": read_from(task, settings), "count": settings.read_lines}
     read = codec.format("read_file", {"path": path, **lines}, TOOLS)
     test = codec.format("shell", {"command": task.test_command}, TOOLS)
-    steps = [before, broken(before, after, dice), after] if repair else [before, after]
+    steps = [before, broken(before, after, rng), after] if repair else [before, after]
     moves = [("read_file", read, "")]
     for old, new in itertools.pairwise(steps):
         edit = unique_edit(old, new)
@@ -355,7 +355,7 @@ def right_moves(
     return [*moves, ("finish", codec.format("finish", {}, TOOLS), "")]
 
 
-def read_from(task: Task, settings: WarmupSettings) -> int:
+def read_from(task: Task, settings: SFTSettings) -> int:
     """The first line that an oracle attempt reads."""
     return max(1, task.target_lines[0] - settings.read_before)
 
@@ -400,21 +400,21 @@ def unique_edit(before: str, after: str) -> Edit:
             i2, j2 = i2 + 1, j2 + 1
 
 
-def broken(before: str, after: str, dice: random.Random) -> str:
+def broken(before: str, after: str, rng: random.Random) -> str:
     """The right change with one slip that any test run shows: an unclosed bracket or a lost indent."""
     edit = unique_edit(before, after)
     new = edit.new.split("\n")
-    slip = dice.choice([line for line in new if line.strip()])
-    bad = slip[1:] if slip.startswith(" ") and dice.random() < 0.5 else slip + " ("
+    slip = rng.choice([line for line in new if line.strip()])
+    bad = slip[1:] if slip.startswith(" ") and rng.random() < 0.5 else slip + " ("
     return before.replace(edit.old, edit.new.replace(slip, bad, 1))
 
 
 def rows(
-    played: Sequence[OracleAttempt],
+    played: Sequence[ExpertAttempt],
     tasks: Sequence[Task],
     renderer: Renderer,
     step: int,
-    settings: WarmupSettings,
+    settings: SFTSettings,
     agent: AgentSettings,
     *,
     seed: int,
@@ -432,7 +432,7 @@ def rows(
     return made
 
 
-def sft_row(oracle: OracleAttempt, renderer: Renderer, *, code: bool = True) -> Row:
+def sft_row(oracle: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> Row:
     """The attempt as a training row, reminders inserted; every message counts but slips, and none of the harness's
     tokens do. Without `code`, what edits write does not count either, also where a planted fault spoils the edit."""
     turns = oracle.rollout.turns
@@ -447,14 +447,14 @@ def sft_row(oracle: OracleAttempt, renderer: Renderer, *, code: bool = True) -> 
 
 
 def renamed(
-    oracle: OracleAttempt,
+    oracle: ExpertAttempt,
     task: Task,
     renderer: Renderer,
-    settings: WarmupSettings,
+    settings: SFTSettings,
     *,
     max_calls: int,
     seed: str,
-) -> OracleAttempt:
+) -> ExpertAttempt:
     """The same attempt about another place: made-up file, test file, function and line numbers, consistently.
 
     The transcript is rendered anew, so its tokens are what they would be had the names been these.
@@ -480,22 +480,22 @@ def renamed(
         turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))
         context = renderer.extend(ids, "stop", seen, calls)
     reminders = tuple(replace(hint, text=say(hint.text)) for hint in oracle.reminders)
-    return OracleAttempt(replace(rollout, turns=tuple(turns)), reminders)
+    return ExpertAttempt(replace(rollout, turns=tuple(turns)), reminders)
 
 
 def _each(say: Callable[[str], str], arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: say(value) if isinstance(value, str) else value for name, value in arguments.items()}
 
 
-def renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Callable[[str], str]:
+def renaming(task: Task, settings: SFTSettings, rng: random.Random) -> Callable[[str], str]:
     """A function that puts the same made-up names and numbers into every text of an attempt."""
-    target, tests = _made_up_paths(dice)
+    target, tests = _made_up_paths(rng)
     places = {task.target_path: target}
     for test_file in (word for word in shlex.split(task.test_command) if word.endswith(".py")):
         places[test_file] = tests
     owner, _, short = task.target_symbol.rpartition(".")
-    name = "_".join(_made_up_word(dice) for _ in range(dice.randint(1, 3)))
-    made_up = "".join(_made_up_word(dice).title() for _ in range(dice.randint(1, 2))) if owner else ""
+    name = "_".join(_made_up_word(rng) for _ in range(rng.randint(1, 3)))
+    made_up = "".join(_made_up_word(rng).title() for _ in range(rng.randint(1, 2))) if owner else ""
     symbol = f"{made_up}.{name}" if owner else name
     for form in ("`{}`", '("{}")', '(\\"{}\\")'):
         places[form.format(task.target_symbol)] = form.format(symbol)
@@ -505,7 +505,7 @@ def renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Calla
     first, gap = read_from(task, settings), task.target_lines[0]
     lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
     if first > 60:  # smaller numbers are counts of other things too
-        shift = dice.randint(61 - first, 1500)
+        shift = rng.randint(61 - first, 1500)
         for number in (first, gap, min(first + settings.read_lines - 1, lines), lines):
             places[str(number)] = str(number + shift)
     wanted = "|".join(
@@ -517,12 +517,12 @@ def renaming(task: Task, settings: WarmupSettings, dice: random.Random) -> Calla
     return lambda text: re.sub(wanted, lambda found: places[found[0]], text)
 
 
-def _made_up_paths(dice: random.Random) -> tuple[str, str]:
+def _made_up_paths(rng: random.Random) -> tuple[str, str]:
     """(module, test file) laid out as repositories are: nested, flat, under src, or a package in one file."""
-    package, module = _made_up_word(dice), _made_up_word(dice)
-    inner = [_made_up_word(dice) for _ in range(dice.randint(0, 1))]
-    root = dice.choice([[], [], [], ["src"]])
-    stem, parts = dice.choice(
+    package, module = _made_up_word(rng), _made_up_word(rng)
+    inner = [_made_up_word(rng) for _ in range(rng.randint(0, 1))]
+    root = rng.choice([[], [], [], ["src"]])
+    stem, parts = rng.choice(
         [
             (module, [*root, package, *inner, f"{module}.py"]),
             (module, [*root, package, *inner, f"{module}.py"]),
@@ -531,19 +531,19 @@ def _made_up_paths(dice: random.Random) -> tuple[str, str]:
             (module, [f"{module}.py"]),
         ]
     )
-    tested = dice.choice([stem, stem, package, _made_up_word(dice)])
-    tests = dice.choice([["tests"], ["tests"], ["test"], [], [package, "tests"]])
+    tested = rng.choice([stem, stem, package, _made_up_word(rng)])
+    tests = rng.choice([["tests"], ["tests"], ["test"], [], [package, "tests"]])
     return "/".join(parts), "/".join([*tests, f"test_{tested}.py"])
 
 
-def _made_up_word(dice: random.Random) -> str:
-    if dice.random() < 0.5:
-        return dice.choice(WORDS)
-    return "".join(dice.choices(SYLLABLES, k=dice.randint(2, 3))) + dice.choice(ENDINGS)
+def _made_up_word(rng: random.Random) -> str:
+    if rng.random() < 0.5:
+        return rng.choice(WORDS)
+    return "".join(rng.choices(SYLLABLES, k=rng.randint(2, 3))) + rng.choice(ENDINGS)
 
 
-def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str:
-    if dice.random() >= settings.seeded_fault_share:
+def _draw_fault(tool: str, settings: SFTSettings, rng: random.Random) -> str:
+    if rng.random() >= settings.seeded_fault_share:
         return ""
     possible = {
         fault: share
@@ -552,11 +552,11 @@ def _draw_fault(tool: str, settings: WarmupSettings, dice: random.Random) -> str
         or (fault == "untested" and tool == "shell")
         or (fault in ("unparseable", "old_missing") and tool == "edit_file")
     }
-    return dice.choices(list(possible), weights=list(possible.values()))[0] if possible else ""
+    return rng.choices(list(possible), weights=list(possible.values()))[0] if possible else ""
 
 
 def _draw_reminder(
-    fault: str, tool: str, settings: WarmupSettings, task: Task, codec: Codec, dice: random.Random
+    fault: str, tool: str, settings: SFTSettings, task: Task, codec: Codec, rng: random.Random
 ) -> tuple[str, str]:
     """(class, text): half the time about the planned fault, else about another class or nothing at all.
 
@@ -567,14 +567,14 @@ def _draw_reminder(
     is right, or the policy learns that a reminder says what to call. One that was taught so dragged its students into
     reading files where they had to finish (docs/log.md).
     """
-    draw = dice.random()
+    draw = rng.random()
     if fault and draw < 0.5:
         kind, named = fault, _called_carelessly(tool) if fault == "bad_arguments" else tool
     elif draw < 0.8:
-        kind = dice.choice([k for k in (*settings.plants, *feedback.CLASSES) if k != fault])
-        named = dice.choice([spec.name for spec in TOOLS])
+        kind = rng.choice([k for k in (*settings.plants, *feedback.CLASSES) if k != fault])
+        named = rng.choice([spec.name for spec in TOOLS])
     else:
-        return "placebo", dice.choice(feedback.PLACEBOS)
+        return "placebo", rng.choice(feedback.PLACEBOS)
     text = feedback.hint_text(kind, tools=TOOLS, codec=codec, tool=named, test_command=task.test_command)
     return kind, text
 
@@ -584,10 +584,10 @@ def _called_carelessly(tool: str) -> str:
     return tool if tool in ("edit_file", "shell") else "read_file"
 
 
-def _faulty(fault: str, tool: str, right: str, task: Task, codec: Codec, dice: random.Random) -> str:
+def _faulty(fault: str, tool: str, right: str, task: Task, codec: Codec, rng: random.Random) -> str:
     """The message that commits a fault where `right` would have been right."""
     if fault == "unknown_tool":
-        return right.replace(tool, dice.choice(WRONG_TOOLS), 1)
+        return right.replace(tool, rng.choice(WRONG_TOOLS), 1)
     if fault == "bad_arguments":
         arguments = {"path": task.target_path} if tool == "edit_file" else {}
         return codec.format(_called_carelessly(tool), arguments, LENIENT)

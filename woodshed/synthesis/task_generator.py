@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from woodshed.curriculum import Arms, Curriculum
+from woodshed.curriculum import Bandit, Curriculum
 from woodshed.records import RunError, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.runs.machine import PROGRAM
@@ -30,12 +30,12 @@ ARMS = tuple(f"harder/{name}" for name in harden.HARDER if name != "H11") + tupl
 """H11 needs a failed attempt and is for `woodshed tasks harden --run`."""
 
 
-class Growth:
+class TaskGenerator:
     """Orders tasks from a process in the background; close it when the run ends."""
 
     def __init__(self, run: RunDir, *, seed: int) -> None:
         self._run, self._seed = run, seed
-        self._arms = Arms(ARMS, seed=seed)
+        self._arms = Bandit(ARMS, seed=seed)
         self._orders = 0
         self._arm = ""
         self._process: subprocess.Popen[bytes] | None = None
@@ -60,7 +60,7 @@ class Growth:
     def state(self) -> dict[str, Any]:
         return {"arms": self._arms.state(), "orders": self._orders, "arrived": list(self._arrived)}
 
-    def tend(self, curriculum: Curriculum, verdicts: Sequence[Verdict]) -> list[Task]:
+    def poll(self, curriculum: Curriculum, verdicts: Sequence[Verdict]) -> list[Task]:
         """Take what is ready, learn what it is worth, order more where the pool is too easy or too hard. At once."""
         self._learn(curriculum, verdicts)
         arrived: list[Task] = []
