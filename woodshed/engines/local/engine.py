@@ -121,24 +121,35 @@ class LocalEngine:
         """Write until nothing is left."""
         while True:
             with self._lock:
-                arrivals = [*self._arrived]
-                self._arrived.clear()
-                if not arrivals and self.scheduler.is_idle:
+                if not self._arrived and self.scheduler.is_idle:
                     self._is_working = False
                     return
-            for arrival in arrivals:
-                if callable(arrival):
-                    arrival()
-                else:
-                    self.scheduler.add(arrival)
+                calls = []
+                while self._arrived and callable(self._arrived[0]):
+                    calls.append(self._arrived.popleft())
+            for call in calls:
+                call()
             try:
-                for row in self.scheduler.step():
-                    if row.future.set_running_or_notify_cancel():
-                        row.future.set_result(row.sample())
+                with self.scheduler.stepping():
+                    while self._admits():
+                        for row in self.scheduler.step():
+                            if row.future.set_running_or_notify_cancel():
+                                row.future.set_result(row.sample())
             except BaseException as error:
                 for row in self.scheduler.abandon():
                     if row.future.set_running_or_notify_cancel():
                         row.future.set_exception(error)
+
+    def _admits(self) -> bool:
+        """Queue the requests that have arrived; False where there is nothing to write, or a call comes first."""
+        with self._lock:
+            while self._arrived:
+                arrival = self._arrived[0]
+                if callable(arrival):
+                    return False
+                self.scheduler.add(arrival)
+                self._arrived.popleft()
+            return not self.scheduler.is_idle
 
 
 def _cancel(rows: Sequence[Row]) -> None:

@@ -156,17 +156,22 @@ class Scheduler:
         """Queue rows; they are admitted in this order."""
         self._waiting.extend(rows)
 
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """The state of torch and of the model in which `step` is called, set up once for many steps."""
+        with torch.inference_mode(), _evaluating(self.model), invariant.unsplit():
+            yield
+
     def step(self) -> list[Row]:
         """Admit what fits, write a token for every running row, and return the rows that are done.
 
         Raises:
             ModelError: the model's logits are not finite.
         """
-        with torch.inference_mode(), _evaluating(self.model), invariant.unsplit():
-            self._done += self._admit()
-            if self._running:
-                self._decode()
-                self._done += self._retire()
+        self._done += self._admit()
+        if self._running:
+            self._decode()
+            self._done += self._retire()
         done, self._done = self._done, []
         return done
 
