@@ -204,6 +204,6 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
     assert set(longer.baseline.stable) == set(measured.stable) - set(longer.baseline.timed)
     assert set(longer.baseline.timed) <= set(longer.baseline.broken)  # so the agent is not shown them
     assert names(measured.stable) - names(clocks.seeing(measured)) == {"plain"}
-    assert "4 tests are left out because they judge time" in _notes(longer)[0]
+    assert "4 tests are left out, for they judge time and would fail" in _notes(longer)[0]
     assert not first or "tests could not be mapped" in _notes(short)[1]
     assert settings.fingerprint == SynthesisSettings(timeout_s=60).fingerprint

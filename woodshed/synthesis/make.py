@@ -107,10 +107,13 @@ def _notes(measured: Measured) -> list[str]:
     name, timed, unmapped = measured.baseline.repository.name, measured.baseline.timed, measured.map.unmapped
     notes = []
     if timed:
-        notes.append(
-            f"{name}: {len(timed)} tests are left out because they judge time, and fail on a busy machine: "
-            f"{', '.join(timed[:3])}{', ...' if len(timed) > 3 else ''}"
+        many = (
+            f"{len(timed)} tests are left out, for they judge"
+            if len(timed) > 1
+            else "1 test is left out, for it judges"
         )
+        some = ", ".join(timed[:3]) + (", ..." if len(timed) > 3 else "")
+        notes.append(f"{name}: {many} time and would fail on a busy machine: {some}")
     if unmapped:
         notes.append(
             f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
