@@ -113,6 +113,8 @@ class Baseline:
     """Commands that show their help and end well, to their entry point "module:function"."""
     timed: tuple[str, ...] = ()
     """Tests that judge how long something takes; like broken ones they are left out (`clocks`)."""
+    left_out: tuple[str, ...] = ()
+    """What the repository asks for and is not installed, each with the reason."""
 
     @property
     def spec(self) -> SandboxSpec:
@@ -197,7 +199,13 @@ def _draft(repository: Repository, described: project.Project, environment: Envi
     inside = [p for p in files if any(p == home or p.startswith(home + "/") for home in described.paths)]
     package = [path for path in inside if not is_protected(path)]
     return Baseline(
-        repository, environment, described.paths, tuple(package), tuple(tests), described.generated
+        repository,
+        environment,
+        described.paths,
+        tuple(package),
+        tuple(tests),
+        described.generated,
+        left_out=described.left_out,
     )
 
 
