@@ -205,6 +205,17 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str]] = {
         "odd: its tests do not run here",
     ),
     "no tests": ({"odd.py": CODE}, "odd has no tests that pytest finds"),
+    "modules that do not lie where they are imported from": (
+        {
+            "pyproject.toml": BUILD,
+            "tools/backend.py": BACKEND.replace(
+                "os.path.join(folder, file))", "os.path.join(folder, file), 'odd.two/' + file)"
+            ),
+            "space/core.py": CODE,
+        },
+        r"no package of its wheel was found in the repository: its build makes odd\.two/core\.py of space/core\.py\. .*"
+        "folders must be named as the packages are",
+    ),
     "nothing that can be imported": ({"odd.txt": "x"}, "no package of its wheel was found"),
     "only syntax that this Python does not know": (
         {"odd.py": "print 'two'\n", "test_odd.py": "import odd\ndef test_x(): pass\n"},
@@ -234,7 +245,7 @@ def test_a_build_that_does_not_end_is_stopped_and_says_so(tmp_path: Path):
             sources.fetch(str(lay(tmp_path / "none", {"x.txt": ""})), tmp_path / "tree"),
             progress=lambda done, total, text: said.append(text),
         )
-    assert said == ["building none, which may take 300 s"]
+    assert said == ["building none, at most 300 s"]
 
 
 def test_a_clone_that_fails_says_what_git_complained_about(tmp_path: Path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,6 +214,14 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
     assert set(longer.baseline.stable) == set(measured.stable) - set(longer.baseline.timed)
     assert set(longer.baseline.timed) <= set(longer.baseline.broken)  # so the agent is not shown them
     assert names(measured.stable) - names(clocks.seeing(measured)) == {"plain"}
-    assert "4 tests are left out because they judge time" in _notes(longer)[0]
+    assert re.search(r"as they judge time .*: test_\S+, test_\S+, test_\S+ and 1 more$", _notes(longer)[0])
     assert not first or "tests could not be mapped" in _notes(short)[1]
+    lacking = replace(
+        longer.baseline, timed=(), broken=("a::b",), uncollected=("c.py",), left_out=("tox: why",)
+    )
+    assert _notes(replace(longer, baseline=lacking)) == [
+        "short: left out, as they fail here: a::b",
+        "short: left out, as pytest cannot collect them here: c.py",
+        "short: not installed: tox: why",
+    ]
     assert settings.fingerprint == SynthesisSettings(timeout_s=60).fingerprint

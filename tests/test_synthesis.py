@@ -709,6 +709,34 @@ def test_nobody_is_told_to_install_a_name_of_the_repository_or_of_a_module(tmp_p
         baseline.measure(repository, runs=1, extra_requirements=["Acme_Core>=1"])
 
 
+def test_the_rest_of_a_shared_namespace_is_not_of_the_repository(tmp_path: Path):
+    """zope.exceptions lacked zope.interface, and was told that this is a name of its own."""
+    root = lay(
+        tmp_path / "thing",
+        {
+            **{name: NAMESPACES[name] for name in ("pyproject.toml", "backend.py")},
+            "src/named/thing/__init__.py": "",
+            "deep/down/named/wire/__init__.py": "",
+            "test_one.py": "import named.thing, named.elsewhere.inner\n",
+            "test_two.py": "import named.thing, named.wire\n",
+            "test_three.py": "import named.thing.gone\n",
+        },
+    )
+    repository = sources.fetch(str(root), tmp_path / "tree")
+    with pytest.raises(TaskError) as raised:
+        baseline.measure(repository, runs=1)
+    said = str(raised.value)
+    assert "\nnamed.elsewhere: missing" in said
+    assert "\nnamed.thing.gone, named.wire: a name of this repository" in said
+
+
+def test_every_reason_code_has_its_meaning():
+    package = Path(synthesis.__file__).parent
+    texts = [path.read_text() for path in package.rglob("*.py")]
+    codes = {code for text in texts for code in re.findall(r"\bRejected\(\s*\"(\w+)\"", text)}
+    assert len(codes) > 20 and {*codes, stats.UNREAD} == set(stats.MEANINGS)
+
+
 def test_a_requirement_that_cannot_be_had_costs_no_other_one(tmp_path: Path):
     """Nor does one that would bring a second copy of the package."""
     files = {

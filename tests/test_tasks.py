@@ -297,13 +297,30 @@ def test_entry_points_of_the_distribution(tiny_task: Task):
     assert files["bin/tally"].endswith("from tally.words import Main\n\nsys.exit(Main.run())\n")
 
 
-def test_two_builders_do_not_disturb_each_other(
+BUILDS = """
+import json, sys
+from woodshed import tasks
+from woodshed.records import Environment, from_json
+
+print(tasks.prepare(from_json(Environment, json.loads(sys.argv[1]))))
+"""
+
+
+def test_threads_build_an_environment_once_and_a_second_process_does_no_harm(
     tiny_task: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("WOODSHED_CACHE", str(tmp_path))
-    with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(tasks.prepare, [tiny_task.environment] * 2)
-    assert first == second
+    said: list[str] = []
+
+    def prepare(environment: Environment) -> Path:
+        return tasks.prepare(environment, progress=lambda done, total, text: said.append(text))
+
+    command = [sys.executable, "-c", BUILDS, json.dumps(to_json(tiny_task.environment))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other, ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(prepare, [tiny_task.environment] * 3)
+        printed, _ = other.communicate(timeout=300)
+    assert {*others, Path(printed.strip())} == {first}
+    assert said.count("environment ready") <= 1  # none where the other process was faster
     assert list((tmp_path / "envs").iterdir()) == [first]
     with open_sandbox(SandboxSpec(lowers=(), environment=first)) as sandbox:
         assert sandbox.exec(["python", "-c", "import pytest"]).outcome == "ok"
@@ -397,3 +414,29 @@ def test_resolving_pins_everything(tiny_task: Task):
 def test_expected_tests_are_the_ones_of_the_record(tiny_task: Task):
     expected = json.loads((tiny_task.folder / "tests/expected.json").read_text("utf-8"))
     assert tuple(expected["fail_to_pass"]) == tiny_task.fail_to_pass
+
+
+MARKERS = {
+    "native": None,
+    "pkgutil": "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n",
+    "pkg_resources": "__import__('pkg_resources').declare_namespace(__name__)\n",
+}
+
+
+@pytest.mark.parametrize("release", ["6.0", "5.0"], ids=["native", "with an nspkg.pth"])
+def test_a_namespace_is_shared_however_either_side_declares_it(release: str, tmp_path: Path):
+    pins = tasks.resolve([f"zope.event=={release}", "setuptools<82"])
+    made = Environment("{}.{}".format(*sys.version_info), pins, packages=("zope.odd", "zope.deep.er"))
+    built = tasks.prepare(made)
+    for style, marker in MARKERS.items():
+        for part in ("odd", "deep/er"):
+            (tmp_path / style / "zope" / part).mkdir(parents=True)
+            (tmp_path / style / "zope" / part / "__init__.py").write_text("")
+        for place in ("zope", "zope/deep"):
+            if marker:
+                (tmp_path / style / place / "__init__.py").write_text(marker)
+        spec = SandboxSpec((tmp_path / style,), built, env={"PYTHONPATH": "/workspace"})
+        with open_sandbox(spec) as sandbox:
+            for order in ("zope.odd, zope.event, zope.deep.er", "zope.event, zope.deep.er, zope.odd"):
+                result = sandbox.exec(["python", "-W", "ignore", "-c", f"import {order}"], timeout_s=60)
+                assert result.outcome == "ok", (style, order, result.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
@@ -69,8 +69,7 @@ def make_tasks(
     say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for note in made.notes:
         say(note)
-    for reason, count in made.rejected.most_common():
-        say(f"{count:6} rejected: {reason}")
+    _say_rejected(dict(made.rejected.most_common()))
     _say_left_alone([f"{path}: {why}" for path, why in sorted(made.files.items())], out)
     if made.rejected or made.files:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
@@ -78,6 +77,14 @@ def make_tasks(
         tell("nothing became a task; take more away (--levels 0-6, no --operators), or another source")
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
+
+
+def _say_rejected(reasons: Mapping[str, int]) -> None:
+    """Why candidates were rejected, the code of each reason with what it means."""
+    from woodshed.synthesis.stats import MEANINGS
+
+    for reason, count in reasons.items():
+        say(f"{count:6} rejected: {reason}{f' ({MEANINGS[reason]})' if reason in MEANINGS else ''}")
 
 
 def _say_left_alone(files: Sequence[str], out: Path) -> None:
@@ -262,8 +269,7 @@ def show_stats(
     say_columns(stats.table(found))
     tried = f", {found.acceptance:.0%} of the candidates that were tried" if found.rejected else ""
     say(f"{found.num_tasks} tasks{tried}")
-    for reason, count in found.rejected.items():
-        say(f"{count:6} rejected: {reason}")
+    _say_rejected(found.rejected)
     _say_left_alone(found.files, tasks)
     write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")

@@ -113,6 +113,8 @@ class Baseline:
     """Commands that show their help and end well, to their entry point "module:function"."""
     timed: tuple[str, ...] = ()
     """Tests that judge how long something takes; like broken ones they are left out (`clocks`)."""
+    left_out: tuple[str, ...] = ()
+    """What the repository asks for and is not installed, each with the reason."""
 
     @property
     def spec(self) -> SandboxSpec:
@@ -145,7 +147,7 @@ def measure(
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
     """
     name = repository.name
-    progress(0, 0, f"building {name}, which may take {project.BUILD_TIMEOUT_S:.0f} s")
+    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
     described = project.read(repository)
     progress(0, 2, f"measuring {name}, preparing its environment")
     environment, described = _environment(described, extra_requirements)
@@ -197,7 +199,13 @@ def _draft(repository: Repository, described: project.Project, environment: Envi
     inside = [p for p in files if any(p == home or p.startswith(home + "/") for home in described.paths)]
     package = [path for path in inside if not is_protected(path)]
     return Baseline(
-        repository, environment, described.paths, tuple(package), tuple(tests), described.generated
+        repository,
+        environment,
+        described.paths,
+        tuple(package),
+        tuple(tests),
+        described.generated,
+        left_out=described.left_out,
     )
 
 
@@ -407,7 +415,11 @@ def _advice(text: str, described: project.Project) -> list[str]:
     for module in missing:
         top = module.partition(".")[0]
         distribution = IMPORTED_AS.get(top) or plugins.distribution(module)
-        inside = {canonicalize_name(top), canonicalize_name(re.split("[<=]", distribution or top)[0])}
+        shared = any(
+            name.startswith(f"{top}.") for name in described.packages
+        )  # a namespace, of many distributions
+        named = [module, *module.split(".")[1:]] if shared else [top]
+        inside = {canonicalize_name(re.split("[<=]", name)[0]) for name in [*named, distribution] if name}
         if inside & {*described.inside.homes, *described.inside.elsewhere, *described.inside.alike}:
             ours.append(module)
         else:

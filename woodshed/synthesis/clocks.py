@@ -35,7 +35,9 @@ def without_judges_of_time(baseline: Baseline, limit_s: float, progress: Progres
     if not asked:
         return baseline
     progress(
-        0, 0, f"slowing down {name}, {len(asked)} tests that see a clock, at most {limit_s / 60:.0f} min"
+        0,
+        0,
+        f"searching {name} for tests that judge time, {len(asked)} in question, at most {limit_s / 60:.0f} min",
     )
     with ThreadPoolExecutor(len(PHASES)) as pool:
         runs = list(pool.map(lambda phase: _failing(baseline, asked, phase, limit_s), PHASES))

@@ -103,21 +103,31 @@ def make(
 
 
 def _notes(measured: Measured) -> list[str]:
-    """What a person should know of a repository's tests."""
-    name, timed, unmapped = measured.baseline.repository.name, measured.baseline.timed, measured.map.unmapped
+    """What a person should know of a repository's tests: everything that is left out, and why."""
+    baseline, unmapped = measured.baseline, measured.map.unmapped
+    name, timed = baseline.repository.name, baseline.timed
+    failing = [test for test in baseline.broken if test not in timed]
     notes = []
     if timed:
-        notes.append(
-            f"{name}: {len(timed)} tests are left out because they judge time, and fail on a busy machine: "
-            f"{', '.join(timed[:3])}{', ...' if len(timed) > 3 else ''}"
-        )
+        notes.append(f"{name}: left out, as they judge time and would fail on a busy machine: {_some(timed)}")
     if unmapped:
         notes.append(
             f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
             "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
             "goes on where this one stopped."
         )
+    if failing:
+        notes.append(f"{name}: left out, as they fail here: {_some(failing)}")
+    if baseline.uncollected:
+        notes.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
+    if baseline.left_out:
+        notes.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
     return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # ---- candidates -------------------------------------------------------------------------------------------

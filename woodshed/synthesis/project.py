@@ -148,7 +148,9 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         )
     homes = _locate(tree, code)
     if not homes:
-        raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
+        raise TaskError(
+            f"{repository.name}: no package of its wheel was found in the repository{_elsewhere(tree, code)}"
+        )
     generated = _complete(tree, code, homes)
     name = canonicalize_name(metadata["Name"])
     with _named(repository.name):
@@ -349,6 +351,19 @@ def _locate(tree: Path, code: dict[str, bytes]) -> dict[str, str]:
             if f"/{place}".endswith(f"/{name}"):
                 votes.setdefault(package, Counter())[place[: -len(name)].rstrip("/") or "."] += 1
     return {package: min(roots, key=lambda r: (-roots[r], len(r), r)) for package, roots in votes.items()}
+
+
+def _elsewhere(tree: Path, code: dict[str, bytes]) -> str:
+    """Where the modules of a wheel lie in a tree that does not hold them by their names; "" where it has none."""
+    contents = {content: name for name, content in code.items() if name.endswith(".py") and content.strip()}
+    for path in sorted(tree.rglob("*.py")):
+        if name := contents.get(path.read_bytes()):
+            place = path.relative_to(tree).as_posix()
+            return (
+                f": its build makes {name} of {place}. Code is imported from where it lies, so its folders must be "
+                "named as the packages are; give another source, such as a repository that is laid out so"
+            )
+    return ""
 
 
 def _owned(code: dict[str, bytes], package: str, distribution: str) -> Iterator[str]:

@@ -16,6 +16,39 @@ from woodshed.synthesis.operators import LEVELS
 
 UNREAD = "unread_file"
 """Reason code of a file that is no Python to us: no candidate, but nothing that is passed over either."""
+MEANINGS = {
+    "cascade": "it cannot be taken away cleanly",
+    "command_broken": "a command of the package no longer starts",
+    "gold_fails": "the original code does not pass its tests in the task",
+    "half_visible": "its tests cannot be shown by half",
+    "honest": "tests that contradict each other can both be met",
+    "import_broken": "the package cannot be imported without it",
+    "instruction_too_long": "what is missing takes too many words to say",
+    "leak": "its code also stands where an attempt can read it",
+    "no_assertion": "no hidden test has an equality to contradict",
+    "no_package_file": "the commit changes no file of the package",
+    "no_test_fails": "all tests pass without it",
+    "not_believable": "a run of the tests could not be believed",
+    "not_proven": "its tests cannot stand alone",
+    "not_text": "its file holds bytes that are not of its encoding",
+    "not_utf8": "its file is not written in UTF-8",
+    "odd_name": "its file has a name that a patch cannot hold",
+    "sandbox_lost": "its sandbox was lost twice",
+    "syntax": "the file no longer parses without it",
+    "test_command_fails": "no command runs the tests that are shown",
+    "timeout": "its tests ran out of time",
+    "too_few_versions": "too few wrong versions to tell good tests by",
+    "too_slow": "its tests use too much CPU time",
+    "too_wide": "too many tests fail without it",
+    "trivial": "its tests accept an answer that does nothing",
+    "undefined_name": "code that stays uses a name that is gone",
+    "unread_file": "a file that cannot be read as Python",
+    "unstable_failure": "its tests do not always fail without it",
+    "visible_tests_fail": "tests that are shown fail without it",
+    "weak_tests": "its tests let too many wrong versions pass",
+    "wrong_reason": "a test fails for another reason than the missing code",
+}
+"""Reason code of a rejected candidate, in words."""
 COLOURS = ("#9ecae1", "#6baed6", "#3182bd", "#31a354", "#74c476", "#fd8d3c", "#de2d26")
 """One per level, 0 to 6."""
 

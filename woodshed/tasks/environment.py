@@ -17,6 +17,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import distributions
 from pathlib import Path
@@ -30,13 +31,17 @@ from woodshed.sandbox import SandboxSpec
 
 Progress = Callable[[int, int, str], None]
 
-FORMAT = 2
+FORMAT = 3
 """Raise when the same Environment must be built differently: cached builds of before are then left alone."""
 MOUNT = "/env"
 """Where sandboxes see the environment; scripts and bytecode are written for this path."""
+_BUILDING: dict[Path, threading.Lock] = {}
+"""Held while a thread builds the environment of a folder: attempts and runs that want the same one wait for it."""
 PYTHON = r"[1-9]\d?\.\d{1,2}"
 PIP = (sys.executable, "-P", "-m", "pip")
 """pip of this Python, and never a pip that lies in the working folder."""
+SHARED = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
+"""A namespace that finds its parts wherever on Python's path they lie."""
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
 
@@ -76,7 +81,8 @@ def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[
 def prepare(environment: Environment, *, progress: Progress | None = None) -> Path:
     """The environment's folder in the cache, built now if it is not there.
 
-    Built beside its final place and renamed into it, so that a killed or a second process does no harm.
+    Built beside its final place and renamed into it, so that a killed or a second process does no harm; threads that
+    want the same one at the same moment build it once.
 
     Raises:
         TaskError: a pin that cannot be installed as a wheel, pins that are incomplete, no pytest among them, a
@@ -89,11 +95,14 @@ def prepare(environment: Environment, *, progress: Progress | None = None) -> Pa
         return folder
     pins = _pins(environment)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        sweep(folder.parent)
-        shutil.rmtree(folder, ignore_errors=True)  # incomplete: its interpreter is gone from this machine
-        with staged(folder, keep=True) as build:
-            _build(build, environment, interpreter, pins, progress or (lambda done, total, text: None))
+        with _BUILDING.setdefault(folder, threading.Lock()):
+            if (folder / "bin" / "python").exists():  # another thread was faster
+                return folder
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            sweep(folder.parent)
+            shutil.rmtree(folder, ignore_errors=True)  # incomplete: its interpreter is gone from this machine
+            with staged(folder, keep=True) as build:
+                _build(build, environment, interpreter, pins, progress or (lambda done, total, text: None))
     except OSError as error:
         raise TaskError(
             f"cannot build an environment in {folder.parent}: {error.strerror or error}. "
@@ -176,8 +185,7 @@ def _build(
     # The environment's own Python runs pip here, which is safe only while the environment is empty.
     _pip(build / "bin" / "python", ["--no-compile"], environment.requirements, environment.python)
     site = build / "lib" / f"python{environment.python}" / "site-packages"
-    for hook in site.glob("*-nspkg.pth"):  # it would close its namespace to the workspace's part of it
-        hook.unlink()
+    _open_namespaces(site, environment.packages)
     progress(1, 3, "checking the environment")
     _check(site, environment, pins)
     for path, text in own_files(environment).items():
@@ -200,6 +208,20 @@ def _build(
         check=False,
     )
     progress(3, 3, "environment ready")
+
+
+def _open_namespaces(site: Path, packages: Sequence[str]) -> None:
+    """Let a namespace hold parts of the workspace and of dependencies, in whichever of the three ways each declares it.
+
+    `pkg_resources.declare_namespace`, in the workspace, passes over folders without `__init__.py`.
+    """
+    for hook in site.glob("*-nspkg.pth"):  # it would close its namespace to the workspace's part of it
+        hook.unlink()
+    for package in packages:
+        for above in Path(package.replace(".", "/")).parents:
+            start = site / above / "__init__.py"
+            if above.name and start.parent.is_dir() and not start.exists():
+                start.write_text(SHARED, encoding="utf-8")
 
 
 def _check(site: Path, environment: Environment, pins: dict[str, str]) -> None:
