@@ -228,7 +228,7 @@ def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, mon
     result = woodshed("train", "short.toml", "rl.steps=4", "--dry-run")
     assert result.exit_code == 0
     recipe = tomllib.loads(result.stdout)
-    assert recipe["name"] == "short" and recipe["training"]["steps"] == 4
+    assert recipe["name"] == "short" and recipe["rl"]["steps"] == 4
     assert "next: woodshed train short.toml rl.steps=4" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["short.toml"]
 
@@ -294,9 +294,9 @@ def test_a_reader_that_leaves_early_is_no_error(run: RunDir):
 
 def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "short.toml").write_text('name = "short"\n')
-    package = importlib.import_module("woodshed.training")
-    monkeypatch.setattr(sys.modules["woodshed"], "training", package)  # undone, it is this one again
-    for name in [name for name in sys.modules if name.startswith("woodshed.training")]:
+    package = importlib.import_module("woodshed.stages")
+    monkeypatch.setattr(sys.modules["woodshed"], "stages", package)  # undone, it is this one again
+    for name in [name for name in sys.modules if name.startswith(("woodshed.stages", "woodshed.learning"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     result = woodshed("train", str(tmp_path / "short.toml"))
