@@ -19,9 +19,9 @@ from woodshed.records import RecipeError, RewardTerms, Rollout, TokenDivergence,
 from woodshed.runs.folder import RunDir
 from woodshed.stages import variants
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import train
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import create_renderer
+from woodshed.train import train
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 EXPERIMENT = RECIPES / "targeted-feedback.toml"
@@ -37,7 +37,7 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
     assert [recipe.feedback.weight for recipe in main] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
     assert [recipe.feedback.teacher for recipe in main[1:5]] == ["frozen", "ema", "live", "frozen"]
     assert made["opsd"].feedback.scope == "rollout" and made["opsd"].feedback.pointwise_clip == 0.05
-    assert made["kl-alone"].objective.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
+    assert made["kl-alone"].loss.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
     assert made["start-naive"].sft.reminder_share == 0 and made["start"].policy.adapter == ""
     assert made["start-natural"].sft.seeded_fault_share == 0 < made["start"].sft.seeded_fault_share
     for recipe in made.values():
@@ -79,7 +79,7 @@ seed = 3
 rl = ["feedback.weight=0"]
 all = ["feedback.preset=opsd", "feedback.scope=rollout", "rewards.terms.invalid_calls=-0.125", "effort.weight=0.5",
        'effort.levels=["low", "high"]', "evaluation.effort=high"]
-study = ["rl.steps=0", "distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.preset=opsd"]
+distill = ['stages=["distill"]', "distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.preset=opsd"]
 [policy]
 lora_rank = 4
 codec = "plain"
@@ -199,7 +199,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "tiny.toml").write_text(text)
-    for name in ("sft", "practice", "heldout"):
+    for name in ("warmup", "practice", "heldout"):
         shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
     command = [sys.executable, "-m", "woodshed", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

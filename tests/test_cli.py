@@ -228,7 +228,7 @@ def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, mon
     result = woodshed("train", "short.toml", "rl.steps=4", "--dry-run")
     assert result.exit_code == 0
     recipe = tomllib.loads(result.stdout)
-    assert recipe["name"] == "short" and recipe["training"]["steps"] == 4
+    assert recipe["name"] == "short" and recipe["rl"]["steps"] == 4
     assert "next: woodshed train short.toml rl.steps=4" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["short.toml"]
 

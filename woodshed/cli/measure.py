@@ -116,7 +116,7 @@ def evaluate(
         progress_bars() as progress,
     ):
         if resume is not None:
-            for note in changes.accept(run, chosen, allowed=changes.FREE, at="here"):
+            for note in changes.accept(run, chosen, allowed=changes.FREE):
                 say(f"changed {note}")
         measured = suite.evaluate(
             run,

@@ -63,8 +63,9 @@ def train(
 ) -> None:
     """Train a policy by a recipe.
 
-    Warm up on scripted attempts, study demonstrations, measure on held-out tasks, practise with rewards and feedback in
-    words, measure again. A run that was stopped, by Ctrl-C or worse, goes on with --resume.
+    It goes through the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations
+    (distill), and RL with feedback in words (rl), measured on held-out tasks before and after. A run that was
+    stopped, by Ctrl-C or worse, goes on with --resume.
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
@@ -73,7 +74,7 @@ def train(
     from woodshed.runs.folder import RunDir
     from woodshed.stages import preflight, variants
     from woodshed.stages.recipe import Recipe
-    from woodshed.stages.rl import train as practise
+    from woodshed.train import train as run_stages
 
     if resume is not None:
         run = RunDir.open(resume)
@@ -102,7 +103,7 @@ def train(
     ):
         if resume is not None:
             say_changes(run, chosen)
-        practise(chosen, run, progress)
+        run_stages(chosen, run, progress)
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
@@ -118,15 +119,13 @@ def say_changes(run: RunDir, chosen: Recipe) -> None:
     from woodshed.evals import changes
     from woodshed.learning import checkpoint
 
-    newest = checkpoint.latest(run)
-    position = checkpoint.read_position(newest) if newest else checkpoint.TrainState()
-    taken = position.step if position.phase == "rl" else 0
-    phase = {"rl": "training", "sft": "SFT", "distill": "distillation"}[position.phase]
-    at = f"step {position.step} of {phase}"
+    newest = checkpoint.latest(run, chosen.stage_labels)
+    state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
     # attempts of later steps, as a deleted checkpoint leaves them, are of weights that a change would make others
-    is_behind = any(made == "train" and step > taken for made, step, _ in run.batches("rollouts"))
+    taken = state.step if state.stage == "rl" else 0
+    is_behind = any(phase == "train" and step > taken for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
-    for note in changes.accept(run, chosen, allowed=allowed, at=at, taken=taken):
+    for note in changes.accept(run, chosen, allowed=allowed, stage=state.stage, taken=state.step):
         say(f"changed {note}")
 
 
