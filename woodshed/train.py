@@ -24,7 +24,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     preflight.refuse(recipe)
     practice, heldout = task_sets(recipe, run)
     preflight.refuse_tasks(recipe, practice, heldout)
-    prepare(recipe, run, practice)
+    prepare(recipe, run, practice, heldout)
     session = open_session(recipe, run, practice, heldout, progress)
     stages = plan(recipe)
     newest = newest_checkpoint(session)

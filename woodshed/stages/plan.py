@@ -62,14 +62,16 @@ def steps_of(recipe: Recipe, name: str) -> int:
     return getattr(recipe, name).steps if name in KNOWN else 1
 
 
-def prepare(recipe: Recipe, run: RunDir, tasks: Sequence[Task]) -> None:
+def prepare(recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequence[Task]) -> None:
     """Read what the stages will read, so that a mistake is told before the model is loaded.
 
     Raises:
         RecipeError: a stage has nothing to learn from, or a file of its cannot be read.
     """
+    if "sft" in recipe.stages:
+        sft.prepare(recipe, run, heldout)
     if "distill" in recipe.stages:
-        distill.prepare(recipe, run, tasks)
+        distill.prepare(recipe, run, practice)
 
 
 def _refuse_places(recipe: Recipe) -> None:

@@ -39,12 +39,19 @@ class TaskSettings(Settings):
 
 
 class SFTSettings(ExpertSettings):
-    """The stage `sft`: supervised fine-tuning on scripted attempts."""
+    """The stage `sft`: supervised fine-tuning on scripted attempts, and on transcripts of others."""
 
     steps: int = Field(default=80, ge=1)
     """Optimizer steps."""
+    imitate: tuple[str, ...] = Field(default=("scripted",), min_length=1)
+    """What is imitated: "scripted" (attempts at tasks.train), run folders, ATIF files or folders of them (.json), and
+    files of chats (.jsonl)."""
+    unsolved: bool = False
+    """Imitate also attempts of runs and ATIF files that did not solve their task."""
+    flagged: bool = False
+    """Imitate also those that a monitor flagged."""
     batch: int = Field(default=32, ge=1)
-    """Oracle attempts in one optimizer step."""
+    """Attempts and transcripts in one optimizer step."""
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
     """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
     checkpoint_every: int = Field(default=10, ge=1)

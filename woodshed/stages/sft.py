@@ -2,56 +2,52 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
-from woodshed.agent.attempt import AgentSettings
-from woodshed.experience import scripted_expert
+from woodshed.experience import scripted_expert, transcripts
 from woodshed.experience.rename_augmentation import renamed
 from woodshed.experience.scripted_expert import SLIP, ExpertAttempt
+from woodshed.experience.transcripts import Transcript, Wanted
 from woodshed.learning import checkpoint, packing
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.packing import Row, rollout_row
 from woodshed.learning.policy import Policy
 from woodshed.learning.update import MOST_LOST, learning_rate, make_optimizer
-from woodshed.records import RecipeError, Task
-from woodshed.stages.recipe import SFTSettings
+from woodshed.records import RecipeError, Task, from_json, to_json
+from woodshed.runs.folder import RunDir
+from woodshed.stages.recipe import Recipe, SFTSettings
 from woodshed.stages.session import Session, newest_checkpoint
-from woodshed.tokens.renderer import Renderer
+from woodshed.tokens.model_files import load_tokenizer
+from woodshed.tokens.renderer import Renderer, create_renderer
 from woodshed.tokens.token_kinds import text_positions
+
+SCRIPTED = "scripted"
 
 
 def run(session: Session, state: TrainState) -> None:
-    """Imitate scripted attempts, with reminders before a share of their turns.
+    """Imitate scripted attempts, with reminders before a share of their turns, and transcripts.
 
     Raises:
         RecipeError: there is nothing to imitate, or the loss is not finite.
     """
     settings, recipe, folder, policy = session.recipe.sft, session.recipe, session.run, session.policy
-    played = scripted_expert.play(
-        folder,
-        session.practice,
-        session.renderer,
-        settings,
-        recipe.agent,
-        seed=recipe.seed,
-        threads=recipe.rollout.tool_threads,
-        context_length=session.engine.context_length,
-        progress=session.progress,
-    )
+    attempts = scripted_attempts(session)
+    known = prepare(recipe, folder, session.heldout)
+    refuse_long(known, session.engine.context_length)
     optimizer, newest = make_optimizer(policy, settings.optimizer), newest_checkpoint(session)
     if newest is not None:
         checkpoint.restore(newest, policy, optimizer if state.step else None)
     lost = 0
     for step in range(state.step, settings.steps):
         started = time.monotonic()
-        batch = rows(
-            played, session.practice, session.renderer, step, settings, recipe.agent, seed=recipe.seed
-        )
+        batch = rows(session, attempts, known, step)
         metrics = imitate(policy, optimizer, batch, step, settings)
         lost = 0 if math.isfinite(metrics["grad_norm"]) else lost + 1
         if lost > MOST_LOST or not math.isfinite(metrics["sft_loss"]):
@@ -66,27 +62,77 @@ def run(session: Session, state: TrainState) -> None:
         session.progress(step + 1, settings.steps, f"sft, loss {metrics['sft_loss']:.3f}")
 
 
+def prepare(recipe: Recipe, run: RunDir, heldout: Sequence[Task]) -> list[Transcript]:
+    """Read the transcripts that the recipe names, from the run's own copy: made once, read by a resume.
+
+    Raises:
+        RecipeError: one cannot be read, or holds nothing to imitate.
+    """
+    copy = Path("demonstrations", "sft.jsonl")
+    paths = [Path(name) for name in recipe.sft.imitate if name != SCRIPTED]
+    if paths and not (run.path / copy).exists():
+        tokenizer, folder = load_tokenizer(recipe.policy.model)
+        renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=folder)
+        wanted = Wanted(recipe.sft.unsolved, recipe.sft.flagged, frozenset(task.id for task in heldout))
+        found = [each for path in paths for each in transcripts.read(path, renderer, wanted)]
+        run.write_text(str(copy), "".join(f"{json.dumps(to_json(each))}\n" for each in found))
+    lines = (run.path / copy).read_text(encoding="utf-8").splitlines() if paths else []
+    return [from_json(Transcript, json.loads(line)) for line in lines]
+
+
+def refuse_long(known: Sequence[Transcript], context_length: int) -> None:
+    """Check that every transcript fits the model.
+
+    Raises:
+        RecipeError: names one that does not.
+    """
+    for each in known:
+        if len(each.ids) > context_length:
+            raise RecipeError(
+                f"sft.imitate: {each.id} has {len(each.ids)} tokens, and the model's context {context_length}; take it "
+                "out or shorten it"
+            )
+
+
+def scripted_attempts(session: Session) -> list[ExpertAttempt]:
+    """Play scripted attempts at the practice tasks, where the recipe imitates them."""
+    recipe = session.recipe
+    if SCRIPTED not in recipe.sft.imitate:
+        return []
+    return scripted_expert.play(
+        session.run,
+        session.practice,
+        session.renderer,
+        recipe.sft,
+        recipe.agent,
+        seed=recipe.seed,
+        threads=recipe.rollout.tool_threads,
+        context_length=session.engine.context_length,
+        progress=session.progress,
+    )
+
+
 def rows(
-    played: Sequence[ExpertAttempt],
-    tasks: Sequence[Task],
-    renderer: Renderer,
-    step: int,
-    settings: SFTSettings,
-    agent: AgentSettings,
-    *,
-    seed: int,
+    session: Session, attempts: Sequence[ExpertAttempt], transcripts: Sequence[Transcript], step: int
 ) -> list[Row]:
-    """What step `step` imitates, as training rows, under made-up names where the settings say so."""
-    known = {task.id: task for task in tasks}
-    made: list[Row] = []
-    for index, around in draw(len(played), settings.batch, step, seed):
-        attempt = played[index]
+    """Training rows of step `step`, scripted attempts under made-up names where the settings say so."""
+    recipe, settings, seed = session.recipe, session.recipe.sft, session.recipe.seed
+    tasks = {task.id: task for task in session.practice}
+    batch: list[Row] = []
+    for index, epoch in draw(len(attempts) + len(transcripts), settings.batch, step, seed):
+        if index >= len(attempts):
+            transcript = transcripts[index - len(attempts)]
+            batch.append(Row(transcript.ids, transcript.imitated, rollout_id=transcript.id))
+            continue
+        attempt = attempts[index]
         if settings.rename:
-            task, spelling = known[attempt.rollout.task_id], f"{seed}/{around}"
-            attempt = renamed(attempt, task, renderer, settings, max_calls=agent.max_calls, seed=spelling)
-        code = random.Random(f"{seed}/{around}/{attempt.rollout.id}/code").random() < settings.code_share
-        made.append(sft_row(attempt, renderer, code=code))
-    return made
+            task, spelling = tasks[attempt.rollout.task_id], f"{seed}/{epoch}"
+            attempt = renamed(
+                attempt, task, session.renderer, settings, max_calls=recipe.agent.max_calls, seed=spelling
+            )
+        code = random.Random(f"{seed}/{epoch}/{attempt.rollout.id}/code").random() < settings.code_share
+        batch.append(sft_row(attempt, session.renderer, code=code))
+    return batch
 
 
 def sft_row(oracle: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> Row:
@@ -104,13 +150,13 @@ def sft_row(oracle: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> 
 
 
 def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:
-    """(attempt, time around) that step `step` imitates: every attempt once before any twice, each time shuffled."""
+    """Draw (number of an item, epoch) for step `step`: every item once before any twice, each time shuffled."""
     chosen: list[tuple[int, int]] = []
     for position in range(step * batch, (step + 1) * batch):
-        around, index = divmod(position, count)
+        epoch, index = divmod(position, count)
         order = list(range(count))
-        random.Random(f"{seed}/{around}").shuffle(order)
-        chosen.append((order[index], around))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        chosen.append((order[index], epoch))
     return chosen
 
 
