@@ -145,7 +145,7 @@ steps = 1
 tasks_per_step = 1
 [curriculum]
 repeats = true
-[arms]
+[variants]
 only = []
 """
 
@@ -156,10 +156,10 @@ def test_a_finished_run_goes_on_for_longer_and_says_so(
     monkeypatch.chdir(tmp_path)
     write_tiny_model(tmp_path / "model")
     Path("short.toml").write_text(RECIPE.format(task=tiny_task.folder))
-    assert woodshed("train", "short.toml", "--arm", "only").exit_code == 0
+    assert woodshed("train", "short.toml", "--variant", "only").exit_code == 0
     kept = Path("runs/short-only-0/recipe.toml")
     begun = kept.read_text()
-    other = woodshed("arms", "short.toml", "optimizer.learning_rate=0.5")
+    other = woodshed("variants", "short.toml", "optimizer.learning_rate=0.5")
     assert other.exit_code == 2 and "optimizer.learning_rate was 0.0002 and is 0.5" in other.stderr
 
     kept.write_text(begun.replace("max_turns = 1", "max_turns = 2"))

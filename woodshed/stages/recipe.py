@@ -143,8 +143,8 @@ class Recipe(Settings):
     """What happens, in order: sft, distill, rl, evaluate, or a function of one's own as package.module:name."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
-    arms: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
-    """Arms of an experiment: name to the settings in which it differs, as section.key=value (`stages.variants`)."""
+    variants: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
+    """Variants of an experiment: name to the settings in which it differs, as section.key=value (`stages.variants`)."""
     prices: Path | None = None
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
