@@ -231,3 +231,19 @@ def test_a_mistake_in_a_source_is_told_before_the_model_is_loaded(tmp_path: Path
     with pytest.raises(RecipeError, match=r"chats\.jsonl, line 1 cannot be read"):
         train(recipe, run, lambda _done, _total, text: said.append(text))
     assert said == []
+
+
+def test_a_stage_of_ones_own_runs_in_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "their_stage.py").write_text(
+        "def run(session, state):\n"
+        "    weights = sum(p.numel() for p in session.policy.trainable.values())\n"
+        "    session.run.append('metrics', [{'weights': weights}], state.stage, state.step)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    write_tiny_model(tmp_path / "model")
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [USER, CHAT["messages"][4]]}))
+    recipe = recipe_for(tmp_path, steps=1).model_copy(update={"stages": ("their_stage:run", "sft")})
+    run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
+    train(recipe, run, lambda *_: None)
+    assert [(phase, step) for phase, step, _ in run.read("metrics")] == [("their_stage", 0), ("sft", 0)]
+    assert next(iter(run.read("metrics")))[2]["weights"] > 0

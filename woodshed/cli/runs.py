@@ -55,9 +55,7 @@ def train(
         str | None, typer.Argument(metavar="RECIPE", help="A TOML file, for example recipes/quickstart.toml.")
     ] = None,
     overrides: Overrides = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run.")] = None,
     variant: Annotated[
         str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
     ] = "",
@@ -72,18 +70,12 @@ def train(
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
     from woodshed import report, settings
-    from woodshed.evals import tracking
     from woodshed.runs.folder import RunDir
     from woodshed.stages import preflight, variants
     from woodshed.stages.recipe import Recipe
-    from woodshed.train import train as run_stages
 
     if resume is not None:
-        run = RunDir.open(resume)
-        if run.recipe() and run.is_evaluation:
-            raise RunError(f"{resume} is an evaluation; go on with `{run.resuming}`")
-        chosen = settings.read(Recipe, resume / "recipe.toml")
-        run.lock()
+        run, chosen = open_run(resume)
     else:
         path, given = Path(recipe or ""), overrides or []
         chosen = variants.recipe_of(path, variant, given) if variant else settings.read(Recipe, path, given)
@@ -92,28 +84,51 @@ def train(
             tell(f"warning: {warning}")
         if dry_run:
             say(chosen.to_toml().rstrip())
-            say_next(
-                " ".join(
-                    ["woodshed train", str(recipe), *(["--variant", variant] if variant else []), *given]
-                )
-            )
+            option = ["--variant", variant] if variant else []
+            say_next(" ".join(["woodshed train", str(recipe), *option, *given]))
             return
         name_servers(given)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
-    if chosen.note:
-        say(chosen.note)
-    with (
-        keeping(f"go on with: {run.resuming}", run, is_new=resume is None),
-        tracking.following(run, chosen.tracking),
-        progress_bars() as progress,
-    ):
-        if resume is not None:
-            say_changes(run, chosen)
-        run_stages(chosen, run, progress)
+    run_stages(run, chosen, is_new=resume is None)
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def open_run(path: Path) -> tuple[RunDir, Recipe]:
+    """Open and lock a run of training that goes on, by its own recipe.
+
+    Raises:
+        RunError: no such run, an evaluation, or a run that another process holds.
+    """
+    from woodshed import settings
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages.recipe import Recipe
+
+    run = RunDir.open(path)
+    if run.recipe() and run.is_evaluation:
+        raise RunError(f"{path} is an evaluation; go on with `{run.resuming}`")
+    chosen = settings.read(Recipe, path / "recipe.toml")
+    run.lock()
+    return run, chosen
+
+
+def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
+    """Run the stages of a recipe in its folder, with progress bars and trackers."""
+    from woodshed.evals import tracking
+    from woodshed.train import train as train_by
+
+    if chosen.note:
+        say(chosen.note)
+    with (
+        keeping(f"go on with: {run.resuming}", run, is_new=is_new),
+        tracking.following(run, chosen.tracking),
+        progress_bars() as progress,
+    ):
+        if not is_new:
+            say_changes(run, chosen)
+        train_by(chosen, run, progress)
 
 
 def say_changes(run: RunDir, chosen: Recipe) -> None:

@@ -42,7 +42,7 @@ ENDINGS = ("", "", "", "s", "utils", "tools", "kit", "lib", "lang", "ify", "er",
 
 
 def renamed(
-    oracle: ExpertAttempt,
+    attempt: ExpertAttempt,
     task: Task,
     renderer: Renderer,
     settings: ExpertSettings,
@@ -54,14 +54,16 @@ def renamed(
 
     The transcript is rendered anew, so its tokens are what they would be had the names been these.
     """
-    rollout = oracle.rollout
+    rollout = attempt.rollout
     say = renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
     context = renderer.start(system_prompt(max_calls=max_calls), say(user_prompt(task)), TOOLS)
     turns: list[Turn] = []
     for turn in rollout.turns:
         text = say(turn.text)
         ids = renderer.encode_message(text)
-        seen = tuple(replace(observation, text=say(observation.text)) for observation in turn.observations)
+        observations = tuple(
+            replace(observation, text=say(observation.text)) for observation in turn.observations
+        )
         calls = tuple(
             replace(call, raw=say(call.raw), arguments=_each(say, call.arguments)) for call in turn.calls
         )
@@ -70,11 +72,11 @@ def renamed(
             "calls": calls,
             "sampled_ids": ids,
             "logps": (0.0,) * len(ids),
-            "observations": seen,
+            "observations": observations,
         }
         turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))
-        context = renderer.extend(ids, "stop", seen, calls)
-    reminders = tuple(replace(hint, text=say(hint.text)) for hint in oracle.reminders)
+        context = renderer.extend(ids, "stop", observations, calls)
+    reminders = tuple(replace(hint, text=say(hint.text)) for hint in attempt.reminders)
     return ExpertAttempt(replace(rollout, turns=tuple(turns)), reminders)
 
 
@@ -85,31 +87,31 @@ def _each(say: Callable[[str], str], arguments: dict[str, Any]) -> dict[str, Any
 def renaming(task: Task, settings: ExpertSettings, rng: random.Random) -> Callable[[str], str]:
     """A function that puts the same made-up names and numbers into every text of an attempt."""
     target, tests = _made_up_paths(rng)
-    places = {task.target_path: target}
+    replacements = {task.target_path: target}
     for test_file in (word for word in shlex.split(task.test_command) if word.endswith(".py")):
-        places[test_file] = tests
+        replacements[test_file] = tests
     owner, _, short = task.target_symbol.rpartition(".")
     name = "_".join(_made_up_word(rng) for _ in range(rng.randint(1, 3)))
     made_up = "".join(_made_up_word(rng).title() for _ in range(rng.randint(1, 2))) if owner else ""
     symbol = f"{made_up}.{name}" if owner else name
     for form in ("`{}`", '("{}")', '(\\"{}\\")'):
-        places[form.format(task.target_symbol)] = form.format(symbol)
-    places[f"def {short}("] = f"def {name}("
+        replacements[form.format(task.target_symbol)] = form.format(symbol)
+    replacements[f"def {short}("] = f"def {name}("
     if owner:
-        places[owner] = made_up
+        replacements[owner] = made_up
     first, gap = read_from(task, settings), task.target_lines[0]
     lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
     if first > 60:  # smaller numbers are counts of other things too
         shift = rng.randint(61 - first, 1500)
         for number in (first, gap, min(first + settings.read_lines - 1, lines), lines):
-            places[str(number)] = str(number + shift)
+            replacements[str(number)] = str(number + shift)
     wanted = "|".join(
         rf"(?<!\w){'(?<![.])' * old.isdigit()}{re.escape(old)}(?!\w)"
         if old.isdigit() or old == owner
         else re.escape(old)
-        for old in sorted(places, key=len, reverse=True)
+        for old in sorted(replacements, key=len, reverse=True)
     )
-    return lambda text: re.sub(wanted, lambda found: places[found[0]], text)
+    return lambda text: re.sub(wanted, lambda match: replacements[match[0]], text)
 
 
 def _made_up_paths(rng: random.Random) -> tuple[str, str]:

@@ -52,11 +52,11 @@ class ExpertSettings(Settings):
     """Scripted attempts: how many, and what is planted in them."""
 
     attempts: int = Field(default=2, ge=1)
-    """Oracle attempts made per training task, each with its own plants."""
+    """Scripted attempts per training task, each with its own plants."""
     repair_share: float = Field(default=0.25, ge=0, le=1)
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
     read_before: int = Field(default=0, ge=0)
-    """Lines above the gap from which oracle attempts read on: what a method needs of its class stands there."""
+    """Lines above the gap from which scripted attempts read on: what a method needs of its class stands there."""
     read_lines: int = Field(default=4, ge=1, le=60)
     """Lines that they read in all, more than `read_before`."""
     reminder_share: float = Field(default=0.4, ge=0, le=1)
@@ -127,42 +127,42 @@ WRONG_TOOLS = (
 def play(
     run: RunDir,
     tasks: Sequence[Task],
-    renderer: Renderer,
-    settings: ExpertSettings,
-    agent: AgentSettings,
+    perform: Callable[[Task, int], ExpertAttempt],
     *,
-    seed: int,
+    attempts: int,
     threads: int,
-    context_length: int,
     progress: Callable[[int, int, str], None],
 ) -> list[ExpertAttempt]:
-    """Oracle attempts at every task, kept in the run folder task by task and never played twice."""
+    """Perform scripted attempts at every task, kept in the run folder task by task and never performed twice.
+
+    Args:
+        perform: makes the attempt of a number at a task, as `expert_attempt` does.
+        attempts: attempts at each task.
+
+    Raises:
+        RecipeError: no task is solved in one file.
+    """
     usable = [task for task in tasks if len(folder.gold_patch(task).files) == 1]
     if not usable:
         raise RecipeError(
-            f"the warm-up has nothing to imitate: none of the {len(tasks)} tasks of tasks.train is solved in one file; "
-            "set tasks.train, or sft.steps = 0"
+            f"sft has nothing to imitate: none of the {len(tasks)} tasks of tasks.train is solved in one file; "
+            "set tasks.train, or take 'scripted' out of sft.imitate"
         )
-    played: list[ExpertAttempt] = []
-
-    def attempts(task: Task) -> list[ExpertAttempt]:
-        return [
-            expert_attempt(
-                task, renderer, settings, agent, attempt=n, seed=seed, context_length=context_length
-            )
-            for n in range(settings.attempts)
-        ]
-
     kept = {task.id: run.find("oracle", ExpertAttempt, "sft", 0, part=i) for i, task in enumerate(usable)}
+    played: list[ExpertAttempt] = []
     with ThreadPoolExecutor(threads) as pool:
-        pending = {task.id: pool.submit(attempts, task) for task in usable if kept[task.id] is None}
+        pending = {
+            task.id: pool.submit(lambda task=task: [perform(task, number) for number in range(attempts)])
+            for task in usable
+            if kept[task.id] is None
+        }
         for part, task in enumerate(usable):
-            made = kept[task.id]
-            if made is None:
-                made = pending[task.id].result()
-                run.append("oracle", made, "sft", 0, part=part)
-            played += made
-            progress(part + 1, len(usable), "oracle attempts")
+            performed = kept[task.id]
+            if performed is None:
+                performed = pending[task.id].result()
+                run.append("oracle", performed, "sft", 0, part=part)
+            played += performed
+            progress(part + 1, len(usable), "scripted attempts")
     return played
 
 
@@ -264,7 +264,7 @@ def right_moves(
 
 
 def read_from(task: Task, settings: ExpertSettings) -> int:
-    """The first line that an oracle attempt reads."""
+    """The first line that a scripted attempt reads."""
     return max(1, task.target_lines[0] - settings.read_before)
 
 
@@ -286,7 +286,7 @@ def gold_change(task: Task) -> tuple[str, str, str]:
     path, after = next(iter(gold.items()))
     if len(gold) != 1 or after is None:
         raise TaskError(
-            f"{task.name}: its gold change spans {len(gold)} files; an oracle attempt needs one edit"
+            f"{task.name}: its gold change spans {len(gold)} files; a scripted attempt needs one edit"
         )
     return path, syntax.read(path, (task.folder / "environment" / "workspace" / path).read_bytes()), after
 

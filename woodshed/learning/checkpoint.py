@@ -41,7 +41,7 @@ class TrainState:
     curriculum: dict[str, Any] = field(default_factory=dict)
     growth: dict[str, Any] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
-    off: dict[str, str] = field(default_factory=dict)
+    disabled_hints: dict[str, str] = field(default_factory=dict)
     """Classes of hints that did not pass the gate, with the reason."""
     stopped: str = ""
     """Why the run stopped by itself, at weights that were well; "" where it did not."""

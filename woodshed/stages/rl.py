@@ -117,7 +117,7 @@ def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState
     state = replace(
         state,
         step=state.step + 1,
-        off=experience.disabled_hints,
+        disabled_hints=experience.disabled_hints,
         curriculum=loop.curriculum.state(),
         growth=loop.generator.state() if loop.generator is not None else {},
     )
@@ -134,7 +134,7 @@ def gather(session: Session, loop: LoopState, state: TrainState, clock: Clock) -
     refuse_stale(run, attempts.rollouts, state.version)
     clock.lap("attempts")
     hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, tasks, verdicts))
-    chosen, disabled = feedback.choose(hints, recipe.feedback.detectors), state.off
+    chosen, disabled = feedback.choose(hints, recipe.feedback.detectors), state.disabled_hints
     if recipe.feedback.scope == "rollout":
         chosen = demonstrations.solutions(attempts.rollouts, {task.id: task for task in tasks})
     else:
@@ -325,7 +325,7 @@ def through_gate(
     """Classes of hints that are not trained on from this step on, with the reason; measured where it is due."""
     recipe, settings = session.recipe, session.recipe.gate
     if not settings.every or state.step % settings.every:
-        return state.off
+        return state.disabled_hints
     rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
     measured = session.run.once(
         "gate",
@@ -348,7 +348,7 @@ def through_gate(
             threads=recipe.rollout.tool_threads,
         ),
     )
-    return switched_off(state.off, measured, settings)
+    return switched_off(state.disabled_hints, measured, settings)
 
 
 def why_stop(

@@ -74,8 +74,8 @@ def prepare(recipe: Recipe, run: RunDir, heldout: Sequence[Task]) -> list[Transc
         tokenizer, folder = load_tokenizer(recipe.policy.model)
         renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=folder)
         wanted = Wanted(recipe.sft.unsolved, recipe.sft.flagged, frozenset(task.id for task in heldout))
-        found = [each for path in paths for each in transcripts.read(path, renderer, wanted)]
-        run.write_text(str(copy), "".join(f"{json.dumps(to_json(each))}\n" for each in found))
+        sources = [each for path in paths for each in transcripts.read(path, renderer, wanted)]
+        run.write_text(str(copy), "".join(f"{json.dumps(to_json(each))}\n" for each in sources))
     lines = (run.path / copy).read_text(encoding="utf-8").splitlines() if paths else []
     return [from_json(Transcript, json.loads(line)) for line in lines]
 
@@ -99,15 +99,24 @@ def scripted_attempts(session: Session) -> list[ExpertAttempt]:
     recipe = session.recipe
     if SCRIPTED not in recipe.sft.imitate:
         return []
+
+    def perform(task: Task, number: int) -> ExpertAttempt:
+        return scripted_expert.expert_attempt(
+            task,
+            session.renderer,
+            recipe.sft,
+            recipe.agent,
+            attempt=number,
+            seed=recipe.seed,
+            context_length=session.engine.context_length,
+        )
+
     return scripted_expert.play(
         session.run,
         session.practice,
-        session.renderer,
-        recipe.sft,
-        recipe.agent,
-        seed=recipe.seed,
+        perform,
+        attempts=recipe.sft.attempts,
         threads=recipe.rollout.tool_threads,
-        context_length=session.engine.context_length,
         progress=session.progress,
     )
 
@@ -135,18 +144,18 @@ def rows(
     return batch
 
 
-def sft_row(oracle: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> Row:
+def sft_row(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> Row:
     """The attempt as a training row, reminders inserted; every message counts but slips, and none of the harness's
     tokens do. Without `code`, what edits write does not count either, also where a planted fault spoils the edit."""
-    turns = oracle.rollout.turns
-    reminders = {hint.turn: renderer.hint(hint.text) for hint in oracle.reminders}
+    turns = attempt.rollout.turns
+    reminders = {hint.turn: renderer.hint(hint.text) for hint in attempt.reminders}
     unwanted = {index for index, turn in enumerate(turns) if turn.oracle == SLIP}
     written = {
         call.arguments.get("new") or call.arguments.get("content") for turn in turns for call in turn.calls
     }
     texts = sorted(str(text) for text in written if text)
     masked = {} if code else {n: text_positions(turn, texts, renderer) for n, turn in enumerate(turns)}
-    return rollout_row(oracle.rollout, reminders=reminders, without=unwanted, masked=masked)
+    return rollout_row(attempt.rollout, reminders=reminders, without=unwanted, masked=masked)
 
 
 def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:
