@@ -152,16 +152,16 @@ def test_attempts_of_the_weights_at_hand_are_taken(tmp_path: Path):
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (["sft", "lr"], r"unknown stage 'lr'; did you mean 'rl'\? Known are sft, distill, rl, evaluate"),
+        (["sft", "lr"], r"no stage 'lr'; did you mean 'rl'\?.*package\.module:name"),
         (["rl", "rl"], r"'rl' 2 times.*second run from the policy of the first"),
         (["evaluate"], r"trains nothing; name sft, distill or rl, or measure a model with `woodshed eval`"),
         (["sft", "evaluate", "rl"], r"'rl' right after 'evaluate' measures the same weights twice"),
         (["evaluate", "evaluate", "sft"], r"measures the same weights twice"),
         (["sft", "evaluate"], r"'evaluate', but there are no tasks to measure on; set tasks\.heldout"),
-        (["no_such.module:run"], r"'no_such\.module:run' cannot be imported.*on PYTHONPATH"),
-        (["json:no_such"], r"module json has no 'no_such'"),
-        (["json:__name__"], r"'json:__name__' is 'json'; a stage must be a function"),
-        (["json:dumps"], r"'json:dumps' takes \(obj, .*a stage is called as run\(session, state\)"),
+        (["no_such.module:run"], r"'no_such\.module:run': there is no module 'no_such'"),
+        (["json:no_such"], r"'json:no_such': .* has no 'no_such'"),
+        (["json:__name__"], r"'json:__name__' is 'json', which cannot be called"),
+        (["json:dumps"], r"'json:dumps' takes \(obj, .*it is called with \(session, state\)"),
     ],
 )
 def test_a_stage_that_cannot_be_is_refused(stages: list[str], message: str):

@@ -7,7 +7,6 @@ name (`state.stage`). It is not run again by a resume once it, or a stage after 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -41,11 +40,9 @@ def plan(recipe: Recipe) -> list[Stage]:
     """Resolve the stages that a recipe lists.
 
     Raises:
-        RecipeError: a stage that is unknown, cannot be imported, or stands where it cannot do anything.
+        RecipeError: a stage that is unknown, cannot be imported or called, or stands where it cannot do anything.
     """
     functions = [parts.resolve("stage", name, KNOWN) for name in recipe.stages]
-    for name, function in zip(recipe.stages, functions, strict=True):
-        _refuse_signature(name, function)
     _refuse_places(recipe)
     stages: list[Stage] = []
     measured_from = None
@@ -75,16 +72,6 @@ def prepare(recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequ
         sft.prepare(recipe, run, heldout)
     if "distill" in recipe.stages:
         distill.prepare(recipe, run, practice)
-
-
-def _refuse_signature(name: str, function: Run) -> None:
-    signature = inspect.signature(function)
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        raise RecipeError(
-            f"stage {name!r} takes {signature}; a stage is called as run(session, state)"
-        ) from None
 
 
 def _refuse_places(recipe: Recipe) -> None:
