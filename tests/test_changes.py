@@ -54,10 +54,10 @@ def test_every_name_is_a_setting():
 )
 def test_what_may_change_is_noted_once_with_its_step(sections: dict[str, Any], tmp_path: Path):
     run = run_of(tmp_path / "run", recipe())
-    options = {"allowed": changes.NOTED, "at": "step 3 of training", "taken": 3}
+    options = {"allowed": changes.NOTED, "stage": "rl", "taken": 3}
     assert changes.accept(run, recipe(), **options) == []
     (note,) = changes.accept(run, recipe(**sections), **options)
-    assert note.startswith("from step 3 of training: ") and " was " in note and " and is " in note
+    assert note.startswith("from step 3 of rl: ") and " was " in note and " and is " in note
     assert run.manifest["changes"] == [note]
     assert changes.accept(run, recipe(**sections), **options) == [], "it goes on with that"
     (back,) = changes.accept(run, recipe(), **options)
@@ -90,7 +90,7 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
     run = run_of(tmp_path / "run", recipe())
     both = {**sections, "note": "This one may."}
     with pytest.raises(RunError, match=r"was changed since the run began") as caught:
-        changes.accept(run, recipe(**both), allowed=changes.NOTED, at="step 1 of training")
+        changes.accept(run, recipe(**both), allowed=changes.NOTED, stage="rl", taken=1)
     assert name in str(caught.value) and "put it back" in str(caught.value)
     assert "changes" not in run.manifest
     with pytest.raises(RunError, match="begun with other settings"):
@@ -101,14 +101,14 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
 def test_fewer_steps_than_were_taken_are_refused(tmp_path: Path):
     run = run_of(tmp_path / "run", recipe())
     with pytest.raises(RunError, match=r"rl.steps = 2, but 3 steps were taken"):
-        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, at="x", taken=3)
+        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, stage="rl", taken=3)
 
 
 def test_a_run_without_a_record_of_its_settings_keeps_them_from_now_on(tmp_path: Path):
     run = RunDir.create(tmp_path / "run", recipe=recipe().to_toml(), manifest={})
-    assert changes.accept(run, recipe(seed=4), allowed=changes.NOTED, at="x") == []
+    assert changes.accept(run, recipe(seed=4), allowed=changes.NOTED, stage="rl") == []
     with pytest.raises(RunError, match="seed was 4 and is 5"):
-        changes.accept(run, recipe(seed=5), allowed=changes.NOTED, at="x")
+        changes.accept(run, recipe(seed=5), allowed=changes.NOTED, stage="rl")
 
 
 def test_an_evaluation_goes_on_with_what_it_was_measured_by(tmp_path: Path):
@@ -116,7 +116,7 @@ def test_an_evaluation_goes_on_with_what_it_was_measured_by(tmp_path: Path):
         return validate(suite.SuiteSettings, {"name": "e", "tasks": ["t"], **more})
 
     run = RunDir.create(tmp_path / "run", recipe=chosen().to_toml(), manifest=changes.settings_of(chosen()))
-    assert changes.accept(run, chosen(note="n"), allowed=changes.FREE, at="here")
+    assert changes.accept(run, chosen(note="n"), allowed=changes.FREE)
     for more in (
         {"agent": {"max_turns": 2}},
         {"attempts": 2},
@@ -124,7 +124,7 @@ def test_an_evaluation_goes_on_with_what_it_was_measured_by(tmp_path: Path):
         {"sampler": {"temperature": 0.5}},
     ):
         with pytest.raises(RunError, match="was changed since"):
-            changes.accept(run, chosen(note="n", **more), allowed=changes.FREE, at="here")
+            changes.accept(run, chosen(note="n", **more), allowed=changes.FREE)
 
 
 RECIPE = """
@@ -145,7 +145,7 @@ steps = 1
 tasks_per_step = 1
 [curriculum]
 repeats = true
-[arms]
+[variants]
 only = []
 """
 
@@ -156,10 +156,10 @@ def test_a_finished_run_goes_on_for_longer_and_says_so(
     monkeypatch.chdir(tmp_path)
     write_tiny_model(tmp_path / "model")
     Path("short.toml").write_text(RECIPE.format(task=tiny_task.folder))
-    assert woodshed("train", "short.toml", "--arm", "only").exit_code == 0
+    assert woodshed("train", "short.toml", "--variant", "only").exit_code == 0
     kept = Path("runs/short-only-0/recipe.toml")
     begun = kept.read_text()
-    other = woodshed("arms", "short.toml", "optimizer.learning_rate=0.5")
+    other = woodshed("variants", "short.toml", "optimizer.learning_rate=0.5")
     assert other.exit_code == 2 and "optimizer.learning_rate was 0.0002 and is 0.5" in other.stderr
 
     kept.write_text(begun.replace("max_turns = 1", "max_turns = 2"))
@@ -169,8 +169,8 @@ def test_a_finished_run_goes_on_for_longer_and_says_so(
     kept.write_text(begun.replace("steps = 1\n", "steps = 2\n").replace("rate = 0.0002", "rate = 0.01", 1))
     longer = woodshed("train", "--resume", "runs/short-only-0")
     assert longer.exit_code == 0, longer.output
-    assert "changed from step 1 of training: rl.steps was 1 and is 2" in longer.stdout
+    assert "changed from step 1 of rl: rl.steps was 1 and is 2" in longer.stdout
     assert "1 of 2 draws were of tasks that an earlier step had trained on" in longer.stderr
     run = RunDir.open(kept.parent)
     assert [step for phase, step, _ in run.read("metrics") if phase == "train"] == [0, 1]
-    assert "changed from step 1 of training" in (kept.parent / "report.html").read_text("utf-8")
+    assert "changed from step 1 of rl" in (kept.parent / "report.html").read_text("utf-8")

@@ -24,7 +24,7 @@ from woodshed.runs.folder import RunDir
 from woodshed.sandbox import store
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import train
+from woodshed.train import train
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def run_of(recipe: Recipe) -> RunDir:
 
 def test_a_warm_up_without_tasks_says_so(model: Path):
     with pytest.raises(RecipeError, match=r"nothing to imitate: none of the 0 tasks"):
-        run_of(recipe_of(model, None, sft={"steps": 2}, rl={"steps": 0}))
+        run_of(recipe_of(model, None, stages=["sft"], sft={"steps": 2}))
 
 
 def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, tiny_task: Task):
@@ -164,8 +164,8 @@ def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, ti
     for name in ("teacher.safetensors", "policy.safetensors"):
         said = spoiled(newest / name, (newest / name).read_bytes()[:100])
         assert "rl-000002 is damaged" in said and "delete that folder to resume before it" in said
-    said = spoiled(run.path / "checkpoints" / "start" / "policy.safetensors", b"")
-    assert "start is damaged" in said and "under another name" in said
+    said = spoiled(run.path / "checkpoints" / "before-rl" / "policy.safetensors", b"")
+    assert "before-rl is damaged" in said and "under another name" in said
     shutil.rmtree(newest)  # the way out
     train(recipe, run, lambda *_: None)
     found = load_file(newest / "policy.safetensors")

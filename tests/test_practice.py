@@ -18,9 +18,10 @@ from woodshed.records import Group, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import hints_on, train
+from woodshed.stages.rl import hints_on
 from woodshed.stages.session import Session
 from woodshed.tasks import folder
+from woodshed.train import train
 
 
 def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:

@@ -15,9 +15,10 @@ from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import read, validate
 from woodshed.stages import preflight
+from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import train
 from woodshed.stages.session import refuse_stale
+from woodshed.train import train
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
@@ -49,7 +50,7 @@ def recipe(**sections: Any) -> Recipe:
         ),
         (
             {
-                "rl": {"steps": 0},
+                "stages": ["distill"],
                 "distill": {"steps": 1, "tasks_per_step": 1, "feedback": {"weight": 0}},
             },
             ["distill.feedback.weight = 0"],
@@ -68,13 +69,10 @@ def test_what_can_teach_nothing_is_refused(sections: dict[str, Any], messages: l
         ({}, ""),
         ({"rollout": {"attempts": 1}}, "feedback alone does: rollout.attempts = 1"),
         ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0: the 6 steps move no weight"),
-        ({"sft": {"steps": 3, "optimizer": {"learning_rate": 0}}}, "sft.optimizer.learning_rate = 0"),
-        ({"rl": {"steps": 0}}, "nothing is trained"),
-        ({"rl": {"steps": 0}, "sft": {"steps": 1}}, ""),
-        (
-            {"rl": {"steps": 0}, "rollout": {"attempts": 1}, "feedback": {"weight": 0}},
-            "nothing is trained",
-        ),
+        ({"stages": ["sft"], "sft": {"optimizer": {"learning_rate": 0}}}, "sft.optimizer.learning_rate = 0"),
+        ({"sft": {"steps": 1}}, "sft.steps = 1 has no effect: stages = ['rl'] does not name 'sft'"),
+        ({"stages": ["sft"]}, ""),
+        ({"stages": ["sft"], "rollout": {"attempts": 1}, "feedback": {"weight": 0}}, ""),
         ({"loss": {"weight": 0}}, ""),
     ],
 )
@@ -89,8 +87,8 @@ def test_what_may_be_meant_is_said(sections: dict[str, Any], warning: str):
 def test_the_shipped_recipes_learn(path: Path):
     made = read(Recipe, path)
     preflight.refuse(made)
-    assert not preflight.warnings(made) or not made.rl.steps
-    if made.rl.steps:
+    assert not preflight.warnings(made)
+    if "rl" in made.stages:
         assert made.curriculum.repeats, "the published figures were measured with tasks that come again"
 
 
@@ -149,3 +147,36 @@ def test_attempts_of_the_weights_at_hand_are_taken(tmp_path: Path):
     refuse_stale(run, [made], 0)
     with pytest.raises(RunError, match=r"version 0 of the policy"):
         refuse_stale(run, [made], 1)
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        (["sft", "lr"], r"no stage 'lr'; did you mean 'rl'\?.*package\.module:name"),
+        (["rl", "rl"], r"'rl' 2 times.*second run from the policy of the first"),
+        (["evaluate"], r"trains nothing; name sft, distill or rl, or measure a model with `woodshed eval`"),
+        (["sft", "evaluate", "rl"], r"'rl' right after 'evaluate' measures the same weights twice"),
+        (["evaluate", "evaluate", "sft"], r"measures the same weights twice"),
+        (["sft", "evaluate"], r"'evaluate', but there are no tasks to measure on; set tasks\.heldout"),
+        (["no_such.module:run"], r"'no_such\.module:run': there is no module 'no_such'"),
+        (["json:no_such"], r"'json:no_such': .* has no 'no_such'"),
+        (["json:__name__"], r"'json:__name__' is 'json', which cannot be called"),
+        (["json:dumps"], r"'json:dumps' takes \(obj, .*it is called with \(session, state\)"),
+    ],
+)
+def test_a_stage_that_cannot_be_is_refused(stages: list[str], message: str):
+    with pytest.raises(RecipeError, match=message):
+        preflight.refuse(recipe(stages=stages))
+
+
+def test_evaluations_are_numbered_by_steps_since_the_first_one():
+    tasks = {"heldout": ["tasks"]}
+    for stages, steps_before in (
+        (["rl"], [0]),
+        (["sft", "rl"], [0, 0]),
+        (["sft", "evaluate"], [0, 0]),
+        (["evaluate", "sft", "rl"], [0, 0, 5]),
+        (["sft", "evaluate", "distill", "evaluate"], [0, 0, 0, 7]),
+    ):
+        made = recipe(stages=stages, tasks=tasks, sft={"steps": 5}, distill={"steps": 7})
+        assert [stage.steps_before for stage in plan(made)] == steps_before

@@ -20,7 +20,7 @@ from woodshed.records import Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import train
+from woodshed.train import train
 
 
 def alarms(rates: list[float | None], **settings: float) -> list[str]:
@@ -98,22 +98,22 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     said: list[str] = []
     train(recipe, run, lambda done, total, text: said.append(text))
-    newest = checkpoint.latest(run)
+    newest = checkpoint.latest(run, recipe.stage_labels)
     assert newest is not None
-    position = checkpoint.read_position(newest)
-    assert position.stopped and position.stopped in said and position.step < 5
-    assert "nats a token, above 0.05; back to the weights of step" in position.stopped
-    version = int(position.stopped.rpartition(" ")[2])
-    assert version < position.step
+    state = checkpoint.read_position(newest)
+    assert state.stopped and state.stopped in said and state.step < 5
+    assert "nats a token, above 0.05; back to the weights of step" in state.stopped
+    version = int(state.stopped.rpartition(" ")[2])
+    assert version < state.step
     kept, well = load_file(newest / "policy.safetensors"), checkpoint.version_weights(run, version)
     assert all(torch.equal(kept[name], value) for name, value in well.items())
     lines = [line for line in run.read("metrics") if line[0] != "effort"]
-    assert lines[-1][:2] == ("eval", position.step) and lines[-2][2]["stopped"] == position.stopped
+    assert lines[-1][:2] == ("eval", state.step) and lines[-2][2]["stopped"] == state.stopped
     assert (run.path / "policy" / "adapter_model.safetensors").is_file()
     say_run(run)
-    assert position.stopped in report.write(run).read_text()
-    assert position.stopped in capsys.readouterr().err.replace("\n", " ")
+    assert state.stopped in report.write(run).read_text()
+    assert state.stopped in capsys.readouterr().err.replace("\n", " ")
     before = run.read("metrics")
     train(recipe, run, lambda *_: None)  # resuming changes nothing
     assert run.read("metrics") == before
-    assert replace(checkpoint.read_position(newest)) == position
+    assert replace(checkpoint.read_position(newest)) == state

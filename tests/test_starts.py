@@ -59,7 +59,7 @@ STARTS: dict[str, Sequence[str]] = {
     "eval compare": ["runs/by-hand", "runs/by-hand"],
     "eval costs": ["runs/by-hand"],
     "train": TINY,
-    "arms": ["arms.toml"],
+    "variants": ["variants.toml"],
     "grade": ["runs/by-hand"],
     "report": [],
     "view": [],
@@ -69,7 +69,7 @@ STARTS: dict[str, Sequence[str]] = {
 """Verb to what is appended to its line."""
 ARMS = """
 name = "tiny"
-[arms]
+[variants]
 only = []
 [policy]
 model = "model"
@@ -117,7 +117,7 @@ def world(tiny_task: Task, tiny_repository: Path, tmp_path_factory: pytest.TempP
     """A folder in which every line of the README finds what it names, and in which its `train` line was run."""
     root = tmp_path_factory.mktemp("world")
     (root / "recipes").symlink_to(ROOT / "recipes")
-    (root / "arms.toml").write_text(ARMS)
+    (root / "variants.toml").write_text(ARMS)
     (root / "cases.jsonl").write_text("")
     write_tiny_model(root / "model")
     folder.write(
@@ -147,8 +147,8 @@ def test_every_command_of_the_first_page_starts(verb: str, world: Path, monkeypa
         words[words.index("tasks/quickstart")] = "tasks/made"
     done = start([*words, *STARTS[verb]])
     assert done.exit_code == 0, f"{done.output}\n{done.exception!r}"
-    if verb == "arms":
-        assert "runs/tiny-only-0: woodshed train arms.toml --arm only seed=0" in done.stdout
+    if verb == "variants":
+        assert "runs/tiny-only-0: woodshed train variants.toml --variant only seed=0" in done.stdout
         assert re.search(r"^only +1 +invalid-call rate", done.stdout, re.M)
         again = start([*words, *STARTS[verb]])
         assert again.exit_code == 0 and "runs/tiny-only-0: finished before" in again.stdout

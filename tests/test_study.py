@@ -20,11 +20,11 @@ from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy
 from woodshed.records import Patch, RecipeError, Rollout, TokenDivergence
 from woodshed.runs.folder import RunDir
-from woodshed.stages import distill_samples
-from woodshed.stages.distill_samples import Demonstration, DistillSettings
-from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import train
+from woodshed.stages import distill, preflight
+from woodshed.stages.distill import Demonstration
+from woodshed.stages.recipe import DistillSettings, Recipe
 from woodshed.tokens.renderer import Renderer, create_renderer
+from woodshed.train import train
 
 SYSTEM = "Answer."
 KNOWN = [Demonstration(f"Call number {n}?", word) for n, word in enumerate(("top", "cut", "sum"))]
@@ -81,7 +81,7 @@ def recipe_for(model: Path, folder: Path, *overrides: str, steps: int = STEPS) -
         "policy.model": str(model),
         "policy.lora_rank": 0,
         "policy.codec": "plain",
-        "rl.steps": 0,
+        "stages": ["distill"],
         "distill.steps": steps,
         "distill.demonstrations": [str(folder / "known.jsonl")],
         "distill.earlier": [str(folder / "earlier.jsonl")],
@@ -115,11 +115,11 @@ def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_pat
     kept = run(recipe_for(reader, tmp_path, *more))
     lines = [line for phase, _, line in kept.read("metrics") if phase == "distill"]
     before, after = lines[0]["before"], lines[-1]
-    assert len(lines) == STEPS and before["study_logp"] < -4.0
-    assert after["study_logp"] > before["study_logp"] + 4.0  # learnt, and without the demonstration in sight
+    assert len(lines) == STEPS and before["demonstrated_logp"] < -4.0
+    assert after["demonstrated_logp"] > before["demonstrated_logp"] + 4.0  # without seeing the demonstration
     assert before["earlier_kl"] == pytest.approx(0.0, abs=1e-3)
     forgotten = before["earlier_logp"] - after["earlier_logp"]
-    assert forgotten < (after["study_logp"] - before["study_logp"]) / 4
+    assert forgotten < (after["demonstrated_logp"] - before["demonstrated_logp"]) / 4
     # its earlier answers were the right ones, so both measures of forgetting agree
     assert after["earlier_kl"] == pytest.approx(forgotten, abs=0.15)
     answers = [made for phase, _, made in kept.read("rollouts", Rollout) if phase == "distill"]
@@ -144,8 +144,8 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
     for name in ("known", "earlier"):  # the run has copies of its own
         (tmp_path / f"{name}.jsonl").unlink()
     train(cut, kept, lambda *_: None)
-    assert distill_samples.read([kept.path / "demonstrations" / "distill.jsonl"]) == KNOWN
-    assert distill_samples.read([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
+    assert distill.read_demonstrations([kept.path / "demonstrations" / "distill.jsonl"]) == KNOWN
+    assert distill.read_demonstrations([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
 
     def figures(found: RunDir) -> list[dict]:
         lines = [line for phase, _, line in found.read("metrics") if phase == "distill"]
@@ -162,9 +162,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     policy = Policy(model.requires_grad_(True), is_adapter=False)
     settings_ = DistillSettings(answer_tokens=1, system=SYSTEM)
     asked = Demonstration("Which one?", "x")
-    answers = distill_samples.answer(
-        [asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0
-    )
+    answers = distill.answer([asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0)
     padded = packing.pad([packing.rollout_row(answers[0])])
     with torch.no_grad():
         old_V = policy.logits(padded)[0, 0].log_softmax(-1)
@@ -174,7 +172,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
         new_V = policy.logits(padded)[0, 0].log_softmax(-1)
     exact = float((old_V.exp() * (old_V - new_V)).sum())
     spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
-    found = distill_samples.measure(
+    found = distill.measure(
         policy, renderer, [], [], [packing.rollout_row(made) for made in answers], SYSTEM, 1.0, 4096
     )
     assert exact > 0.05 and found["earlier_kl"] == pytest.approx(exact, abs=4 * spread)
@@ -197,18 +195,18 @@ def test_copies_hold_what_all_the_files_held(tmp_path):
         json.dumps({"prompt": odd.prompt, "demonstration": odd.demonstration}, ensure_ascii=False)
     )
     run = RunDir.create(tmp_path / "run", recipe="", manifest={})
-    found = distill_samples.keep(run, DistillSettings(demonstrations=tuple(files)))
-    assert found == (distill_samples.read(files), []) == ([*KNOWN, odd, *EARLIER], [])
+    found = distill.keep(run, DistillSettings(demonstrations=tuple(files)))
+    assert found == (distill.read_demonstrations(files), []) == ([*KNOWN, odd, *EARLIER], [])
     files[0].write_text("{")
-    assert distill_samples.keep(run, DistillSettings(demonstrations=tuple(files))) == found
+    assert distill.keep(run, DistillSettings(demonstrations=tuple(files))) == found
     run.forget()
     assert not run.path.exists()
 
 
 def test_every_demonstration_comes_once_before_any_comes_twice():
-    drawn = [each.id for step in range(3) for each in distill_samples.draw(KNOWN, 2, step, 0)]
+    drawn = [each.id for step in range(3) for each in distill.draw(KNOWN, 2, step, 0)]
     assert sorted(drawn[:3]) == sorted(drawn[3:]) == sorted(each.id for each in KNOWN)
-    assert distill_samples.draw([], 2, 0, 0) == []
+    assert distill.draw([], 2, 0, 0) == []
 
 
 @pytest.mark.parametrize(
@@ -222,18 +220,18 @@ def test_every_demonstration_comes_once_before_any_comes_twice():
 def test_a_line_that_is_no_demonstration_is_named(tmp_path, line, message):
     (tmp_path / "bad.jsonl").write_text(line)
     with pytest.raises(RecipeError, match=message):
-        distill_samples.read([tmp_path / "bad.jsonl"])
+        distill.read_demonstrations([tmp_path / "bad.jsonl"])
     with pytest.raises(RecipeError, match=r"none\.jsonl cannot be read"):
-        distill_samples.read([tmp_path / "none.jsonl"])
+        distill.read_demonstrations([tmp_path / "none.jsonl"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["distill.steps=2"], r"needs distill\.demonstrations"),
-        (["distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.scope=turn"], 'must be "rollout"'),
+        ([], r"needs distill\.demonstrations"),
+        (["distill.tasks_per_step=1", "distill.feedback.scope=turn"], 'must be "rollout"'),
     ],
 )
 def test_a_study_of_nothing_is_refused(overrides, message):
     with pytest.raises(RecipeError, match=message):
-        settings.read(Recipe, None, ["name=x", *overrides])
+        preflight.refuse(settings.read(Recipe, None, ["name=x", 'stages=["distill"]', *overrides]))

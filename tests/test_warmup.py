@@ -14,10 +14,13 @@ from scripted import renderer
 
 from woodshed import feedback
 from woodshed.agent import TOOLS, AgentSettings
+from woodshed.experience import scripted_expert
+from woodshed.experience.rename_augmentation import renamed, renaming
+from woodshed.experience.scripted_expert import PLANTS, ExpertAttempt
 from woodshed.grading import verifier
 from woodshed.records import Task
 from woodshed.stages import sft
-from woodshed.stages.sft import PLANTS, ExpertAttempt, SFTSettings
+from woodshed.stages.recipe import SFTSettings
 from woodshed.tokens.codec import CODECS
 from woodshed.tokens.renderer import Renderer
 
@@ -28,7 +31,7 @@ def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: Any) 
     chosen = SFTSettings(
         **{"repair_share": 0.0, "reminder_share": 0.0, "seeded_fault_share": 0.0, **settings}  # type: ignore[arg-type]
     )
-    return sft.expert_attempt(
+    return scripted_expert.expert_attempt(
         task, renderer(codec), chosen, AGENT, attempt=number, seed=0, context_length=1 << 20
     )
 
@@ -51,9 +54,9 @@ def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_t
         if c.tool == "shell"
     ]
     assert tests == ["nonzero_exit", None]
-    assert [turn.oracle for turn in made.turns] == ["", sft.SLIP, "", "", "", ""]
+    assert [turn.oracle for turn in made.turns] == ["", scripted_expert.SLIP, "", "", "", ""]
     row, slip = sft.sft_row(attempt(tiny_task, repair_share=1.0), renderer()), made.turns[1].sampled_ids
-    imitated = [i for turn in made.turns if turn.oracle != sft.SLIP for i in turn.sampled_ids]
+    imitated = [i for turn in made.turns if turn.oracle != scripted_expert.SLIP for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.wanted] == imitated and len(slip) > 0
     assert made.ended == "finished" and verifier.verify(tiny_task, made.patch).solved
 
@@ -75,10 +78,10 @@ def test_a_planted_fault_is_what_it_is_called(tiny_task, codec):
     assert set(seen) >= {"", "unknown_tool", "bad_arguments"}
 
 
-def moves(task: Task, count: int, **settings: Any) -> list[sft.Move]:
+def moves(task: Task, count: int, **settings: Any) -> list[scripted_expert.Move]:
     chosen = SFTSettings(**settings)
     codec, rng = CODECS["plain"], random.Random(0)
-    return [move for _ in range(count) for move in sft.script(task, codec, chosen, AGENT, rng)]
+    return [move for _ in range(count) for move in scripted_expert.script(task, codec, chosen, AGENT, rng)]
 
 
 def test_a_reminder_of_the_planned_class_prevents_its_fault_and_others_leave_it(tiny_task):
@@ -109,13 +112,15 @@ def test_a_reminder_of_a_calls_form_does_not_say_which_tool_is_right(tiny_task):
 
 def test_without_seeded_faults_nothing_is_planted(tiny_task):
     played = moves(tiny_task, 50)
-    assert {move.fault for move in played} == {"", sft.SLIP} and any(move.reminder for move in played)
+    assert {move.fault for move in played} == {"", scripted_expert.SLIP} and any(
+        move.reminder for move in played
+    )
 
 
 def test_only_the_chosen_classes_are_planted_and_all_are_spoken_of(tiny_task):
     chosen = {"untested": 3.0, "bad_arguments": 1.0}
     played = moves(tiny_task, 300, seeded_fault_share=0.4, reminder_share=0.4, plants=chosen)
-    assert {move.fault for move in played} == {"", sft.SLIP, *chosen}
+    assert {move.fault for move in played} == {"", scripted_expert.SLIP, *chosen}
     assert {move.reminder_class for move in played} == {"", "placebo", *feedback.CLASSES}
 
 
@@ -141,7 +146,7 @@ def whole(made: ExpertAttempt, using: Renderer) -> str:
 def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     using = renderer()
     made = attempt(tiny_task, number=3, seeded_fault_share=0.3, reminder_share=0.5)
-    other = sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
+    other = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
     assert [(t.oracle, t.error_kind, len(t.observations)) for t in other.rollout.turns] == [
         (t.oracle, t.error_kind, len(t.observations)) for t in made.rollout.turns
     ]
@@ -150,10 +155,8 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     row = sft.sft_row(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.wanted] == ids
-    again = sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
-    assert (
-        again == other and sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="2") != other
-    )
+    again = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
+    assert again == other and renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="2") != other
 
 
 @pytest.mark.parametrize("codec", ["plain", "json"])
@@ -165,7 +168,7 @@ def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, c
     for number in range(12):
         made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.5, plants=plants)
         if under_other_names:
-            made = sft.renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
+            made = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
         right = [call for turn in made.rollout.turns for call in turn.calls if call.arguments.get("new")]
         code = right[-1].arguments["new"].strip()
         code = code if codec == "plain" else json.dumps(code)[1:-1]
@@ -188,7 +191,7 @@ def test_calls_of_a_renamed_attempt_are_what_its_text_says(tiny_task, codec):
     method = replace(tiny_task, target_symbol="Words.count")
     for number in range(6):
         made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.3)
-        other = sft.renamed(made, method, using, SFTSettings(), max_calls=1, seed="1")
+        other = renamed(made, method, using, SFTSettings(), max_calls=1, seed="1")
         for turn in other.rollout.turns:
             _, calls, _ = using.codec.parse(turn.text, TOOLS)
             assert [(c.arguments, c.raw) for c in calls] == [(c.arguments, c.raw) for c in turn.calls]
@@ -196,7 +199,7 @@ def test_calls_of_a_renamed_attempt_are_what_its_text_says(tiny_task, codec):
 
 def test_a_class_is_renamed_wherever_it_stands_as_a_word(tiny_task):
     method = replace(tiny_task, target_symbol="Cache.get")
-    say = sft.renaming(method, SFTSettings(), random.Random(0))
+    say = renaming(method, SFTSettings(), random.Random(0))
     assert say("class Cache:") != "class Cache:" and say("`Cache.get`")[1:].startswith(say("Cache") + ".")
     assert say('raise E(\\"Cache.get\\")') == 'raise E(\\"' + say("`Cache.get`")[1:-1] + '\\")'
     assert say("class LFUCache(Caches):") == "class LFUCache(Caches):"
@@ -211,7 +214,7 @@ def test_reading_that_never_shows_the_gap_is_refused(before, lines):
 @pytest.mark.parametrize(("before", "shown"), [(0, (10, 12)), (4, (6, 12)), (30, (1, 12))])
 def test_an_attempt_reads_what_it_is_told_to(tiny_task, before, shown):
     settings = SFTSettings(read_before=before, read_lines={0: 4, 4: 8, 30: 40}[before])
-    made = sft.expert_attempt(
+    made = scripted_expert.expert_attempt(
         tiny_task, renderer(), settings, AGENT, attempt=0, seed=0, context_length=1 << 20
     )
     read = next(

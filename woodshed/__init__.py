@@ -9,6 +9,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     cli
     doctor
     report
+    train
     stages
     learning
     parallel
@@ -28,6 +29,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     runs
     pysource
     settings
+    parts
     boundary
     records
 """

@@ -130,7 +130,7 @@ def quickstart_facts() -> str:
         [
             f"- With feedback the rate fell by half or more in {halved} of {len(fed)} runs, clearly in {clear}.",
             f"- More tasks were solved in {more} of {len(fed)} runs: nothing shows that it solves more.",
-            f"- Two seeds of each arm, after training: RL alone {percent(seeds['RL alone'][0])}, feedback "
+            f"- Two seeds of each variant, after training: RL alone {percent(seeds['RL alone'][0])}, feedback "
             f"{percent(seeds[FEEDBACK][0])}, difference {points(seeds['difference'])}.",
             f"- Faults that the warm-up had not planted, before and after: {planted}. Too few to say.",
         ]
@@ -231,7 +231,7 @@ def other_arms() -> str:
             )
         rows.append([said, f"{', '.join(last)} %", ", ".join(before), ", ".join(after)])
     header = [
-        "arm, by seed",
+        "variant, by seed",
         "in training, mean of the last three steps",
         "held out before",
         "held out after",

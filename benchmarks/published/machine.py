@@ -95,7 +95,7 @@ def intervals() -> str:
     for key, label in (
         ("rate", "solve rate"),
         ("change", "its change, paired by task"),
-        ("arms", "arms of several seeds"),
+        ("arms", "variants of several seeds"),
     ):
         shares = [row[key] for row in found if key in row]
         inside = sum(0.93 <= share <= 0.97 for share in shares)

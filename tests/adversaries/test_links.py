@@ -110,7 +110,7 @@ def test_links_inside_a_run_and_to_a_run_are_fine(run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "data", [{"phase": "../../x", "step": 1}, {"phase": "rl", "step": "1/../.."}, {"phase": "rl", "step": -1}]
+    "data", [{"stage": "../../x", "step": 1}, {"stage": "rl", "step": "1/../.."}, {"stage": "rl", "step": -1}]
 )
 def test_a_position_is_no_path(tmp_path: Path, data: dict[str, Any]) -> None:
     (tmp_path / "position.json").write_text(json.dumps({"scale": {}, "watch": {}, **data}))

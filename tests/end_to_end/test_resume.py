@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 
+from woodshed.experience.scripted_expert import ExpertAttempt
 from woodshed.records import Hint, Rollout, Task, TokenDivergence, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.stages.sft import ExpertAttempt
 
 STEPS = 3
 
@@ -26,6 +26,7 @@ RECIPE = """
 name = "whole"
 runs = "{runs}"
 seed = 5
+stages = ["sft", "rl"]
 
 [tasks]
 train = ["{tasks}"]

@@ -35,7 +35,7 @@ ORDER = [  # as a person meets them
     "tasks",
     "eval",
     "train",
-    "arms",
+    "variants",
     "grade",
     "report",
     "view",
@@ -197,7 +197,7 @@ def name_servers(given: Iterable[str]) -> None:
             trust(value.strip().strip("\"'"))
 
 
-def open_arm(text: str) -> list[RunDir]:
+def open_variant(text: str) -> list[RunDir]:
     """The run, or the runs under different seeds that commas join.
 
     Raises:

@@ -18,8 +18,8 @@ from woodshed.cli.app import (
     keeping,
     monitor_app,
     name_servers,
-    open_arm,
     open_engine,
+    open_variant,
     say_costs,
     say_rows,
     say_summary,
@@ -116,7 +116,7 @@ def evaluate(
         progress_bars() as progress,
     ):
         if resume is not None:
-            for note in changes.accept(run, chosen, allowed=changes.FREE, at="here"):
+            for note in changes.accept(run, chosen, allowed=changes.FREE):
                 say(f"changed {note}")
         measured = suite.evaluate(
             run,
@@ -151,7 +151,7 @@ def compare(
     """
     from woodshed.evals import comparison
 
-    found = comparison.compare(open_arm(a), open_arm(b))
+    found = comparison.compare(open_variant(a), open_variant(b))
     for warning in found.warnings:
         tell(f"warning: {warning}")
     for refusal in found.refusals:

@@ -16,7 +16,7 @@ from woodshed.cli.app import (
     describe,
     keeping,
     name_servers,
-    open_arm,
+    open_variant,
     say_costs,
     say_run,
 )
@@ -55,58 +55,80 @@ def train(
         str | None, typer.Argument(metavar="RECIPE", help="A TOML file, for example recipes/quickstart.toml.")
     ] = None,
     overrides: Overrides = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
-    ] = None,
-    arm: Annotated[str, typer.Option(help="An arm of the recipe's [arms]; the run is NAME-ARM-SEED.")] = "",
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run.")] = None,
+    variant: Annotated[
+        str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
+    ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
 ) -> None:
     """Train a policy by a recipe.
 
-    Warm up on scripted attempts, study demonstrations, measure on held-out tasks, practise with rewards and feedback in
-    words, measure again. A run that was stopped, by Ctrl-C or worse, goes on with --resume.
+    It goes through the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations
+    (distill), and RL with feedback in words (rl), measured on held-out tasks before and after. A run that was
+    stopped, by Ctrl-C or worse, goes on with --resume.
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
     from woodshed import report, settings
-    from woodshed.evals import tracking
     from woodshed.runs.folder import RunDir
     from woodshed.stages import preflight, variants
     from woodshed.stages.recipe import Recipe
-    from woodshed.stages.rl import train as practise
 
     if resume is not None:
-        run = RunDir.open(resume)
-        if run.recipe() and run.is_evaluation:
-            raise RunError(f"{resume} is an evaluation; go on with `{run.resuming}`")
-        chosen = settings.read(Recipe, resume / "recipe.toml")
-        run.lock()
+        run, chosen = open_run(resume)
     else:
         path, given = Path(recipe or ""), overrides or []
-        chosen = variants.arm(path, arm, given) if arm else settings.read(Recipe, path, given)
+        chosen = variants.recipe_of(path, variant, given) if variant else settings.read(Recipe, path, given)
         preflight.refuse(chosen)
         for warning in preflight.warnings(chosen):
             tell(f"warning: {warning}")
         if dry_run:
             say(chosen.to_toml().rstrip())
-            say_next(" ".join(["woodshed train", str(recipe), *(["--arm", arm] if arm else []), *given]))
+            option = ["--variant", variant] if variant else []
+            say_next(" ".join(["woodshed train", str(recipe), *option, *given]))
             return
         name_servers(given)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
-    if chosen.note:
-        say(chosen.note)
-    with (
-        keeping(f"go on with: {run.resuming}", run, is_new=resume is None),
-        tracking.following(run, chosen.tracking),
-        progress_bars() as progress,
-    ):
-        if resume is not None:
-            say_changes(run, chosen)
-        practise(chosen, run, progress)
+    run_stages(run, chosen, is_new=resume is None)
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def open_run(path: Path) -> tuple[RunDir, Recipe]:
+    """Open and lock a run of training that goes on, by its own recipe.
+
+    Raises:
+        RunError: no such run, an evaluation, or a run that another process holds.
+    """
+    from woodshed import settings
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages.recipe import Recipe
+
+    run = RunDir.open(path)
+    if run.recipe() and run.is_evaluation:
+        raise RunError(f"{path} is an evaluation; go on with `{run.resuming}`")
+    chosen = settings.read(Recipe, path / "recipe.toml")
+    run.lock()
+    return run, chosen
+
+
+def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
+    """Run the stages of a recipe in its folder, with progress bars and trackers."""
+    from woodshed.evals import tracking
+    from woodshed.train import train as train_by
+
+    if chosen.note:
+        say(chosen.note)
+    with (
+        keeping(f"go on with: {run.resuming}", run, is_new=is_new),
+        tracking.following(run, chosen.tracking),
+        progress_bars() as progress,
+    ):
+        if not is_new:
+            say_changes(run, chosen)
+        train_by(chosen, run, progress)
 
 
 def say_changes(run: RunDir, chosen: Recipe) -> None:
@@ -118,56 +140,60 @@ def say_changes(run: RunDir, chosen: Recipe) -> None:
     from woodshed.evals import changes
     from woodshed.learning import checkpoint
 
-    newest = checkpoint.latest(run)
-    position = checkpoint.read_position(newest) if newest else checkpoint.TrainState()
-    taken = position.step if position.phase == "rl" else 0
-    phase = {"rl": "training", "sft": "SFT", "distill": "distillation"}[position.phase]
-    at = f"step {position.step} of {phase}"
+    newest = checkpoint.latest(run, chosen.stage_labels)
+    state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
     # attempts of later steps, as a deleted checkpoint leaves them, are of weights that a change would make others
-    is_behind = any(made == "train" and step > taken for made, step, _ in run.batches("rollouts"))
+    taken = state.step if state.stage == "rl" else 0
+    is_behind = any(phase == "train" and step > taken for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
-    for note in changes.accept(run, chosen, allowed=allowed, at=at, taken=taken):
+    for note in changes.accept(run, chosen, allowed=allowed, stage=state.stage, taken=state.step):
         say(f"changed {note}")
 
 
-@app.command("arms")
-def run_arms(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML file with a table [arms].")],
+@app.command("variants")
+def run_variants(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML file with a table [variants].")],
     overrides: Overrides = None,
-    only: Annotated[str, typer.Option(help="Arms to run, with commas; by default all, in their order.")] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds of each arm, with commas.")] = "0",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every arm's settings and stop.")] = False,
+    only: Annotated[
+        str, typer.Option(help="Variants to run, with commas; by default all, in their order.")
+    ] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of each variant, with commas.")] = "0",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check every variant's settings and stop.")
+    ] = False,
 ) -> None:
-    """Run the arms of an experiment and compare them.
+    """Run the variants of an experiment and compare them.
 
     One run after the other, each in a process of its own; what is finished is not made again, and what was stopped
-    goes on. Then a table: before, after and change of every arm, and every arm against the first.
+    goes on. Then a table: before, after and change of every variant, and every variant against the first.
     """
-    from woodshed.cli.variants import run_all, say_arms
+    from woodshed.cli.variants import run_all, say_variants
     from woodshed.stages import variants
 
     path, given = Path(recipe), overrides or []
     known = variants.names(path, given)
     chosen = [name.strip() for name in only.split(",")] if only else list(known)
     recipes = {
-        name: [variants.arm(path, name, [*given, f"seed={seed}"]) for seed in seeds.split(",")]
+        name: [variants.recipe_of(path, name, [*given, f"seed={seed}"]) for seed in seeds.split(",")]
         for name in chosen
     }
     if dry_run:
         for name, several in recipes.items():
             for each in several:
                 extra = " ".join([*given, f"seed={each.seed}"])
-                say(f"{each.runs / each.name}: woodshed train {recipe} --arm {name} {extra}")
+                say(f"{each.runs / each.name}: woodshed train {recipe} --variant {name} {extra}")
         return
     run_all(path, recipes, given)
-    say_arms(recipes)
+    say_variants(recipes)
 
 
 @app.command("report")
 def make_report(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN", help="Run folders; several seeds of one arm may be joined by commas."),
+        typer.Argument(
+            metavar="RUN", help="Run folders; several seeds of one variant may be joined by commas."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -179,16 +205,18 @@ def make_report(
 ) -> None:
     """Write a readable page of one or several runs.
 
-    Figures with intervals, costs, curves, tasks and every transcript with its hints. Arms stand side by side; runs that
-    differ in their seed only are one arm, and so are runs that commas join. One file, nothing is fetched. Works while a
-    run is going on. Exits with 1 where records could not be read, or nothing was measured yet.
+    Figures with intervals, costs, curves, tasks and every transcript with its hints. Variants stand side by side; runs
+    that differ in their seed only are one variant, and so are runs that commas join. One file, nothing is fetched.
+    Works while a run is going on. Exits with 1 where records could not be read, or nothing was measured yet.
     """
     from woodshed import report
 
-    arms, problems = [open_arm(arm) for arm in runs], []
-    path = report.write(*(arm if len(arm) > 1 else arm[0] for arm in arms), path=out, problems=problems)
-    first = arms[0][0]
-    if len(arms) == len(arms[0]) == 1:
+    variants, problems = [open_variant(variant) for variant in runs], []
+    path = report.write(
+        *(variant if len(variant) > 1 else variant[0] for variant in variants), path=out, problems=problems
+    )
+    first = variants[0][0]
+    if len(variants) == len(variants[0]) == 1:
         say_run(first)
     say(f"report: {path}")
     for problem in problems:

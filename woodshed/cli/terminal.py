@@ -14,7 +14,7 @@ from typing import Any
 from woodshed.tokens.quoting import HIDDEN
 
 Progress = Callable[[int, int, str], None]
-"""progress(done, total, text): the text names a stage; what follows a comma is detail ("warm-up, loss 0.41")."""
+"""progress(done, total, text): the text names a stage; what follows a comma is detail ("sft, loss 0.41")."""
 
 WORTH_A_LINE_S = 2.0  # stages shorter than this leave nothing behind
 

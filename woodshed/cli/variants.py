@@ -1,4 +1,4 @@
-"""Running the arms of an experiment one after another, and the tables at the end."""
+"""Running the variants of an experiment one after another, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
             if (run / "recipe.toml").is_file():
                 arguments = ["--resume", str(run)]
             else:
-                arguments = [str(path), "--arm", name, *given, f"seed={chosen.seed}"]
+                arguments = [str(path), "--variant", name, *given, f"seed={chosen.seed}"]
             say(f"{run}: woodshed train {' '.join(arguments)}")
             again = "finished runs and steps are kept; the same command goes on"
             try:
@@ -49,7 +49,7 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
                 raise Failed(f"{run} ended with exit code {done.returncode}; {again}")
 
 
-def say_arms(recipes: Mapping[str, Sequence[Recipe]]) -> None:
+def say_variants(recipes: Mapping[str, Sequence[Recipe]]) -> None:
     """The tables of runs that are finished."""
     from woodshed.evals import variants
 
@@ -57,7 +57,7 @@ def say_arms(recipes: Mapping[str, Sequence[Recipe]]) -> None:
         name: [RunDir.open(each.runs / each.name) for each in several] for name, several in recipes.items()
     }
     if len(rows := variants.table(runs)) == 1:
-        say("no arm was evaluated before and after, so there is nothing to compare")
+        say("no variant was evaluated before and after, so there is nothing to compare")
         return
     for line in variants.conclusions(runs):
         say(line)

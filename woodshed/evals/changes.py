@@ -33,7 +33,7 @@ PACE = ("learning_rate", "warmup_steps", "decay_share", "max_grad_norm")
 
 NOTED = (
     *FREE,
-    *(f"{phase}optimizer.{name}" for phase in ("", "sft.", "distill.") for name in PACE),
+    *(f"{section}optimizer.{name}" for section in ("", "sft.", "distill.") for name in PACE),
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
     *(f"stability.{name}" for name in ("max_kl_to_start", "max_logp_gap", "invalid_factor", "invalid_floor")),
     *("curriculum.repeats", "curriculum.grow"),
@@ -54,13 +54,15 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     return {name: values for name, values in found.items() if values[0] != values[1]}
 
 
-def accept(run: RunDir, chosen: Settings, *, allowed: tuple[str, ...], at: str, taken: int = 0) -> list[str]:
+def accept(
+    run: RunDir, chosen: Settings, *, allowed: tuple[str, ...], stage: str = "", taken: int = 0
+) -> list[str]:
     """Note the settings in which a run goes on otherwise than it was, a sentence each.
 
     Args:
         allowed: `NOTED`, or `FREE` where nothing that is measured may change.
-        at: where the run stands, as it is told ("step 3 of training").
-        taken: steps of training that were taken already.
+        stage: the stage in which the run stands; "" for an evaluation.
+        taken: steps of it that were taken already.
 
     Raises:
         RunError: a setting that may not change, or fewer steps than were taken; nothing is noted.
@@ -74,11 +76,12 @@ def accept(run: RunDir, chosen: Settings, *, allowed: tuple[str, ...], at: str, 
             f"{f', and {len(odd) - 1} more' if len(odd) > 1 else ''}. A run cannot go on with that: put it back, or "
             "start another run with name=OTHER"
         )
-    steps = now.get("rl", {}).get("steps", 0)
-    if "rl.steps" in found and steps < taken:
-        raise RunError(f"rl.steps = {steps}, but {taken} steps were taken; set it to {taken} or more")
+    steps = now.get(stage, {}).get("steps", 0)
+    if f"{stage}.steps" in found and steps < taken:
+        raise RunError(f"{stage}.steps = {steps}, but {taken} steps were taken; set it to {taken} or more")
     if not found and known is not None:
         return []
+    at = f"step {taken} of {stage}" if stage else "here"
     notes = [f"from {at}: {_said(name, *values)}" for name, values in found.items()]
     manifest["settings"] = now
     if notes:

@@ -1,4 +1,4 @@
-"""The arms of an experiment side by side: first against last evaluation of each, and each against the first arm."""
+"""The variants of an experiment side by side: first against last evaluation of each, each against the first variant."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHOWN = ("invalid_calls", "untested", "reward", "solved", "tokens")
 """Measures of the tables, by their keys; pass@k and best@k stand beside them."""
 
 
-def table(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
-    """A row an arm and measure: before, after, the change, paired by task, over seeds and tasks. Arms whose runs were
-    not evaluated twice are left out."""
-    rows = [["arm", "seeds", "measure", "before", "after", "change [95% interval]"]]
-    for name, runs in arms.items():
+def table(variants: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
+    """A row a variant and measure: before, after, the change, paired by task, over seeds and tasks. Variants whose runs
+    were not evaluated twice are left out."""
+    rows = [["variant", "seeds", "measure", "before", "after", "change [95% interval]"]]
+    for name, runs in variants.items():
         sides = _sides(runs)
         if not sides:
             continue
@@ -42,18 +42,18 @@ def table(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
     return rows
 
 
-def conclusions(arms: Mapping[str, Sequence[RunDir]]) -> list[str]:
-    """One line an arm on what its runs show and what they do not; arms without two evaluations are left out."""
-    sides = {name: found for name, runs in arms.items() if (found := _sides(runs))}
+def conclusions(variants: Mapping[str, Sequence[RunDir]]) -> list[str]:
+    """One line a variant on what its runs show and what they do not; variants without two evaluations are left out."""
+    sides = {name: found for name, runs in variants.items() if (found := _sides(runs))}
     return [
         f"{name}: {conclude(measures.compare_arms(*found), num_seeds=len(found[0]))}"
         for name, found in sides.items()
     ]
 
 
-def against(arms: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
-    """The last evaluations of every other arm less those of the first one, paired by task."""
-    ends = {name: sides[1] for name, runs in arms.items() if (sides := _sides(runs))}
+def against(variants: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
+    """The last evaluations of every other variant less those of the first one, paired by task."""
+    ends = {name: sides[1] for name, runs in variants.items() if (sides := _sides(runs))}
     if len(ends) < 2:
         return []
     first, *others = ends

@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -25,25 +25,31 @@ from woodshed.learning.update import GradNorms
 from woodshed.records import RunError, from_json
 from woodshed.runs.folder import RunDir, staged, way_out
 
-Phase = Literal["sft", "distill", "rl"]
-
-KEPT = 2  # newest checkpoints of a phase; older ones are removed
+KEPT = 2  # newest checkpoints of a stage; older ones are removed
 
 
 @dataclass
 class TrainState:
     """Where a run stands: `step` is the next one to take."""
 
-    phase: Phase = "sft"
+    stage: str
+    """Label of the stage, as the recipe's list gives it."""
     step: int = 0
+    steps_before: int = 0
+    """Steps of earlier stages since the run's first evaluation, 0 for stages before it."""
     scale: GradNorms = field(default_factory=GradNorms)
     curriculum: dict[str, Any] = field(default_factory=dict)
     growth: dict[str, Any] = field(default_factory=dict)
     watch: Watch = field(default_factory=Watch)
-    off: dict[str, str] = field(default_factory=dict)
+    disabled_hints: dict[str, str] = field(default_factory=dict)
     """Classes of hints that did not pass the gate, with the reason."""
     stopped: str = ""
     """Why the run stopped by itself, at weights that were well; "" where it did not."""
+
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights: optimizer steps since the run's first evaluation."""
+        return self.steps_before + self.step
 
 
 def save(
@@ -59,7 +65,7 @@ def save(
 
     Args:
         teacher: the teacher's weights, where they move.
-        kept: newest checkpoints of the phase that stay.
+        kept: newest checkpoints of the stage that stay.
     """
 
     def fill(folder: Path) -> None:
@@ -73,16 +79,18 @@ def save(
         (folder / "optimizer.pt").write_bytes(rest.getbuffer())
         (folder / "position.json").write_text(json.dumps(asdict(position), indent=2) + "\n")
 
-    saved = run.save_checkpoint(f"{position.phase}-{position.step:06d}", fill)
-    for old in run.checkpoints(f"{position.phase}-")[:-kept]:
+    saved = run.save_checkpoint(f"{position.stage}-{position.step:06d}", fill)
+    for old in run.checkpoints(f"{position.stage}-")[:-kept]:
         shutil.rmtree(old)
     return saved
 
 
-def latest(run: RunDir) -> Path | None:
-    """The newest complete checkpoint of the furthest phase."""
-    found = run.checkpoints("rl-") or run.checkpoints("distill-") or run.checkpoints("sft-")
-    return found[-1] if found else None
+def latest(run: RunDir, stages: Sequence[str]) -> Path | None:
+    """The newest complete checkpoint of the furthest of these stages, which stand in their order."""
+    for stage in reversed(stages):
+        if found := run.checkpoints(f"{stage}-"):
+            return found[-1]
+    return None
 
 
 def read_position(folder: Path) -> TrainState:
@@ -93,10 +101,10 @@ def read_position(folder: Path) -> TrainState:
     """
     try:
         data = json.loads((folder / "position.json").read_text())
-        if missing := {"phase", "step", "scale", "watch"} - set(data):
+        if missing := {"stage", "step", "scale", "watch"} - set(data):
             raise ValueError(f"no {min(missing)!r} in position.json")
-        if data["phase"] not in get_args(Phase) or type(data["step"]) is not int or data["step"] < 0:
-            raise ValueError(f"phase {data['phase']!r}, step {data['step']!r}")
+        if type(data["step"]) is not int or folder.name != f"{data['stage']}-{data['step']:06d}":
+            raise ValueError(f"it says stage {data['stage']!r}, step {data['step']!r}")
         return from_json(TrainState, data)
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
@@ -135,7 +143,7 @@ def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
     Raises:
         RunError: that checkpoint is not kept any more.
     """
-    name = f"rl-{version:06d}" if version else "start"
+    name = f"rl-{version:06d}" if version else "before-rl"
     file = run.path / "checkpoints" / name / "policy.safetensors"
     if not file.is_file():
         raise RunError(f"no checkpoint {name} in {run.path / 'checkpoints'}")
@@ -143,7 +151,7 @@ def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
 
 
 def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
-    """The trainable weights as they were when a phase began, in host memory: kept under this name once,
+    """The trainable weights as they were when a stage began, in host memory: kept under this name once,
     read back by every resume."""
     file = run.path / "checkpoints" / name / "policy.safetensors"
     if not file.is_file():

@@ -53,7 +53,13 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("sampler against trainer, gap", "train", {"logp_gap_mean": "mean", "logp_gap_max": "largest"}),
     ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
-    ("warm-up loss", "sft", {"sft_loss": ""}),
+    ("sft: loss, nats a token", "sft", {"sft_loss": ""}),
+    ("distillation: divergence", "distill", {"kl_loss": ""}),
+    (
+        "distillation: log-prob of demonstrations, nats a token",
+        "distill",
+        {"demonstrated_logp": "learned from", "earlier_logp": "earlier ones"},
+    ),
 )
 """Title, phase, {metric: name of its line}; a metric that no run has is left out."""
 

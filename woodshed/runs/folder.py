@@ -4,7 +4,7 @@
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
-        demonstrations/    what a phase of studying learns from, and what it must not forget
+        demonstrations/    copies of what sft and distill learn from, and of what must not be forgotten
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
         pay.jsonl          auxiliary rewards and effort of each attempt, where a recipe asks for them
         lessons.jsonl      hinted turns as the update saw them, token by token

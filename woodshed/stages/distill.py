@@ -1,149 +1,362 @@
-"""The phase of studying: answer, compare with what was demonstrated, update, measure what was learnt and forgotten.
+"""The stage `distill`: learning from demonstrations by one's own words (SDFT and OPSD), with forgetting measured.
 
-What is studied and how it is measured stands in `study`; here is the order in which it happens.
+The policy answers without the demonstration; the teacher, the same model that was shown it, scores the same tokens; the
+divergence between the two is the loss (SDFT, arXiv 2601.19897). With attempts at practice tasks the demonstration is
+the task's solution (OPSD, arXiv 2601.18734). Nothing is imitated token by token: what the policy would never say is
+never trained on, which is why it forgets less than fine-tuning, and why forgetting is measured and not assumed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
-from woodshed.engines.engine import WeightUpdate
+from woodshed.agent.attempt import turn_seed
+from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate, sample_all
 from woodshed.experience import Collector, token_texts
+from woodshed.feedback import demonstrations
 from woodshed.learning import checkpoint, packing
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.packing import Batch
+from woodshed.learning.packing import Batch, Row
+from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import learning_rate, update
-from woodshed.records import RecipeError, Rollout, Task
+from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
 from woodshed.runs.folder import RunDir
-from woodshed.stages import distill_samples
-from woodshed.stages.distill_samples import Demonstration, DistillSettings
+from woodshed.stages.recipe import DistillSettings, Recipe
 from woodshed.stages.session import Clock, Session, begin, forward_for, refuse_stale
+from woodshed.tokens.renderer import Renderer
+
+T = TypeVar("T")
+
+MEASURED = 32  # demonstrations on which likelihoods are measured, spread evenly
 
 
 @dataclass(frozen=True)
-class Demonstrated:
-    """What is studied, and what must not be forgotten over it."""
+class Demonstration:
+    """A question with an example of a good answer, or with the knowledge that an answer needs."""
+
+    prompt: str
+    demonstration: str
+
+    @property
+    def id(self) -> str:
+        """16 hex digits of its content's SHA-256."""
+        return hashlib.sha256(json.dumps([self.prompt, self.demonstration]).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Material:
+    """The demonstrations that a run learns from, and what it must not forget over them."""
 
     known: Sequence[Demonstration]
     earlier: Sequence[Demonstration]
     tasks: Sequence[Task]
     """Practice tasks, whose solutions are demonstrations too."""
     answers: Sequence[Rollout] = ()
-    """What the policy answered to the earlier prompts before the phase."""
+    """The policy's answers to the earlier prompts before the stage."""
 
 
-def learn(session: Session, position: TrainState, subject: Demonstrated) -> None:
-    """Learn from demonstrations (SDFT, OPSD), and measure what was learnt and forgotten."""
-    settings, run, policy, engine = session.recipe.distill, session.run, session.policy, session.engine
-    if not settings.steps:
-        return
-    optimizer, teacher = begin(session, position, settings.optimizer, settings.feedback, "before-study")
-    engine.update_weights(WeightUpdate("shared"), position.step)
-    before = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, subject.earlier))
-    subject = replace(subject, answers=before)
-    how = forward_for(session, settings.feedback)
-    session.progress(position.step, settings.steps, "distillation")
-    for step in range(position.step, settings.steps):
+def run(session: Session, state: TrainState) -> None:
+    """Learn from demonstrations, and measure what was learned and forgotten."""
+    settings, folder, engine = session.recipe.distill, session.run, session.engine
+    material = prepare(session.recipe, folder, session.practice)
+    optimizer, teacher = begin(session, state, settings.optimizer, settings.feedback)
+    engine.update_weights(WeightUpdate("shared"), state.step)
+    before = folder.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, material.earlier))
+    material = replace(material, answers=before)
+    feedback = forward_for(session, settings.feedback)
+    session.progress(state.step, settings.steps, "distillation")
+    for step in range(state.step, settings.steps):
         clock = Clock()
-        metrics: dict[str, Any] = {} if step else {"before": learnt(session, subject)}
-        made = run.once("rollouts", Rollout, "distill", step, lambda s=step: attempts(session, subject, s))
-        refuse_stale(run, made, step)
-        run.once("token_texts", dict, "distill", step, lambda m=made: [token_texts(m, session.renderer)])
+        metrics: dict[str, Any] = {} if step else {"before": measured(session, material)}
+        rollouts = gather(session, state, material)
         clock.lap("attempts")
-        hints = distill_samples.hints(made, subject.known, subject.tasks)
-        batch = distill_samples.pack(
-            made, hints, session.renderer, settings.feedback, context_length=engine.context_length
+        metrics |= improve(
+            session, state, optimizer, teacher, batch_of(session, rollouts, material), feedback
         )
-        engine.flush()
-        metrics |= improve(session, position, optimizer, teacher, batch, how)
         clock.lap("update")
-        run.append("divergences", metrics.pop("divergences"), "distill", step)
+        folder.append("divergences", metrics.pop("divergences"), state.stage, step)
         engine.update_weights(WeightUpdate("shared"), step + 1)
-        position = replace(position, step=step + 1)
-        is_due = position.step % settings.every == 0 or position.step == settings.steps
+        state = replace(state, step=step + 1)
+        is_due = state.step % settings.every == 0 or state.step == settings.steps
         if is_due:
-            metrics |= learnt(session, subject)
-        run.append("metrics", [{**metrics, "seconds": clock.laps}], "distill", step)
+            metrics |= measured(session, material)
+        folder.append("metrics", [{**metrics, "seconds": clock.laps}], state.stage, step)
         if is_due:
-            checkpoint.save(run, policy, optimizer, position, teacher.state())
-        session.progress(position.step, settings.steps, f"distillation, divergence {metrics['kl_loss']:.3f}")
+            checkpoint.save(folder, session.policy, optimizer, state, teacher.state())
+        session.progress(state.step, settings.steps, f"distillation, divergence {metrics['kl_loss']:.3f}")
 
 
-def subject_of(run: RunDir, settings: DistillSettings, tasks: Sequence[Task]) -> Demonstrated:
-    """What the recipe gives to study, from the run's own copies.
+def prepare(recipe: Recipe, run: RunDir, tasks: Sequence[Task]) -> Material:
+    """Read what the recipe gives to learn from, from the run's own copies.
 
     Raises:
-        RecipeError: nothing, or a file of demonstrations cannot be read.
+        RecipeError: there is nothing, or a file of demonstrations cannot be read.
     """
-    if not settings.steps:
-        return Demonstrated((), (), tasks)
-    known, earlier = distill_samples.keep(run, settings)
-    if not known and not (tasks and settings.tasks_per_step):
+    settings = recipe.distill
+    known, earlier = keep(run, settings)
+    if not (known and settings.answers_per_step) and not (tasks and settings.tasks_per_step):
         raise RecipeError(
-            f"distill.steps = {settings.steps}, but distill.demonstrations hold nothing and there are no practice "
-            "tasks to attempt; name a file with demonstrations, or tasks.train and distill.tasks_per_step"
+            'stages has "distill", but distill.demonstrations hold nothing and there are no practice tasks to attempt; '
+            "name a file with demonstrations, or tasks.train and distill.tasks_per_step"
         )
-    return Demonstrated(known, earlier, tasks)
+    return Material(known, earlier, tasks)
 
 
 def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
-    """What the policy answers to earlier prompts before it studies."""
-    asked, settings = packing.subsample(earlier, distill_samples.SEEN), session.recipe.distill
-    return distill_samples.answer(asked, session.engine, settings, name="earlier-0", seed=session.recipe.seed)
+    """Answer earlier prompts with the weights before the stage."""
+    asked, settings = packing.subsample(earlier, MEASURED), session.recipe.distill
+    return answer(asked, session.engine, settings, name="earlier-0", seed=session.recipe.seed)
 
 
-def attempts(session: Session, subject: Demonstrated, step: int) -> list[Rollout]:
-    """A step's answers to prompts, and its attempts at practice tasks."""
+def gather(session: Session, state: TrainState, material: Material) -> list[Rollout]:
+    """A step's answers and attempts, from the run folder where it holds them."""
+    folder, step = session.run, state.step
+    rollouts = folder.once("rollouts", Rollout, state.stage, step, lambda: attempts(session, state, material))
+    refuse_stale(folder, rollouts, step)
+    folder.once("token_texts", dict, state.stage, step, lambda: [token_texts(rollouts, session.renderer)])
+    return rollouts
+
+
+def attempts(session: Session, state: TrainState, material: Material) -> list[Rollout]:
+    """Answer prompts, and attempt practice tasks once each."""
     recipe, settings, engine = session.recipe, session.recipe.distill, session.engine
-    asked = distill_samples.draw(subject.known, settings.answers_per_step, step, recipe.seed)
-    made = distill_samples.answer(asked, engine, settings, name=f"distill-{step}", seed=recipe.seed)
-    collector = Collector(engine, recipe.rollout, recipe.agent, seed=recipe.seed, prefix=f"distill-{step}")
-    tasks = distill_samples.draw(subject.tasks, settings.tasks_per_step, step, recipe.seed)
-    groups = collector.collect(tasks, attempts=1)
-    return made + [attempt for group in groups for attempt in group.rollouts]
+    name, step = f"{state.stage}-{state.step}", state.step
+    asked = draw(material.known, settings.answers_per_step, step, recipe.seed)
+    answers = answer(asked, engine, settings, name=name, seed=recipe.seed)
+    collector = Collector(engine, recipe.rollout, recipe.agent, seed=recipe.seed, prefix=name)
+    groups = collector.collect(draw(material.tasks, settings.tasks_per_step, step, recipe.seed), attempts=1)
+    return answers + [rollout for group in groups for rollout in group.rollouts]
+
+
+def batch_of(session: Session, rollouts: Sequence[Rollout], material: Material) -> Batch:
+    """A step's answers as targets of its demonstrations."""
+    hints = hints_for(rollouts, material.known, material.tasks)
+    settings, engine = session.recipe.distill.feedback, session.engine
+    batch = pack(rollouts, hints, session.renderer, settings, context_length=engine.context_length)
+    engine.flush()  # keys and values make room for the update
+    return batch
 
 
 def improve(
     session: Session,
-    position: TrainState,
+    state: TrainState,
     optimizer: torch.optim.Optimizer,
     teacher: Teacher,
     batch: Batch,
-    how: FeedbackSettings,
+    feedback: FeedbackSettings,
 ) -> dict[str, Any]:
-    """One step by the divergence alone; what `update` says of it."""
+    """Take one step by the divergence alone; metrics as `update` gives them."""
     recipe, settings = session.recipe, session.recipe.distill
     return update(
         session.policy,
         optimizer,
         batch,
-        scale=position.scale,
+        scale=state.scale,
         teacher=teacher,
-        learning_rate=learning_rate(settings.optimizer, position.step, settings.steps),
+        learning_rate=learning_rate(settings.optimizer, state.step, settings.steps),
         message_tokens=settings.answer_tokens,
         temperature=recipe.sampler.temperature,
         objective=recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
-        feedback=how,
+        feedback=feedback,
         max_grad_norm=settings.optimizer.max_grad_norm,
     )
 
 
-def learnt(session: Session, subject: Demonstrated) -> dict[str, float]:
-    """What the policy knows of its subject and of earlier things, in nats a token (`study.measure`)."""
+def measured(session: Session, material: Material) -> dict[str, float]:
+    """Log-probs of new and earlier demonstrations, in nats a token (`measure`)."""
     recipe = session.recipe
-    return distill_samples.measure(
+    return measure(
         session.policy,
         session.renderer,
-        subject.known,
-        subject.earlier,
-        [packing.rollout_row(made) for made in subject.answers if made.turns[0].sampled_ids],
+        material.known,
+        material.earlier,
+        [packing.rollout_row(rollout) for rollout in material.answers if rollout.turns[0].sampled_ids],
         recipe.distill.system,
         recipe.sampler.temperature,
         recipe.loss.micro_batch_tokens,
     )
+
+
+def read_demonstrations(paths: Sequence[Path]) -> list[Demonstration]:
+    """Read the demonstrations of some files, in order.
+
+    Raises:
+        RecipeError: a file that cannot be read, or a line that is not a demonstration; names file and line.
+    """
+    read: list[Demonstration] = []
+    for path in paths:
+        for number, line in enumerate(_lines(path), 1):
+            try:
+                data = json.loads(line)
+                each = Demonstration(data["prompt"], data["demonstration"])
+                assert all(isinstance(text, str) and text for text in (each.prompt, each.demonstration))
+            except (ValueError, KeyError, TypeError, AssertionError):
+                form = '{"prompt": "...", "demonstration": "..."}'
+                raise RecipeError(f"{path}, line {number} is not of the form {form}: {line[:60]!r}") from None
+            read.append(each)
+    return read
+
+
+def keep(run: RunDir, settings: DistillSettings) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Read what is learned from and what must not be forgotten, from the run's own copies: made once, read by a resume.
+
+    Raises:
+        RecipeError: as `read_demonstrations`.
+        RunError: the copies cannot be written.
+    """
+    kept = []
+    for name, paths in (("distill", settings.demonstrations), ("earlier", settings.earlier)):
+        copy = Path("demonstrations", f"{name}.jsonl")
+        if not (run.path / copy).exists():
+            read_demonstrations(paths)  # a mistake is told with the name of the file that holds it
+            run.write_text(str(copy), "".join(f"{line}\n" for path in paths for line in _lines(path)))
+        kept.append(read_demonstrations([run.path / copy]))
+    return kept[0], kept[1]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"demonstrations at {path} cannot be read: {error}") from None
+    return text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at
+
+
+def draw(items: Sequence[T], count: int, step: int, seed: int) -> list[T]:
+    """Draw the items of a step: every item once before any twice, each time shuffled."""
+    chosen: list[T] = []
+    for position in range(step * count, (step + 1) * count if items else 0):
+        around, index = divmod(position, len(items))
+        order = list(range(len(items)))
+        random.Random(f"{seed}/{around}/study").shuffle(order)
+        chosen.append(items[order[index]])
+    return chosen
+
+
+def answer(
+    asked: Sequence[Demonstration], engine: Engine, settings: DistillSettings, *, name: str, seed: int
+) -> list[Rollout]:
+    """Answer prompts without their demonstrations, as rollouts of one turn.
+
+    Raises:
+        SamplerError: the engine failed, or a prompt does not fit its context.
+    """
+    contexts = [engine.renderer.start(settings.system, each.prompt, ()) for each in asked]
+    ids = [f"{name}-{each.id}-{number}" for number, each in enumerate(asked)]
+    requests = [
+        SampleRequest(context.ids, settings.answer_tokens, turn_seed(seed, rollout_id, 0))
+        for context, rollout_id in zip(contexts, ids, strict=True)
+    ]
+    engine.flush()  # answers made again after a kill must come out the same
+    rollouts = []
+    samples = sample_all(engine, requests)
+    for rollout_id, each, context, sample in zip(ids, asked, contexts, samples, strict=True):
+        turn = Turn(
+            context_ids=tuple(context.ids),
+            opening=context.opening,
+            sampled_ids=tuple(sample.ids),
+            logps=tuple(sample.logps),
+            versions=sample.versions,
+            finish_reason=sample.finish_reason,
+            text=engine.renderer.decode(sample.ids),
+            calls=(),
+            observations=(),
+            error_kind=None,
+        )
+        ended = "finished" if sample.finish_reason == "stop" else "max_tokens"
+        rollouts.append(Rollout(rollout_id, each.id, each.id, 0, seed, (turn,), Patch({}), ended, 0.0))
+    return rollouts
+
+
+def hints_for(
+    rollouts: Sequence[Rollout], known: Sequence[Demonstration], tasks: Sequence[Task]
+) -> list[Hint]:
+    """Hints for the teacher: for each answer its demonstration, for each attempt its task's solution."""
+    texts = {each.id: each.demonstration for each in known}
+    attempts = [rollout for rollout in rollouts if rollout.task_id not in texts]
+    solutions = demonstrations.solutions(attempts, {task.id: task for task in tasks})
+    answers = [rollout for rollout in rollouts if rollout.task_id in texts]
+    return [demonstrations.example(rollout, texts[rollout.task_id]) for rollout in answers] + solutions
+
+
+def pack(
+    rollouts: Sequence[Rollout],
+    hints: Sequence[Hint],
+    renderer: Renderer,
+    settings: FeedbackSettings,
+    *,
+    context_length: int,
+) -> Batch:
+    """Pack a step's batch: no policy gradient, every answer a target. What cannot be used is counted."""
+    usable = {
+        rollout.id: rollout
+        for rollout in rollouts
+        if rollout.ended != "sandbox_lost" and any(turn.sampled_ids for turn in rollout.turns)
+    }
+    targets, skipped = packing.targets_of(
+        usable,
+        hints,
+        renderer,
+        scope="rollout",
+        placement=settings.placement,
+        skip=settings.skip,
+        skip_first=settings.skip_first,
+        context_length=context_length,
+        max_targets=settings.max_targets,
+    )
+    return Batch((), targets, len(usable), skipped)
+
+
+def example_row(each: Demonstration, renderer: Renderer, system: str) -> Row:
+    """A demonstration as if it had been the policy's answer: likelihoods are measured on it."""
+    context, text = renderer.start(system, each.prompt, ()), renderer.encode_message(each.demonstration)
+    ids = (*context.ids, *text)
+    return Row(ids, tuple(range(len(context.ids), len(ids))))
+
+
+def measure(
+    policy: Policy,
+    renderer: Renderer,
+    known: Sequence[Demonstration],
+    earlier: Sequence[Demonstration],
+    answers: Sequence[Row],
+    system: str,
+    temperature: float,
+    micro_batch_tokens: int,
+) -> dict[str, float]:
+    """Log-probs that say what was learned and forgotten, in nats a token.
+
+    `demonstrated_logp`: log-prob of the demonstrations as answers, without having read them; up is learned.
+    `earlier_logp`: the same of earlier ones; down is forgotten. `earlier_kl`: KL(before || now), estimated without
+    bias on the policy's answers to the earlier prompts before the stage (`answers`); 0 is nothing forgotten.
+    """
+    measures: dict[str, float] = {}
+    for name, several in (("demonstrated_logp", known), ("earlier_logp", earlier)):
+        if several:
+            rows = [example_row(each, renderer, system) for each in packing.subsample(several, MEASURED)]
+            measures[name] = _mean_logp(policy, rows, 1.0, micro_batch_tokens)
+    if answers:
+        measures["earlier_kl"] = -_mean_logp(policy, answers, temperature, micro_batch_tokens)
+    return measures
+
+
+@torch.no_grad()
+def _mean_logp(policy: Policy, rows: Sequence[Row], temperature: float, micro_batch_tokens: int) -> float:
+    """Mean log-prob of the rows' wanted tokens, less the engine's own where the rows have it."""
+    total = tokens = 0.0
+    for chunk in packing.row_batches(rows, micro_batch_tokens):
+        padded = packing.pad(chunk, policy.device)
+        logp_BN = policy.logps(padded, temperature)
+        total += float(((logp_BN - padded.logp_sampler_BN) * padded.mask_BN).sum())
+        tokens += float(padded.mask_BN.sum())
+    return total / max(tokens, 1.0)

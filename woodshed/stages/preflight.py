@@ -6,58 +6,78 @@ refused; what may be meant, such as a learning rate of zero for a control, is sa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from woodshed.curriculum import refuse_dry
-from woodshed.learning.update import OptimizerSettings
-from woodshed.records import RecipeError
+from woodshed.records import RecipeError, Task
+from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
 
 
-def refuse(recipe: Recipe, *, num_tasks: int | None = None) -> None:
-    """Stop a run that cannot learn, or that will run out of tasks.
-
-    Args:
-        num_tasks: practice tasks; None where they are not loaded yet.
+def refuse(recipe: Recipe) -> None:
+    """Stop a run whose stages cannot be, or cannot learn.
 
     Raises:
         RecipeError: names the settings that leave nothing, and what to change.
     """
-    steps = recipe.rl.steps
+    plan(recipe)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
-    if steps and no_reward and no_feedback:
+    if "rl" in recipe.stages and no_reward and no_feedback:
         raise RecipeError(
-            f"the {steps} steps of training would learn nothing: {no_reward}, and {no_feedback}. Change one of them, "
-            "or measure without training by rl.steps = 0"
+            f"the {recipe.rl.steps} steps of rl would learn nothing: {no_reward}, and {no_feedback}. Change one of "
+            "them, or take 'rl' out of stages"
         )
-    if recipe.distill.steps and not recipe.distill.feedback.weight:
+    distill = recipe.distill
+    if "distill" not in recipe.stages:
+        return
+    if not distill.feedback.weight:
         raise RecipeError(
-            "distillation would learn nothing: distill.feedback.weight = 0; set it above 0, or distill.steps to 0"
+            "distillation would learn nothing: distill.feedback.weight = 0; set it above 0, or take 'distill' out of "
+            "stages"
         )
-    if num_tasks is not None:
+    if not (distill.demonstrations and distill.answers_per_step) and not distill.tasks_per_step:
+        raise RecipeError(
+            "stages has 'distill', which needs distill.demonstrations, or distill.tasks_per_step above 0"
+        )
+
+
+def refuse_tasks(recipe: Recipe, practice: Sequence[Task], heldout: Sequence[Task]) -> None:
+    """Stop a run that has too few tasks for its stages.
+
+    Raises:
+        RecipeError: names the settings to change.
+    """
+    if "rl" in recipe.stages:
         refuse_dry(
             recipe.curriculum,
-            num_tasks=num_tasks,
-            steps=steps,
+            num_tasks=len(practice),
+            steps=recipe.rl.steps,
             tasks_per_step=recipe.rl.tasks_per_step,
+        )
+    if "evaluate" in recipe.stages and not heldout:
+        raise RecipeError(
+            f"stages has 'evaluate', but none of the {len(practice)} tasks are kept for measuring; set tasks.heldout, "
+            "or raise tasks.heldout_share"
         )
 
 
 def warnings(recipe: Recipe) -> list[str]:
-    """What a person should know before a run that may be meant so."""
-    found = [
-        f"{name}.learning_rate = 0: the {steps} steps move no weight"
-        for name, steps, optimizer in _phases(recipe)
-        if steps and not optimizer.learning_rate
-    ]
-    if not any(steps for _, steps, _ in _phases(recipe)):
-        found.append(
-            "nothing is trained: rl.steps, sft.steps and distill.steps are 0; `woodshed eval` measures a model"
-        )
+    """Say what a person should know before a run that may be meant so."""
+    optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
+    steps = {"sft": recipe.sft.steps, "distill": recipe.distill.steps, "rl": recipe.rl.steps}
+    said = []
+    for stage, optimizer in optimizers.items():
+        section = "optimizer" if stage == "rl" else f"{stage}.optimizer"
+        if stage in recipe.stages and not optimizer.learning_rate:
+            said.append(f"{section}.learning_rate = 0: the {steps[stage]} steps move no weight")
+        if stage not in recipe.stages and "steps" in getattr(recipe, stage).model_fields_set:
+            said.append(
+                f"{stage}.steps = {steps[stage]} has no effect: stages = {list(recipe.stages)} does not name {stage!r}"
+            )
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
-    if recipe.rl.steps and no_reward and not no_feedback and recipe.loss.weight:
-        found.append(f"rewards teach nothing, feedback alone does: {no_reward}")
-    return found
+    if "rl" in recipe.stages and no_reward and not no_feedback and recipe.loss.weight:
+        said.append(f"rewards teach nothing, feedback alone does: {no_reward}")
+    return said
 
 
 def _no_reward(recipe: Recipe) -> str:
@@ -83,9 +103,3 @@ def _no_feedback(recipe: Recipe) -> str:
     if not recipe.feedback.max_targets:
         return "feedback.max_targets = 0 leaves hints out"
     return ""
-
-
-def _phases(recipe: Recipe) -> Iterator[tuple[str, int, OptimizerSettings]]:
-    yield "sft.optimizer", recipe.sft.steps, recipe.sft.optimizer
-    yield "distill.optimizer", recipe.distill.steps, recipe.distill.optimizer
-    yield "optimizer", recipe.rl.steps, recipe.optimizer

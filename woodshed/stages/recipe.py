@@ -1,10 +1,11 @@
-"""The recipe: every setting of a run, composed from the rooms that read them, in one TOML file."""
+"""The recipe: every setting of a run, composed from the packages that read them, in one TOML file."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort
@@ -12,6 +13,7 @@ from woodshed.curriculum import CurriculumSettings
 from woodshed.engines.engine import SamplerSettings
 from woodshed.evals.tracking import Tracker
 from woodshed.experience import HarnessSettings, RolloutSettings
+from woodshed.experience.scripted_expert import ExpertSettings
 from woodshed.feedback.critic import CriticSettings
 from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.rewards import RewardSettings
@@ -23,8 +25,6 @@ from woodshed.learning.stability import StabilitySettings
 from woodshed.learning.update import OptimizerSettings
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.settings import Settings
-from woodshed.stages.distill_samples import DistillSettings
-from woodshed.stages.sft import SFTSettings
 
 
 class TaskSettings(Settings):
@@ -38,24 +38,92 @@ class TaskSettings(Settings):
     """Where `heldout` is empty: this share of the tasks in `train`, chosen by their ids, is kept for measuring."""
 
 
-class RLSettings(Settings):
-    """The loop."""
+class SFTSettings(ExpertSettings):
+    """The stage `sft`: supervised fine-tuning on scripted attempts, and on transcripts of others."""
 
-    steps: int = Field(default=6, ge=0)
+    steps: int = Field(default=80, ge=1)
+    """Optimizer steps."""
+    imitate: tuple[str, ...] = Field(default=("scripted",), min_length=1)
+    """What is imitated: "scripted" (attempts at tasks.train), run folders, ATIF files or folders of them (.json), and
+    files of chats (.jsonl)."""
+    unsolved: bool = False
+    """Imitate also attempts of runs and ATIF files that did not solve their task."""
+    flagged: bool = False
+    """Imitate also those that a monitor flagged."""
+    batch: int = Field(default=32, ge=1)
+    """Attempts and transcripts in one optimizer step."""
+    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
+    """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps between checkpoints."""
+    micro_batch_tokens: int = Field(default=2048, ge=1)
+    """Positions in one forward-backward, padding included."""
+    rename: bool = True
+    """Imitate each attempt under made-up names of the file, the function and its class, and other line numbers (where
+    they are all above 60), others every time around, so that a small model learns to copy them from the task instead
+    of recalling those it was warmed up on."""
+    code_share: float = Field(default=1.0, ge=0, le=1)
+    """Share of attempts whose code is imitated too; of the others where they edit and in what form, and the rest."""
+
+
+class DistillSettings(Settings):
+    """The stage `distill`: learning from demonstrations by one's own words."""
+
+    steps: int = Field(default=50, ge=1)
+    """Optimizer steps."""
+    demonstrations: tuple[Path, ...] = ()
+    """JSONL files with {"prompt": ..., "demonstration": ...} a line: examples of answers, or documentation."""
+    earlier: tuple[Path, ...] = ()
+    """JSONL files of the same form that are not learnt from: what must not be forgotten is measured on them."""
+    answers_per_step: int = Field(default=16, ge=0)
+    """Prompts of `demonstrations` that are answered in one step."""
+    tasks_per_step: int = Field(default=0, ge=0)
+    """Practice tasks attempted in one step, once each; their demonstration is the solution."""
+    answer_tokens: int = Field(default=256, ge=1)
+    """Longest answer."""
+    system: str = "You are a helpful assistant."
+    """System prompt of the answers."""
+    every: int = Field(default=10, ge=1)
+    """Steps between checkpoints, and between measurements of what was learned and forgotten."""
+    feedback: FeedbackSettings = FeedbackSettings(preset="sdft", scope="rollout")
+    """Teacher and divergence: preset sdft or opsd, or anything else that targeted feedback offers."""
+    optimizer: OptimizerSettings = OptimizerSettings()
+    """Learning rate and what surrounds it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults_for_whole_answers(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or not isinstance(given.get("feedback"), dict):
+            return given
+        return {**given, "feedback": {"preset": "sdft", "scope": "rollout", **given["feedback"]}}
+
+    @model_validator(mode="after")
+    def _is_about_whole_answers(self) -> DistillSettings:
+        if self.feedback.scope != "rollout":
+            raise ValueError(
+                'distill.feedback.scope must be "rollout": a demonstration is about a whole answer'
+            )
+        return self
+
+
+class RLSettings(Settings):
+    """The stage `rl`: reinforcement learning with targeted feedback."""
+
+    steps: int = Field(default=6, ge=1)
     """Optimizer steps of RL and targeted feedback."""
     tasks_per_step: int = Field(default=6, ge=1)
     """Different tasks in one step."""
 
 
 class EvaluationSettings(Settings):
-    """How the policy is measured on the held-out tasks."""
+    """Measurements on the held-out tasks: those of the stage `evaluate`, and those before and after `rl`."""
 
     attempts: int = Field(default=1, ge=1)
     """Attempts per held-out task."""
     limit: int = Field(default=0, ge=0)
     """Held-out tasks used, the first so many by name; 0 uses all."""
     every: int = Field(default=0, ge=0)
-    """Also evaluate after every so many steps; 0 evaluates before and after only."""
+    """`rl` also evaluates after every so many steps; 0 evaluates before and after only."""
     effort: Effort | None = None
     """Effort that the prompts of evaluations ask for (low, medium, high); unset, they say nothing."""
 
@@ -71,10 +139,12 @@ class Recipe(Settings):
     """Where run folders go."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds everything: sampling, task order, new weights."""
+    stages: tuple[str, ...] = Field(default=("rl",), min_length=1)
+    """What happens, in order: sft, distill, rl, evaluate, or a function of one's own as package.module:name."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
-    arms: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
-    """Arms of an experiment: name to the settings in which it differs, as section.key=value (`stages.variants`)."""
+    variants: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
+    """Variants of an experiment: name to the settings in which it differs, as section.key=value (`stages.variants`)."""
     prices: Path | None = None
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
@@ -102,3 +172,13 @@ class Recipe(Settings):
     def harness(self) -> HarnessSettings:
         """What stands between the policy and its experience."""
         return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors)
+
+    @property
+    def stage_labels(self) -> tuple[str, ...]:
+        """Labels of the stages, in order: the names of checkpoints and of records."""
+        return tuple(map(stage_label, self.stages))
+
+
+def stage_label(name: str) -> str:
+    """The label of a stage: its name, or the last module of its import path."""
+    return name.partition(":")[0].rpartition(".")[2]

@@ -1,58 +1,91 @@
-"""What the phases of a run share: who writes tokens and who learns, how a phase begins, the clock of a step."""
+"""The ground that the stages of a run share: policy and engine, the beginning of a stage, the clock of a step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from woodshed.engines.engine import Engine
+from woodshed.engines.http import HttpEngine
+from woodshed.engines.local import LocalEngine
 from woodshed.learning import checkpoint, prefix_tree
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import OptimizerSettings, make_optimizer
-from woodshed.records import Rollout, RunError
+from woodshed.records import Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
-from woodshed.tokens.renderer import Renderer
+from woodshed.tokens.model_files import load_tokenizer
+from woodshed.tokens.renderer import Renderer, create_renderer
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass
 class Session:
-    """What every stage needs: the run, its recipe, the policy and who writes its tokens."""
+    """The run, its recipe, the policy, its tasks and the engine that samples for it: what every stage is given."""
 
     recipe: Recipe
     run: RunDir
     policy: Policy
     engine: Engine
     renderer: Renderer
-    reader: Engine
+    critic: Engine
     progress: Progress
+    practice: Sequence[Task] = ()
+    """Tasks to train on."""
+    heldout: Sequence[Task] = ()
+    """Tasks to measure on."""
+
+
+def open_session(
+    recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequence[Task], progress: Progress
+) -> Session:
+    """Load the policy and start its engine.
+
+    Raises:
+        PolicyError, RecipeError: weights or a setting of the recipe cannot be used.
+    """
+    progress(0, 0, f"loading {recipe.policy.model}")
+    policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
+    renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
+    engine = LocalEngine(policy.model, renderer, recipe.sampler)
+    return Session(
+        recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress, practice, heldout
+    )
+
+
+def critic_of(recipe: Recipe, engine: Engine) -> Engine:
+    """The engine that reads attempts: a server's model, or the policy itself."""
+    if recipe.critic.endpoint is None:
+        return engine
+    tokenizer, _ = load_tokenizer(recipe.critic.model)
+    return HttpEngine(recipe.critic.endpoint, create_renderer(tokenizer, codec="plain"))
+
+
+def newest_checkpoint(session: Session) -> Path | None:
+    return checkpoint.latest(session.run, session.recipe.stage_labels)
 
 
 def begin(
-    session: Session,
-    position: TrainState,
-    optimizer: OptimizerSettings,
-    feedback: FeedbackSettings,
-    start: str,
+    session: Session, state: TrainState, optimizer: OptimizerSettings, feedback: FeedbackSettings
 ) -> tuple[torch.optim.Optimizer, Teacher]:
-    """Optimizer and teacher of a phase: new ones on the weights that the phase before left, or those of the
-    checkpoint in its middle. `start` names where the weights at its beginning are kept."""
+    """Optimizer and teacher of a stage: new ones on the weights that the stage before left, or those of the
+    checkpoint in its middle. The weights at its beginning are kept as the checkpoint `before-STAGE`."""
     run, policy = session.run, session.policy
-    made, newest = make_optimizer(policy, optimizer), checkpoint.latest(run)
+    created, newest = make_optimizer(policy, optimizer), newest_checkpoint(session)
     if newest is not None:
-        checkpoint.restore(newest, policy, made if position.step else None)
-    teacher = Teacher(policy, checkpoint.start_weights(run, policy, start), feedback)
-    if newest is not None and position.step:
+        checkpoint.restore(newest, policy, created if state.step else None)
+    teacher = Teacher(policy, checkpoint.start_weights(run, policy, f"before-{state.stage}"), feedback)
+    if newest is not None and state.step:
         teacher.restore(checkpoint.teacher_weights(newest))
-    return made, teacher
+    return created, teacher
 
 
 def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
@@ -71,12 +104,12 @@ def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None
     Raises:
         RunError: an attempt was sampled by another version.
     """
-    for made in rollouts:
-        if others := {used for turn in made.turns for used, _ in turn.versions} - {version}:
+    for rollout in rollouts:
+        if others := {used for turn in rollout.turns for used, _ in turn.versions} - {version}:
             raise RunError(
-                f"{run.path}: attempt {made.id} was sampled by version {min(others)} of the policy, and the weights at "
-                f"hand are version {version}; attempts of other weights cannot be used. Copy its recipe.toml and start "
-                "under another name"
+                f"{run.path}: attempt {rollout.id} was sampled by version {min(others)} of the policy, and the weights "
+                f"at hand are version {version}; attempts of other weights cannot be used. Copy its recipe.toml and "
+                "start under another name"
             )
 
 

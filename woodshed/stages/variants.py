@@ -1,10 +1,10 @@
-"""Arms of an experiment: one recipe, and by name the few settings in which each arm differs.
+"""Variants of an experiment: one recipe, and by name the few settings in which each variant differs.
 
-    [arms]
+    [variants]
     rl = ["feedback.weight=0"]
     kl-live = ["feedback.teacher=live"]
 
-Each arm and seed is a run of its own, `NAME-ARM-SEED`, so it is started, killed, resumed and read like any other.
+Each variant and seed is a run of its own, `NAME-VARIANT-SEED`: it is started, killed, resumed and read like any other.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from woodshed.stages.recipe import Recipe
 
 
 def names(path: Path, overrides: Sequence[str] = ()) -> tuple[str, ...]:
-    """The arms of a recipe, in its order.
+    """The variants of a recipe, in its order.
 
     Raises:
         RecipeError: the recipe cannot be read, or names none.
     """
-    known = tuple(settings.read(Recipe, path, overrides).arms)
+    known = tuple(settings.read(Recipe, path, overrides).variants)
     if not known:
         raise RecipeError(
-            f'{path} names no arms; add a table [arms] with lines such as rl = ["feedback.weight=0"]'
+            f'{path} names no variants; add a table [variants] with lines such as rl = ["feedback.weight=0"]'
         )
     return known
 
 
-def arm(path: Path, name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of one arm: the file, then the arm's settings, then `overrides`.
+def recipe_of(path: Path, name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of one variant: the file, then the variant's settings, then `overrides`.
 
     Raises:
-        RecipeError: no such arm, or settings that cannot be.
+        RecipeError: no such variant, or settings that cannot be.
     """
     base = settings.read(Recipe, path, overrides)
-    if name not in base.arms:
-        known = f"it has {', '.join(base.arms)}" if base.arms else "it names none"
-        raise RecipeError(f"{path} has no arm {name!r}; {known}")
-    chosen = settings.read(Recipe, path, [*base.arms[name], *overrides])
+    if name not in base.variants:
+        known = f"it has {', '.join(base.variants)}" if base.variants else "it names none"
+        raise RecipeError(f"{path} has no variant {name!r}; {known}")
+    chosen = settings.read(Recipe, path, [*base.variants[name], *overrides])
     return chosen.model_copy(update={"name": f"{base.name}-{name}-{chosen.seed}"})

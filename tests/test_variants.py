@@ -1,4 +1,4 @@
-"""Arms of an experiment: what each resolves to, runs of them on a tiny model, and the tables at the end."""
+"""Variants of an experiment: what each resolves to, runs of them on a tiny model, and the tables at the end."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from woodshed.records import RecipeError, RewardTerms, Rollout, TokenDivergence,
 from woodshed.runs.folder import RunDir
 from woodshed.stages import variants
 from woodshed.stages.recipe import Recipe
-from woodshed.stages.rl import train
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import create_renderer
+from woodshed.train import train
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 EXPERIMENT = RECIPES / "targeted-feedback.toml"
 
 
 def test_every_arm_of_the_experiment_differs_as_it_says():
-    made = {name: variants.arm(EXPERIMENT, name, ["seed=1"]) for name in variants.names(EXPERIMENT)}
+    made = {name: variants.recipe_of(EXPERIMENT, name, ["seed=1"]) for name in variants.names(EXPERIMENT)}
     assert [recipe.name for recipe in made.values()] == [f"targeted-feedback-{name}-1" for name in made]
     main = [made[name] for name in ("rl", "kl-frozen", "kl-ema", "kl-live", "opsd", "penalty", "kl-alone")]
     for recipe in main:  # equal rollouts, equal optimizer steps, the same start and held-out tasks
@@ -37,7 +37,7 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
     assert [recipe.feedback.weight for recipe in main] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
     assert [recipe.feedback.teacher for recipe in main[1:5]] == ["frozen", "ema", "live", "frozen"]
     assert made["opsd"].feedback.scope == "rollout" and made["opsd"].feedback.pointwise_clip == 0.05
-    assert made["kl-alone"].objective.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
+    assert made["kl-alone"].loss.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
     assert made["start-naive"].sft.reminder_share == 0 and made["start"].policy.adapter == ""
     assert made["start-natural"].sft.seeded_fault_share == 0 < made["start"].sft.seeded_fault_share
     for recipe in made.values():
@@ -47,39 +47,41 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda p: p.name)
 def test_every_recipe_can_be_read_back_from_what_a_run_keeps(path: Path, tmp_path: Path):
     recipe = settings.read(Recipe, path)
-    for chosen in [recipe, *(variants.arm(path, name) for name in recipe.arms)]:
+    for chosen in [recipe, *(variants.recipe_of(path, name) for name in recipe.variants)]:
         (tmp_path / "kept.toml").write_text(chosen.to_toml())
         again = settings.read(Recipe, tmp_path / "kept.toml")
-        assert again.model_dump(exclude_none=True) == chosen.model_dump(exclude_none=True) and not again.arms
+        assert (
+            again.model_dump(exclude_none=True) == chosen.model_dump(exclude_none=True) and not again.variants
+        )
 
 
 def test_an_unknown_arm_is_refused_with_those_that_there_are(tmp_path: Path):
-    with pytest.raises(RecipeError, match="no arm 'kl-forzen'; it has start, start-naive"):
-        variants.arm(EXPERIMENT, "kl-forzen")
+    with pytest.raises(RecipeError, match="no variant 'kl-forzen'; it has start, start-naive"):
+        variants.recipe_of(EXPERIMENT, "kl-forzen")
     (tmp_path / "plain.toml").write_text('name = "plain"\n')
-    with pytest.raises(RecipeError, match="names no arms; add a table"):
+    with pytest.raises(RecipeError, match="names no variants; add a table"):
         variants.names(tmp_path / "plain.toml")
-    found = CliRunner().invoke(app, ["arms", str(EXPERIMENT), "--only", "rl,nope", "--dry-run"])
-    assert found.exit_code == 2 and "no arm 'nope'" in found.stderr
+    found = CliRunner().invoke(app, ["variants", str(EXPERIMENT), "--only", "rl,nope", "--dry-run"])
+    assert found.exit_code == 2 and "no variant 'nope'" in found.stderr
 
 
 def test_a_dry_run_names_one_command_for_each_arm_and_seed():
-    command = ["arms", str(EXPERIMENT), "--only", "rl,kl-live", "--seeds", "0,2", "--dry-run"]
+    command = ["variants", str(EXPERIMENT), "--only", "rl,kl-live", "--seeds", "0,2", "--dry-run"]
     lines = CliRunner().invoke(app, command).stdout.splitlines()
     assert [line.split(": ")[0] for line in lines] == [
         f"runs/targeted-feedback-{name}-{seed}" for name in ("rl", "kl-live") for seed in (0, 2)
     ]
-    assert lines[3].endswith("--arm kl-live seed=2")
+    assert lines[3].endswith("--variant kl-live seed=2")
 
 
 TINY = """
 name = "tiny"
 seed = 3
-[arms]
+[variants]
 rl = ["feedback.weight=0"]
 all = ["feedback.preset=opsd", "feedback.scope=rollout", "rewards.terms.invalid_calls=-0.125", "effort.weight=0.5",
        'effort.levels=["low", "high"]', "evaluation.effort=high"]
-study = ["rl.steps=0", "distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.preset=opsd"]
+distill = ['stages=["distill"]', "distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.preset=opsd"]
 [policy]
 lora_rank = 4
 codec = "plain"
@@ -99,8 +101,8 @@ repeats = true
 
 @pytest.fixture(scope="module")
 def finished(tiny_task, tiny_model_dir, tmp_path_factory) -> dict[str, RunDir]:
-    """The arms of a tiny experiment, run here."""
-    root = tmp_path_factory.mktemp("arms")
+    """The variants of a tiny experiment, run here."""
+    root = tmp_path_factory.mktemp("variants")
     (root / "tiny.toml").write_text(TINY)
     tasks = f'["{tiny_task.folder.parent}"]'
     given = [
@@ -111,7 +113,7 @@ def finished(tiny_task, tiny_model_dir, tmp_path_factory) -> dict[str, RunDir]:
     ]
     made = {}
     for name in variants.names(root / "tiny.toml"):
-        recipe = variants.arm(root / "tiny.toml", name, given)
+        recipe = variants.recipe_of(root / "tiny.toml", name, given)
         made[name] = RunDir.create(root / recipe.name, recipe=recipe.to_toml(), manifest={})
         train(recipe, made[name], lambda *_: None)
         made[name].unlock()
@@ -174,7 +176,7 @@ def test_evaluations_ask_for_the_effort_of_the_recipe_and_say_how_it_follows_dif
 
 def test_the_tables_show_both_arms_and_one_against_the_other(finished):
     table = tables.table({name: [run] for name, run in finished.items()})  # the study was evaluated once only
-    assert [row[0] for row in table if row[0]] == ["arm", "rl", "all"]
+    assert [row[0] for row in table if row[0]] == ["variant", "rl", "all"]
     assert {"invalid-call rate", "mean reward", "characters outside calls"} <= {row[2] for row in table}
     against = tables.against({name: [run] for name, run in finished.items()})
     assert [row[0] for row in against] == ["against rl", "all"] and len(against[1]) == len(against[0])
@@ -199,9 +201,9 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         assert old in text
         text = text.replace(old, new)
     (tmp_path / "tiny.toml").write_text(text)
-    for name in ("sft", "practice", "heldout"):
+    for name in ("warmup", "practice", "heldout"):
         shutil.copytree(tiny_task.folder, tmp_path / "tasks" / "feedback" / name / tiny_task.name)
-    command = [sys.executable, "-m", "woodshed", "arms", "tiny.toml", f"policy.model={tiny_model_dir}"]
+    command = [sys.executable, "-m", "woodshed", "variants", "tiny.toml", f"policy.model={tiny_model_dir}"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     for expected in (0, len(variants.names(EXPERIMENT))):
         done = subprocess.run(
