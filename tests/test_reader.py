@@ -92,7 +92,7 @@ def test_behaviours_are_asked_for_by_name(task: Task) -> None:
     for name in BEHAVIOURS:
         assert len(feedback.hint_text(name, tools=feedback.TOOLS, codec=codec).split()) <= 25
     with pytest.raises(RecipeError, match="no detector 'brevity'"):
-        feedback.choose(hints, ["brevity"])
+        feedback.named(["brevity"])
 
 
 def test_wordings_differ_in_how_they_begin_and_in_nothing_else(task: Task) -> None:
@@ -149,10 +149,10 @@ def said(number: int, text: str) -> str:
 def test_the_turn_that_most_answers_name_gets_their_first_hint_that_gives_nothing_away(task: Task) -> None:
     rollout = play(task, READ, PROSE, EDIT, FINISH, settings=LOOSE)
     leaky, good, other = said(2, "It returns 42."), said(2, "Call a tool."), said(1, "Read more.")
-    assert ask(task, rollout, leaky, other, good) == Hint(rollout.id, 1, "reader", "Reminder: Call a tool.")
+    assert ask(task, rollout, leaky, other, good) == Hint(rollout.id, 1, "critic", "Reminder: Call a tool.")
     assert ask(task, rollout, leaky, leaky, other) is None
     assert ask(task, rollout, good, other, said(3, "Test it.")) is None  # no agreement
-    assert ask(task, rollout, good, agreement=1) == Hint(rollout.id, 1, "reader", "Reminder: Call a tool.")
+    assert ask(task, rollout, good, agreement=1) == Hint(rollout.id, 1, "critic", "Reminder: Call a tool.")
     assert ask(task, rollout, "message: none", "I do not know", said(9, "Test.")) is None
 
 

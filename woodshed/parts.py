@@ -164,6 +164,8 @@ def _misfit(part: Any, like: Any) -> str:
     if isinstance(part, type):
         return f"is a class; name an object of it, such as one made by {part.__name__}() at the end of its module"
     for name, method in vars(like).items():
+        if name == "__call__" and (fault := _miscall(part, method, bound=True)):
+            return fault
         if name.startswith("_") or not (callable(method) or isinstance(method, property)):
             continue
         if not hasattr(part, name):

@@ -195,13 +195,13 @@ class HttpEngine:
                 self._adapter,
                 f"woodshed-{version}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}",
             )
-            self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+            self._send("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
             self.model = self._adapter = name
             if before and before != name:
-                self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
+                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": before})
         else:
             body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-            self._ask("POST", "/collective_rpc", body)
+            self._send("POST", "/collective_rpc", body)
         self.policy_version = version
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -294,7 +294,11 @@ class HttpEngine:
         )
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The server's JSON answer, after as many tries as the settings allow."""
+        """The server's JSON answer."""
+        return self._json(self._send(method, path, body))
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """The server's answer in whatever form, after as many tries as the settings allow."""
         for attempt in range(self.settings.retries + 1):
             wait = min(0.5 * 2**attempt, 8.0)
             try:
@@ -303,7 +307,7 @@ class HttpEngine:
                 failure = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
-                    return self._json(response)
+                    return response
                 failure = f"status {response.status_code}: {response.text[:300]}"
                 if response.status_code != 429 and response.status_code < 500:
                     failure += self._without_key(response.status_code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from woodshed import parts
 from woodshed.curriculum import refuse_dry
 from woodshed.learning.update import OptimizerSettings
 from woodshed.records import RecipeError
@@ -21,8 +22,10 @@ def refuse(recipe: Recipe, *, num_tasks: int | None = None) -> None:
         num_tasks: practice tasks; None where they are not loaded yet.
 
     Raises:
-        RecipeError: names the settings that leave nothing, and what to change.
+        RecipeError: names the settings that leave nothing, and what to change; or a part of the user's own that cannot
+            be used.
     """
+    parts.check(recipe)
     steps = recipe.rl.steps
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if steps and no_reward and no_feedback:
