@@ -84,7 +84,7 @@ def resolve(kind: str, name: str, known: Mapping[str, T], like: Callable[..., An
         return known[name]
     part = _imported(kind, name)
     wanted = like or next(iter(known.values()), None)
-    if wanted is not None and (fault := _misfit(part, wanted)):
+    if wanted is not None and (fault := misfit(part, wanted)):
         raise RecipeError(f"{kind} {name!r} {fault}")
     return part
 
@@ -157,12 +157,15 @@ def _broken(kind: str, name: str, error: BaseException) -> RecipeError:
     )
 
 
-def _misfit(part: Any, like: Any) -> str:
-    """Why a part cannot stand where `like` does, or ""."""
+def misfit(part: Any, like: Any) -> str:
+    """The reason for which a part cannot stand where `like` does, a function or a Protocol; "" where it can."""
     if not isinstance(like, type):
         return _miscall(part, like)
     if isinstance(part, type):
         return f"is a class; name an object of it, such as one made by {part.__name__}() at the end of its module"
+    for name in getattr(like, "__annotations__", ()):
+        if not hasattr(part, name):
+            return f"has no {name!r}, which {like.__name__} asks for"
     for name, method in vars(like).items():
         if name == "__call__" and (fault := _miscall(part, method, bound=True)):
             return fault

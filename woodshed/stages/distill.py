@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from woodshed.engines.engine import WeightUpdate
 from woodshed.experience import Collector, token_texts
 from woodshed.learning import checkpoint, packing
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.packing import Batch
+from woodshed.learning.publish import publish
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import learning_rate, update
 from woodshed.records import RecipeError, Rollout, Task
@@ -44,7 +44,7 @@ def learn(session: Session, position: TrainState, subject: Demonstrated) -> None
     if not settings.steps:
         return
     optimizer, teacher = begin(session, position, settings.optimizer, settings.feedback, "before-study")
-    engine.update_weights(WeightUpdate("shared"), position.step)
+    publish(policy, engine, run.path / "weights", position.step)
     before = run.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, subject.earlier))
     subject = replace(subject, answers=before)
     how = forward_for(session, settings.feedback)
@@ -64,7 +64,7 @@ def learn(session: Session, position: TrainState, subject: Demonstrated) -> None
         metrics |= improve(session, position, optimizer, teacher, batch, how)
         clock.lap("update")
         run.append("divergences", metrics.pop("divergences"), "distill", step)
-        engine.update_weights(WeightUpdate("shared"), step + 1)
+        publish(policy, engine, run.path / "weights", step + 1)
         position = replace(position, step=step + 1)
         is_due = position.step % settings.every == 0 or position.step == settings.steps
         if is_due:
@@ -127,7 +127,7 @@ def improve(
         teacher=teacher,
         learning_rate=learning_rate(settings.optimizer, position.step, settings.steps),
         message_tokens=settings.answer_tokens,
-        temperature=recipe.sampler.temperature,
+        temperature=recipe.engine.temperature,
         objective=recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
         feedback=how,
         max_grad_norm=settings.optimizer.max_grad_norm,
@@ -144,6 +144,6 @@ def learnt(session: Session, subject: Demonstrated) -> dict[str, float]:
         subject.earlier,
         [packing.rollout_row(made) for made in subject.answers if made.turns[0].sampled_ids],
         recipe.distill.system,
-        recipe.sampler.temperature,
+        recipe.engine.temperature,
         recipe.loss.micro_batch_tokens,
     )

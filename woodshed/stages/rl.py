@@ -18,9 +18,9 @@ import torch
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
-from woodshed.engines.engine import Engine, WeightUpdate
+from woodshed.engines.create import create
+from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.engines.local import LocalEngine
 from woodshed.evals import effort as calibration
 from woodshed.evals import evaluation, suite, summarize
 from woodshed.experience import Occasion, collect
@@ -33,6 +33,7 @@ from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
+from woodshed.learning.publish import publish, refuse_another_model
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import MOST_LOST, learning_rate, make_optimizer, update
 from woodshed.monitors import flag_policy
@@ -63,7 +64,9 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
-    engine = LocalEngine(policy.model, renderer, recipe.sampler)
+    engine = create(recipe.engine, renderer, policy.model)
+    publish(policy, engine, run.path / "weights", 0)
+    refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
     session = Session(recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress)
     newest = checkpoint.latest(run)
     position = checkpoint.read_position(newest) if newest else TrainState()
@@ -164,7 +167,7 @@ def practise(session: Session, position: TrainState, tasks: Sequence[Task], held
         curriculum.restore(position.curriculum)
     how = forward_for(session, recipe.feedback)
     practice = LoopState(tasks, optimizer, teacher, how, curriculum, growth)
-    engine.update_weights(WeightUpdate("shared"), position.step)
+    publish(session.policy, engine, run.path / "weights", position.step)
 
     steps, every = recipe.rl.steps, recipe.evaluation.every
     while position.step <= steps and not position.stopped:
@@ -176,7 +179,7 @@ def practise(session: Session, position: TrainState, tasks: Sequence[Task], held
     if growth is not None:
         growth.close()
     if position.stopped and stability.DISAGREES not in position.stopped:
-        engine.update_weights(WeightUpdate("shared"), position.step)
+        publish(session.policy, engine, run.path / "weights", position.step)
         evaluate(session, heldout, step=position.step)
     checkpoint.export(run, session.policy, dtype=recipe.policy.export_dtype)
 
@@ -203,7 +206,7 @@ def one_step(session: Session, practice: LoopState, position: TrainState) -> Tra
         teacher=practice.teacher,
         learning_rate=learning_rate(recipe.optimizer, step, recipe.rl.steps),
         message_tokens=recipe.agent.turn_tokens,
-        temperature=recipe.sampler.temperature,
+        temperature=recipe.engine.temperature,
         objective=recipe.loss,
         feedback=practice.feedback,
         max_grad_norm=recipe.optimizer.max_grad_norm,
@@ -213,7 +216,7 @@ def one_step(session: Session, practice: LoopState, position: TrainState) -> Tra
         nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
         session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")
     run.append("divergences", metrics.pop("divergences"), "train", step)
-    session.engine.update_weights(WeightUpdate("shared"), step + 1)
+    publish(policy, session.engine, run.path / "weights", step + 1)
     curriculum.observe(verdicts, seen.rollouts)
     if recipe.monitors.quarantine:
         for proof in flag_policy.quarantined(seen.flags, seen.rollouts, practice.tasks):
@@ -387,7 +390,7 @@ def through_gate(
             recipe.agent,
             step=position.step,
             seed=recipe.seed,
-            temperature=recipe.sampler.temperature,
+            temperature=recipe.engine.temperature,
             micro_batch_tokens=recipe.loss.micro_batch_tokens,
             placement=recipe.feedback.placement,
             threads=recipe.rollout.tool_threads,
@@ -427,7 +430,7 @@ def watch(
             policy,
             teacher.start,
             packing.subsample(rollouts, settings.kl_rollouts),
-            temperature=session.recipe.sampler.temperature,
+            temperature=session.recipe.engine.temperature,
             micro_batch_tokens=session.recipe.loss.micro_batch_tokens,
         )
     rate = metrics["invalid_calls"]["value"]
