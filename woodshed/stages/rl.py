@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,19 +65,19 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
-    engine = create(recipe.engine, renderer, policy.model)
-    publish(policy, engine, run.path / "weights", 0)
-    refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
-    session = Session(recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress)
-    newest = checkpoint.latest(run)
-    position = checkpoint.read_position(newest) if newest else TrainState()
-    if position.phase == "sft":
-        warm_up(session, position, practice)
-        position = TrainState("distill")
-    if position.phase == "distill":
-        learn(session, position, subject)
-        position = TrainState("rl")
-    practise(session, position, practice, heldout)
+    with closing(create(recipe.engine, renderer, policy.model)) as engine:
+        publish(policy, engine, run.path / "weights", 0)
+        refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
+        session = Session(recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress)
+        newest = checkpoint.latest(run)
+        position = checkpoint.read_position(newest) if newest else TrainState()
+        if position.phase == "sft":
+            warm_up(session, position, practice)
+            position = TrainState("distill")
+        if position.phase == "distill":
+            learn(session, position, subject)
+            position = TrainState("rl")
+        practise(session, position, practice, heldout)
 
 
 def warm_up(session: Session, position: TrainState, tasks: Sequence[Task]) -> None:
