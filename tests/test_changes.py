@@ -121,7 +121,7 @@ def test_an_evaluation_goes_on_with_what_it_was_measured_by(tmp_path: Path):
         {"agent": {"max_turns": 2}},
         {"attempts": 2},
         {"adapter": "a"},
-        {"sampler": {"temperature": 0.5}},
+        {"engine": {"temperature": 0.5}},
     ):
         with pytest.raises(RunError, match="was changed since"):
             changes.accept(run, chosen(note="n", **more), allowed=changes.FREE)

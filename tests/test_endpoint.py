@@ -189,7 +189,12 @@ def test_an_evaluation_goes_on_where_its_server_failed(
     server.script, server.otherwise = [200, 200], 503
     runner = CliRunner()
     options = ["--endpoint", server.url, "--model", str(tiny_model_dir), "--attempts", "2", "--name", "it"]
-    settings = ["rollout.max_in_flight=2", "endpoint.retries=0", "endpoint.concurrency=1", "codec=plain"]
+    settings = [
+        "rollout.max_in_flight=2",
+        "engine.servers.0.retries=0",
+        "engine.servers.0.concurrency=1",
+        "codec=plain",
+    ]
     result = runner.invoke(app, ["eval", str(two_tasks), *options, *settings])
     assert result.exit_code == 3, result.output
     assert "SamplerError" in result.stderr and "go on with: woodshed eval --resume runs/it" in result.stderr

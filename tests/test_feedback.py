@@ -144,5 +144,5 @@ def test_choosing_detectors(hints) -> None:
     written = hints(UNKNOWN, ABSENT, FINISH)
     assert feedback.choose(written) == written
     assert found(feedback.choose(written, ["old_missing"])) == [(1, "old_missing")]
-    with pytest.raises(RecipeError, match="no detector 'old_mising'; known are"):
-        feedback.choose(written, ["old_mising"])
+    with pytest.raises(RecipeError, match="no detector 'old_mising'; did you mean 'old_missing'"):
+        feedback.named(["old_mising"])

@@ -92,7 +92,7 @@ def test_behaviours_are_asked_for_by_name(task: Task) -> None:
     for name in BEHAVIOURS:
         assert len(feedback.hint_text(name, tools=feedback.TOOLS, codec=codec).split()) <= 25
     with pytest.raises(RecipeError, match="no detector 'brevity'"):
-        feedback.choose(hints, ["brevity"])
+        feedback.named(["brevity"])
 
 
 def test_wordings_differ_in_how_they_begin_and_in_nothing_else(task: Task) -> None:

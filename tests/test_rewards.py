@@ -47,7 +47,7 @@ def test_a_behaviour_that_was_committed_without_finishing_is_not_called_tested(t
 
 
 def test_an_unknown_behaviour_is_refused_by_name() -> None:
-    with pytest.raises(RecipeError, match="nothing is called 'testd'; did you mean 'tested'"):
+    with pytest.raises(RecipeError, match="no reward term 'testd'; did you mean 'tested'"):
         settings.read(RewardSettings, None, ["terms.testd=0.1"])
     assert RewardSettings().terms == {}
 

@@ -32,7 +32,7 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
     assert [recipe.name for recipe in made.values()] == [f"targeted-feedback-{name}-1" for name in made]
     main = [made[name] for name in ("rl", "kl-frozen", "kl-ema", "kl-live", "opsd", "penalty", "kl-alone")]
     for recipe in main:  # equal rollouts, equal optimizer steps, the same start and held-out tasks
-        for part in ("rl", "rollout", "agent", "tasks", "policy", "optimizer", "evaluation", "sampler"):
+        for part in ("rl", "rollout", "agent", "tasks", "policy", "optimizer", "evaluation", "engine"):
             assert getattr(recipe, part) == getattr(main[0], part), part
     assert [recipe.feedback.weight for recipe in main] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
     assert [recipe.feedback.teacher for recipe in main[1:5]] == ["frozen", "ema", "live", "frozen"]

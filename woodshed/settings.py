@@ -78,15 +78,20 @@ def _override(tree: dict[str, Any], override: str) -> None:
     names = key.strip().split(".")
     if not equals or not all(names):
         raise RecipeError(f"override {override!r} is not of the form section.key=value (rl.steps=4)")
+    node: Any = tree
     for name in names[:-1]:
-        node = tree.setdefault(name, {})
-        if not isinstance(node, dict):
+        if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]  # one of several [[tables]]
+        elif isinstance(node, dict):
+            node = node.setdefault(name, {})
+        if not isinstance(node, dict | list):
             raise RecipeError(f"override {override!r}: {name!r} is a value ({node!r}), not a section")
-        tree = node
+    if not isinstance(node, dict):
+        raise RecipeError(f"override {override!r}: name one of {len(node)} tables by its number, from 0")
     try:
-        tree[names[-1]] = tomllib.loads(f"value = {text}")["value"]
+        node[names[-1]] = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        tree[names[-1]] = text.strip()
+        node[names[-1]] = text.strip()
 
 
 def _explain(kind: type[BaseModel], mistake: Any) -> str:

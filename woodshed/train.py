@@ -5,6 +5,8 @@ Resumes from whatever the run folder holds: a stage that is finished is not run 
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
 from woodshed.runs.folder import RunDir
@@ -26,11 +28,12 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
     session = open_session(recipe, run, practice, heldout, progress)
-    stages = plan(recipe)
-    newest = newest_checkpoint(session)
-    reached = checkpoint.read_position(newest) if newest else None
-    first = recipe.stage_labels.index(reached.stage) if reached else 0
-    for stage in stages[first:]:
-        stage.run(session, reached or TrainState(stage.label, 0, stage.steps_before))
-        reached = None
+    with closing(session.engine):
+        stages = plan(recipe)
+        newest = newest_checkpoint(session)
+        reached = checkpoint.read_position(newest) if newest else None
+        first = recipe.stage_labels.index(reached.stage) if reached else 0
+        for stage in stages[first:]:
+            stage.run(session, reached or TrainState(stage.label, 0, stage.steps_before))
+            reached = None
     checkpoint.export(run, session.policy, dtype=recipe.policy.export_dtype)

@@ -114,7 +114,7 @@ def test_a_server_on_the_command_line_is_named(
         "--model",
         str(tiny_model_dir),
         f"runs={tmp_path}",
-        "endpoint.retries=0",
+        "engine.servers.0.retries=0",
     ]
     CliRunner().invoke(app, ["eval", str(tiny_task.folder), *given])
     assert set(listener.seen) == {"Bearer our-key"}

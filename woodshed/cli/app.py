@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
@@ -171,21 +172,21 @@ OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 
 
 def open_engine(chosen: SuiteSettings) -> Engine:
-    """The engine that evaluation settings name: an endpoint, or weights loaded here."""
+    """The engine that evaluation settings name: servers, a kind of the user's own, or weights loaded here."""
+    from woodshed.engines.create import create
     from woodshed.tokens.renderer import create_renderer
 
-    if chosen.endpoint is not None:
-        from woodshed.engines.http import HttpEngine
+    if chosen.engine.kind != "local":
         from woodshed.tokens.model_files import load_tokenizer
 
         tokenizer, _ = load_tokenizer(chosen.model)
-        return HttpEngine(chosen.endpoint, create_renderer(tokenizer, codec=chosen.codec))
+        return create(chosen.engine, create_renderer(tokenizer, codec=chosen.codec))
     from woodshed.engines import local
 
     adapter = Path(chosen.adapter) if chosen.adapter else None
     loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
     renderer = create_renderer(loaded.tokenizer, codec=chosen.codec, model_dir=loaded.directory)
-    return local.LocalEngine(loaded.model, renderer, chosen.sampler)
+    return create(chosen.engine, renderer, loaded.model)
 
 
 def name_servers(given: Iterable[str]) -> None:
@@ -193,8 +194,9 @@ def name_servers(given: Iterable[str]) -> None:
     from woodshed.engines.http import trust
 
     for key, _, value in (text.partition("=") for text in given):
-        if key.strip().endswith("endpoint.url"):
-            trust(value.strip().strip("\"'"))
+        if re.fullmatch(r"(.*\.)?endpoint\.url|engine\.servers(\.\d+\.url)?", key.strip()):
+            for url in re.findall(r"https?://[^\s\"']+", value):
+                trust(url)
 
 
 def open_variant(text: str) -> list[RunDir]:

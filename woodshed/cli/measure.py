@@ -97,8 +97,9 @@ def evaluate(
             "name": name or free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
         }
         if endpoint:
-            values["endpoint.url"] = endpoint
+            values["engine.kind"] = "http"
         spelled = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+        spelled += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
         spelled += [text for text in tasks or () if "=" in text]
         chosen = settings.read(suite.SuiteSettings, None, spelled)
         name_servers(spelled)

@@ -22,14 +22,15 @@ Versions = tuple[tuple[int, int], ...]
 
 
 class SamplerSettings(Settings):
-    """How the local engine samples. There is no top-p and no top-k: they would bias every log-probability."""
+    """How an engine samples. There is no top-p and no top-k: they would bias every log-probability."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Divides the logits; log-probabilities are those of the tempered distribution."""
     max_rows: int = Field(default=32, ge=1)
-    """Messages written at the same time; more are queued."""
+    """Messages that the local engine writes at the same time; more are queued."""
     cache_mb: int = Field(default=2048, ge=0)
-    """Bound on keys and values kept between requests, in MiB; the least recently used sequences go first."""
+    """Bound on keys and values that the local engine keeps between requests, in MiB; the least recently used sequences
+    go first."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Engine(Protocol):
     """Most tokens that a prompt and its message may have together."""
     description: dict[str, str]
     """What computes the tokens, for the run's manifest; "served" names a model behind an endpoint."""
+    takes: Literal["shared", "folder"]
+    """New weights: those of the trainer's own module, or those in a folder."""
 
     @property
     def policy_version(self) -> int:

@@ -7,13 +7,13 @@ was sampled.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import httpx
 from pydantic import AfterValidator, Field
@@ -99,18 +99,21 @@ def _authorization(settings: EndpointSettings) -> dict[str, str]:
 ROUNDING = 1e-3
 """How far above zero an engine's rounding may lift the log-probability of a sure token."""
 
-_WHOLE_DISTRIBUTION = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+_WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent with every request: a server's own defaults (generation_config.json) may cut the distribution."""
 
 
 class HttpEngine:
     """Messages from a server, whose weights change through LoRA adapters or whole checkpoints that it loads."""
 
+    takes: Literal["shared", "folder"] = "folder"
+
     def __init__(
         self,
         settings: EndpointSettings,
         renderer: Renderer,
         *,
+        temperature: float = 1.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """Ask the server what it serves.
@@ -120,8 +123,12 @@ class HttpEngine:
         """
         self.settings = settings
         self.renderer = renderer
+        self.temperature = temperature
         self.policy_version = 0
         self._adapter = ""
+        self._weights = (
+            f"{secrets.token_hex(4)}-0"  # a server outlives runs, which count their versions alike
+        )
         self._sleep = sleep
         self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="requests")
         self._client = httpx.Client(
@@ -179,8 +186,9 @@ class HttpEngine:
         """Nothing is kept on this side; the server's cache is the server's."""
 
     def update_weights(self, update: WeightUpdate, version: int) -> None:
-        """See `Engine`. Every version of an adapter has a name of its own, so that a message in the middle keeps
-        its weights; the one before is unloaded when the next has taken its place.
+        """See `Engine`. Every adapter has a name of its own, so that a message in the middle keeps its weights; the one
+        before is unloaded when the next has taken its place. For whole weights the server is paused until the messages
+        in the middle are done.
 
         Raises:
             SamplerError: the server refuses them, or shares no memory with the trainer (kind "shared").
@@ -190,18 +198,19 @@ class HttpEngine:
                 f"{self.settings.url} computes with weights of its own; it needs a folder, not {update.kind!r}"
             )
         folder = str(update.folder.resolve())
+        token, _, count = self._weights.partition("-")
+        self._weights = f"{token}-{int(count) + 1}"
         if update.kind == "adapter":
-            before, name = (
-                self._adapter,
-                f"woodshed-{version}-{hashlib.sha256(folder.encode()).hexdigest()[:8]}",
-            )
-            self._ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+            before, name = self._adapter, f"woodshed-{self._weights}"
+            self._send("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})
             self.model = self._adapter = name
             if before and before != name:
-                self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": before})
+                self._send("POST", "/v1/unload_lora_adapter", {"lora_name": before})
         else:
             body = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
-            self._ask("POST", "/collective_rpc", body)
+            self._send("POST", "/pause?mode=wait&clear_cache=true")
+            self._send("POST", "/collective_rpc", body)
+            self._send("POST", "/resume")
         self.policy_version = version
 
     def chat(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -236,7 +245,8 @@ class HttpEngine:
             "logprobs": 1,
             "return_token_ids": True,
             "skip_special_tokens": False,
-            "cache_salt": f"policy-{version}",  # keys and values of older weights are never reused
+            "temperature": self.temperature,
+            "cache_salt": self._weights,  # keys and values of older weights are never reused
             **_WHOLE_DISTRIBUTION,
         }
         answer = self._ask("POST", "/v1/completions", body)
@@ -294,7 +304,11 @@ class HttpEngine:
         )
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The server's JSON answer, after as many tries as the settings allow."""
+        """The server's JSON answer."""
+        return self._json(self._send(method, path, body))
+
+    def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
+        """The server's answer in whatever form, after as many tries as the settings allow."""
         for attempt in range(self.settings.retries + 1):
             wait = min(0.5 * 2**attempt, 8.0)
             try:
@@ -303,7 +317,7 @@ class HttpEngine:
                 failure = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
-                    return self._json(response)
+                    return response
                 failure = f"status {response.status_code}: {response.text[:300]}"
                 if response.status_code != 429 and response.status_code < 500:
                     failure += self._without_key(response.status_code)

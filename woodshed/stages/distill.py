@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from woodshed.agent.attempt import turn_seed
-from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate, sample_all
+from woodshed.engines.engine import Engine, SampleRequest, sample_all
 from woodshed.experience import Collector, token_texts
 from woodshed.feedback import demonstrations
 from woodshed.learning import checkpoint, packing
@@ -27,6 +27,7 @@ from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
+from woodshed.learning.publish import publish
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import learning_rate, update
 from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
@@ -70,7 +71,7 @@ def run(session: Session, state: TrainState) -> None:
     settings, folder, engine = session.recipe.distill, session.run, session.engine
     material = prepare(session.recipe, folder, session.practice)
     optimizer, teacher = begin(session, state, settings.optimizer, settings.feedback)
-    engine.update_weights(WeightUpdate("shared"), state.step)
+    publish(session.policy, engine, folder.path / "weights", state.step)
     before = folder.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, material.earlier))
     material = replace(material, answers=before)
     feedback = forward_for(session, settings.feedback)
@@ -85,7 +86,7 @@ def run(session: Session, state: TrainState) -> None:
         )
         clock.lap("update")
         folder.append("divergences", metrics.pop("divergences"), state.stage, step)
-        engine.update_weights(WeightUpdate("shared"), step + 1)
+        publish(session.policy, engine, folder.path / "weights", step + 1)
         state = replace(state, step=step + 1)
         is_due = state.step % settings.every == 0 or state.step == settings.steps
         if is_due:
@@ -165,7 +166,7 @@ def improve(
         teacher=teacher,
         learning_rate=learning_rate(settings.optimizer, state.step, settings.steps),
         message_tokens=settings.answer_tokens,
-        temperature=recipe.sampler.temperature,
+        temperature=recipe.engine.temperature,
         objective=recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
         feedback=feedback,
         max_grad_norm=settings.optimizer.max_grad_norm,
@@ -182,7 +183,7 @@ def measured(session: Session, material: Material) -> dict[str, float]:
         material.earlier,
         [packing.rollout_row(rollout) for rollout in material.answers if rollout.turns[0].sampled_ids],
         recipe.distill.system,
-        recipe.sampler.temperature,
+        recipe.engine.temperature,
         recipe.loss.micro_batch_tokens,
     )
 

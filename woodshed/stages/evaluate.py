@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from woodshed.engines.engine import WeightUpdate
 from woodshed.evals import effort, evaluation, suite
 from woodshed.experience import Occasion
 from woodshed.learning.checkpoint import TrainState
+from woodshed.learning.publish import publish
 from woodshed.stages.session import Session, refuse_stale
 
 
 def run(session: Session, state: TrainState) -> None:
     """Measure the weights that the stage before left, as the first stage those that the recipe starts from."""
-    session.engine.update_weights(WeightUpdate("shared"), state.version)
+    publish(session.policy, session.engine, session.run.path / "weights", state.version)
     measure(session, state.version)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from woodshed import parts
 from woodshed.curriculum import refuse_dry
 from woodshed.records import RecipeError, Task
 from woodshed.stages.plan import plan
@@ -18,8 +19,10 @@ def refuse(recipe: Recipe) -> None:
     """Stop a run whose stages cannot be, or cannot learn.
 
     Raises:
-        RecipeError: names the settings that leave nothing, and what to change.
+        RecipeError: names the settings that leave nothing, and what to change; or a part of the user's own that cannot
+            be used.
     """
+    parts.check(recipe)
     plan(recipe)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort
 from woodshed.curriculum import CurriculumSettings
-from woodshed.engines.engine import SamplerSettings
+from woodshed.engines.create import EngineSettings
 from woodshed.evals.tracking import Tracker
 from woodshed.experience import HarnessSettings, RolloutSettings
 from woodshed.experience.scripted_expert import ExpertSettings
@@ -149,7 +149,7 @@ class Recipe(Settings):
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
     policy: PolicySettings = PolicySettings()
-    sampler: SamplerSettings = SamplerSettings()
+    engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
     rollout: RolloutSettings = RolloutSettings()

@@ -16,7 +16,6 @@ import torch
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
-from woodshed.engines.engine import WeightUpdate
 from woodshed.evals import summarize
 from woodshed.experience import Experience, Occasion, collect
 from woodshed.feedback import critic, demonstrations, rewards
@@ -27,6 +26,7 @@ from woodshed.learning import checkpoint, hint_gate, packing, stability
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.packing import Batch
+from woodshed.learning.publish import publish
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import learning_rate, update
 from woodshed.monitors import flag_policy
@@ -66,7 +66,7 @@ def run(session: Session, state: TrainState) -> None:
     """Practise on tasks; evaluate before, after, and every so many steps between."""
     recipe, engine = session.recipe, session.engine
     loop = begin_loop(session, state)
-    engine.update_weights(WeightUpdate("shared"), state.version)
+    publish(session.policy, engine, session.run.path / "weights", state.version)
     steps, every = recipe.rl.steps, recipe.evaluation.every
     while state.step <= steps and not state.stopped:
         if state.step in (0, steps) or (every and state.step % every == 0):
@@ -77,7 +77,7 @@ def run(session: Session, state: TrainState) -> None:
     if loop.generator is not None:
         loop.generator.close()
     if state.stopped and stability.DISAGREES not in state.stopped:
-        engine.update_weights(WeightUpdate("shared"), state.version)
+        publish(session.policy, engine, session.run.path / "weights", state.version)
         evaluate.measure(session, state.version)
 
 
@@ -108,7 +108,7 @@ def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState
     summary = summarize(attempts.rollouts, list(attempts.verdicts.values()), flags=attempts.flags)
     metrics = learn(session, loop, state, experience, summary)
     clock.lap("update")
-    session.engine.update_weights(WeightUpdate("shared"), state.version + 1)
+    publish(session.policy, session.engine, session.run.path / "weights", state.version + 1)
     metrics |= summary | {"switched_off": experience.disabled_hints}
     if experience.reward_terms:
         metrics["reward_terms"] = mean_terms(experience.reward_terms)
@@ -164,7 +164,7 @@ def learn(
         teacher=loop.teacher,
         learning_rate=learning_rate(recipe.optimizer, step, recipe.rl.steps),
         message_tokens=recipe.agent.turn_tokens,
-        temperature=recipe.sampler.temperature,
+        temperature=recipe.engine.temperature,
         objective=recipe.loss,
         feedback=loop.feedback,
         max_grad_norm=recipe.optimizer.max_grad_norm,
@@ -342,7 +342,7 @@ def through_gate(
             recipe.agent,
             step=state.step,
             seed=recipe.seed,
-            temperature=recipe.sampler.temperature,
+            temperature=recipe.engine.temperature,
             micro_batch_tokens=recipe.loss.micro_batch_tokens,
             placement=recipe.feedback.placement,
             threads=recipe.rollout.tool_threads,
@@ -382,7 +382,7 @@ def watch(
             policy,
             teacher.start,
             packing.subsample(rollouts, settings.kl_rollouts),
-            temperature=session.recipe.sampler.temperature,
+            temperature=session.recipe.engine.temperature,
             micro_batch_tokens=session.recipe.loss.micro_batch_tokens,
         )
     rate = metrics["invalid_calls"]["value"]

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 
+from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.engines.local import LocalEngine
 from woodshed.learning import checkpoint, prefix_tree
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.policy import Policy
+from woodshed.learning.publish import publish, refuse_another_model
 from woodshed.learning.teacher import Teacher
 from woodshed.learning.update import OptimizerSettings, make_optimizer
 from woodshed.records import Rollout, RunError, Task
@@ -55,7 +56,9 @@ def open_session(
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
-    engine = LocalEngine(policy.model, renderer, recipe.sampler)
+    engine = create(recipe.engine, renderer, policy.model)
+    publish(policy, engine, run.path / "weights", 0)
+    refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
     return Session(
         recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress, practice, heldout
     )

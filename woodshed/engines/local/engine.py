@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -22,6 +22,8 @@ from woodshed.tokens.renderer import Renderer
 
 class LocalEngine:
     """Writes messages with a transformers model on this machine."""
+
+    takes: Literal["shared", "folder"] = "shared"
 
     def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
         """Take a model as it is.

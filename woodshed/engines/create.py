@@ -1,0 +1,69 @@
+"""The engine that a recipe names: weights in this process, servers, or a kind of the user's own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from typing import Annotated, Any
+
+from pydantic import model_validator
+
+from woodshed.engines.engine import Engine, SamplerSettings
+from woodshed.engines.http import EndpointSettings, HttpEngine
+from woodshed.engines.router import Router
+from woodshed.parts import Part, misfit
+from woodshed.records import RecipeError
+from woodshed.tokens.renderer import Renderer
+
+
+def _local(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
+    from woodshed.engines.local import LocalEngine
+
+    return LocalEngine(model, renderer, settings)
+
+
+def _http(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
+    with ExitStack() as opened:
+        engines = [
+            opened.enter_context(closing(HttpEngine(server, renderer, temperature=settings.temperature)))
+            for server in settings.servers
+        ]
+        opened.pop_all()
+    return engines[0] if len(engines) == 1 else Router(engines)
+
+
+KIND = Part("engine", {"local": _local, "http": _http})
+"""A kind of engine as a recipe names it: a function of settings, renderer and model that opens one."""
+
+
+class EngineSettings(SamplerSettings):
+    """What writes the policy's messages."""
+
+    kind: Annotated[str, KIND] = "local"
+    """local: the weights in training, or those of an evaluation, in this process; http: the `servers`; or
+    package.module:name of your own: a function (settings, renderer, model) that opens an `Engine`."""
+    servers: tuple[EndpointSettings, ...] = ()
+    """Inference servers of the policy's model, as [[engine.servers]]; a message goes to the one that has the fewest."""
+
+    @model_validator(mode="after")
+    def _has_servers(self) -> EngineSettings:
+        if self.kind == "http" and not self.servers:
+            raise ValueError("kind = 'http' needs servers; add [[engine.servers]] with a url")
+        if self.kind == "local" and self.servers:
+            raise ValueError("kind = 'local' asks no servers; set kind = 'http' or leave them out")
+        return self
+
+
+def create(settings: EngineSettings, renderer: Renderer, model: Any = None) -> Engine:
+    """Open the engine that settings name.
+
+    Args:
+        model: the transformers model in memory; None where none was loaded, which the local engine cannot do without.
+
+    Raises:
+        RecipeError: a kind of the user's own that cannot be used.
+        SamplerError: a server does not answer, or does not serve the model.
+    """
+    engine = KIND.resolve(settings.kind)(settings, renderer, model)
+    if fault := misfit(engine, Engine):
+        raise RecipeError(f"engine.kind = {settings.kind!r} opened a {type(engine).__name__}, which {fault}")
+    return engine
