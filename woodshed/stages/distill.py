@@ -16,9 +16,10 @@ from woodshed.experience import Collector, token_texts
 from woodshed.learning import checkpoint, packing
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import learning_rate
 from woodshed.learning.packing import Batch
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import learning_rate, update
+from woodshed.learning.update import update
 from woodshed.records import RecipeError, Rollout, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages import distill_samples

@@ -24,9 +24,9 @@ from woodshed.engines.engine import Engine, SampleRequest, sample_all
 from woodshed.feedback import demonstrations
 from woodshed.learning import packing
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
-from woodshed.learning.update import OptimizerSettings
 from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
 from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings

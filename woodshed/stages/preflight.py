@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from woodshed.curriculum import refuse_dry
-from woodshed.learning.update import OptimizerSettings
+from woodshed.learning.optimizer import OptimizerSettings, refuse_adapter
 from woodshed.records import RecipeError
 from woodshed.stages.recipe import Recipe
 
@@ -23,6 +23,10 @@ def refuse(recipe: Recipe, *, num_tasks: int | None = None) -> None:
     Raises:
         RecipeError: names the settings that leave nothing, and what to change.
     """
+    is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
+    for section, taken, optimizer in _phases(recipe):
+        if taken:
+            refuse_adapter(optimizer, is_adapter=is_adapter, section=section)
     steps = recipe.rl.steps
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if steps and no_reward and no_feedback:

@@ -31,10 +31,11 @@ from woodshed.grading.effort import EffortSettings
 from woodshed.learning import checkpoint, hint_gate, packing, stability
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import learning_rate, make_optimizer
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import MOST_LOST, learning_rate, make_optimizer, update
+from woodshed.learning.update import MOST_LOST, update
 from woodshed.monitors import flag_policy
 from woodshed.pysource import syntax
 from woodshed.records import Flag, Group, Hint, RecipeError, RewardTerms, Rollout, Task, Verdict

@@ -12,9 +12,9 @@ from woodshed.engines.engine import Engine
 from woodshed.learning import checkpoint, prefix_tree
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import OptimizerSettings, make_optimizer
 from woodshed.records import Rollout, RunError
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe

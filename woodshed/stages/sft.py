@@ -34,10 +34,11 @@ from woodshed.agent.attempt import AgentSettings, Attempt
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Sample
-from woodshed.learning import packing
+from woodshed.learning import gradients, packing, ranks
+from woodshed.learning.optimizer import OptimizerSettings, learning_rate
 from woodshed.learning.packing import Row, rollout_row
 from woodshed.learning.policy import Policy
-from woodshed.learning.update import OptimizerSettings, learning_rate
+from woodshed.muon import clip_grad_norm_
 from woodshed.pysource import syntax
 from woodshed.records import Hint, RecipeError, Rollout, Task, TaskError, Turn
 from woodshed.runs.folder import RunDir
@@ -224,15 +225,16 @@ def imitate(
     tokens = sum(len(row.wanted) for row in rows)
     optimizer.zero_grad(set_to_none=True)
     losses = []
-    for chunk in packing.row_batches(rows, settings.micro_batch_tokens):
+    for chunk, counts in ranks.deal(rows, [len(row.ids) for row in rows], settings.micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
         logp_BN = policy.logps(padded, 1.0)
-        loss = -(logp_BN * padded.mask_BN).sum() / tokens
+        loss = -(logp_BN * padded.mask_BN * float(counts)).sum() / tokens
         loss.backward()
         losses.append(
             loss.detach()
         )  # asked for at the end: a device does not wait for the next one's launches
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm))
+    gradients.gather(policy)
+    norm = ranks.agreed(float(clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm)))
     rate = learning_rate(settings.optimizer, step, settings.steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -240,7 +242,7 @@ def imitate(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return {
-        "sft_loss": sum(map(float, losses)),
+        "sft_loss": sum(ranks.gather([*map(float, losses)])),
         "grad_norm": norm,
         "learning_rate": rate,
         "sft_tokens": float(tokens),
