@@ -6,7 +6,7 @@ share of the micro-batches, and as many of them as any other: a sharded forward 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -88,20 +88,3 @@ def sum_replicated(gradients: dict[str, Tensor]) -> None:
         flat = total(torch.cat([each.flatten() for each in alike]))
         for each, part in zip(alike, flat.split([each.numel() for each in alike]), strict=True):
             each.copy_(part.view_as(each))
-
-
-def first_alone(act: Callable[[], T]) -> T:
-    """What rank 0 makes while the others wait, on every rank; its error on every rank as well."""
-    if count() == 1:
-        return act()
-    made: T | None = None
-    error: BaseException | None = None
-    if index() == 0:
-        try:
-            made = act()
-        except Exception as raised:
-            error = raised
-    made, error = agreed((made, error))
-    if error is not None:
-        raise error
-    return made  # pyright: ignore[reportReturnType]

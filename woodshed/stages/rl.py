@@ -437,7 +437,7 @@ def watch(
     )
     if reason:
         version = position.watch.healthy(position.step - 1)
-        policy.load_weights(checkpoint.version_weights(session.run, version))
+        policy.load_weights(checkpoint.version_weights(session.run, version, policy))
         reason = f"stopped after step {position.step - 1}: {reason}; back to the weights of step {version}"
     return reason
 

@@ -51,7 +51,7 @@ def begin(
         checkpoint.restore(newest, policy, made if position.step else None)
     teacher = Teacher(policy, checkpoint.start_weights(run, policy, start), feedback)
     if newest is not None and position.step:
-        teacher.restore(checkpoint.teacher_weights(newest))
+        teacher.restore(checkpoint.teacher_weights(newest, policy))
     return made, teacher
 
 
