@@ -210,9 +210,10 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     from woodshed.engines.local import LocalEngine
     from woodshed.learning import packing
     from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+    from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
     from woodshed.learning.policy import Policy, PolicySettings
     from woodshed.learning.teacher import Teacher
-    from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
+    from woodshed.learning.update import GradNorms, update
     from woodshed.records import Group, Patch, Rollout, Turn, Verdict
 
     class NeverStops:

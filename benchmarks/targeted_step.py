@@ -31,10 +31,11 @@ from packed_forward import load, make_batch, synchronise
 
 from woodshed.learning import prefix_tree
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
+from woodshed.learning.update import GradNorms, update
 
 ADDED = 0.05
 ALONE = {"weight": 0.0}

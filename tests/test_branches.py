@@ -15,10 +15,11 @@ from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, Mistral
 from woodshed.learning import gradients, packing, prefix_tree
 from woodshed.learning.gradients import StepInputs
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
+from woodshed.learning.update import GradNorms, update
 from woodshed.records import Rollout
 
 

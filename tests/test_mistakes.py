@@ -17,7 +17,7 @@ from tiny_model import write_tiny_model
 from transformers import AutoTokenizer
 
 from woodshed.engines import local
-from woodshed.learning import checkpoint
+from woodshed.learning import checkpoint, tensor_folder
 from woodshed.learning.policy import Policy, PolicySettings
 from woodshed.records import ModelError, RecipeError, RunError, Task
 from woodshed.runs.folder import RunDir
@@ -161,17 +161,18 @@ def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, ti
     for odd in ({**position, "step": "x"}, {**position, "scale": {"rl_norm": []}}, {}):
         said = spoiled(newest / "position.json", json.dumps(odd).encode())
         assert "rl-000002 cannot be read" in said and "delete that folder to resume before it" in said
-    for name in ("teacher.safetensors", "policy.safetensors"):
-        said = spoiled(newest / name, (newest / name).read_bytes()[:100])
+    file = "shard-00001-model-00001-of-00001.safetensors"
+    for name in ("teacher", "policy", "optimizer"):
+        said = spoiled(newest / name / file, (newest / name / file).read_bytes()[:100])
         assert "rl-000002 is damaged" in said and "delete that folder to resume before it" in said
-    said = spoiled(run.path / "checkpoints" / "before-rl" / "policy.safetensors", b"")
+    said = spoiled(run.path / "checkpoints" / "before-rl" / "policy" / file, b"")
     assert "before-rl is damaged" in said and "under another name" in said
     shutil.rmtree(newest)  # the way out
     train(recipe, run, lambda *_: None)
-    found = load_file(newest / "policy.safetensors")
+    found = tensor_folder.read(newest / "policy")
     assert all(
         torch.equal(value, found[name])
-        for name, value in load_file(whole / "rl-000002" / "policy.safetensors").items()
+        for name, value in tensor_folder.read(whole / "rl-000002" / "policy").items()
     )
     assert checkpoint.read_position(newest).step == 2
 

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from tiny_model import write_tiny_model
 from tiny_training import four_attempts, tiny_policy
 
 from woodshed import report
 from woodshed.cli.app import say_run
-from woodshed.learning import checkpoint, packing, stability
+from woodshed.learning import checkpoint, packing, stability, tensor_folder
 from woodshed.learning.logprobs import token_logps
 from woodshed.learning.stability import StabilitySettings, Watch
 from woodshed.records import Task
@@ -105,7 +104,8 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     assert "nats a token, above 0.05; back to the weights of step" in state.stopped
     version = int(state.stopped.rpartition(" ")[2])
     assert version < state.step
-    kept, well = load_file(newest / "policy.safetensors"), checkpoint.version_weights(run, version)
+    kept = tensor_folder.read(newest / "policy")
+    well = tensor_folder.read(run.path / "checkpoints" / f"rl-{version:06d}" / "policy")
     assert all(torch.equal(kept[name], value) for name, value in well.items())
     lines = [line for line in run.read("metrics") if line[0] != "effort"]
     assert lines[-1][:2] == ("eval", state.step) and lines[-2][2]["stopped"] == state.stopped

@@ -21,8 +21,8 @@ from woodshed.experience import Collector, RolloutSettings
 from woodshed.learning import packing
 from woodshed.learning.logprobs import Reading, token_logps
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings, learning_rate
 from woodshed.learning.policy import Policy
-from woodshed.learning.update import OptimizerSettings, learning_rate
 from woodshed.records import Group, RecipeError, Rollout, RunError
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe, TaskSettings

@@ -12,9 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, OptimizerSettings, make_optimizer, update
+from woodshed.learning.update import GradNorms, update
 from woodshed.records import Group, Hint, Rollout, Verdict
 
 HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."

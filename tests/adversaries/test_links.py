@@ -27,7 +27,7 @@ PLACES = (
     "lock",
     "checkpoints",
     "checkpoints/rl-000001",
-    "checkpoints/rl-000001/optimizer.pt",
+    "checkpoints/rl-000001/optimizer/shard-00001-model-00001-of-00001.safetensors",
     "policy/adapter_config.json",
     "tasks/eval",
     "tasks/eval/one/instruction.md",

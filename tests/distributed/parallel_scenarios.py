@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
+from woodshed.learning.policy import add_adapter
 from woodshed.parallel import ParallelLayout
 from woodshed.records import LayoutError
 
@@ -166,6 +167,7 @@ def refusals() -> dict[str, str]:
     expect("no transformers model", lambda: plain.apply(nn.Linear(2, 2)))
     expect("no experts", lambda: layout.apply(build("llama")))
     expect("experts", lambda: layout.apply(build("qwen", num_experts=15)))
+    expect("adapter of experts", lambda: plain.apply(add_adapter(build("qwen"), 2)))
     expect("balancing loss", lambda: layout.apply(build("qwen", output_router_logits=True)))
     expect("layers", lambda: layout.apply(build("qwen", layer_types=["full_attention", "linear_attention"])))
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}

@@ -130,6 +130,7 @@ def test_what_cannot_be_laid_out_is_refused():
         assert "Linear is not a transformers model" in said["no transformers model"]
         assert "ep=2" in said["no experts"] and "leave `expert` out" in said["no experts"]
         assert "ep=2 does not divide its 15 experts" in said["experts"]
+        assert "adapter changes the experts' weights" in said["adapter of experts"]
         assert "output_router_logits = False" in said["balancing loss"]
         assert "linear_attention" in said["layers"] and "cp=1" in said["layers"]
         assert "dynamic" in said["rotary"] and "cp=1" in said["rotary"]

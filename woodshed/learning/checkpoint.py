@@ -6,19 +6,17 @@ but in the run folder, where every finished wave of them is kept and never made 
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
-from safetensors.torch import save as serialize
 from torch import Tensor
 
+from woodshed.learning import ranks, tensor_folder
 from woodshed.learning.policy import Policy
 from woodshed.learning.stability import Watch
 from woodshed.learning.update import GradNorms
@@ -61,7 +59,7 @@ def save(
     *,
     kept: int = KEPT,
 ) -> Path:
-    """Write a checkpoint after a step.
+    """Write a checkpoint after a step. Every rank calls it and writes its shards; any number of ranks can read them.
 
     Args:
         teacher: the teacher's weights, where they move.
@@ -69,17 +67,17 @@ def save(
     """
 
     def fill(folder: Path) -> None:
-        (folder / "policy.safetensors").write_bytes(_serialized(policy.snapshot()))
+        tensor_folder.save(folder / "policy", policy.trainable)
         if teacher:
-            (folder / "teacher.safetensors").write_bytes(_serialized(teacher))
-        rest = (
-            io.BytesIO()
-        )  # written by Python, whose errors name a full disk; torch's and safetensors' do not
-        torch.save({"optimizer": optimizer.state_dict(), "rng": torch.get_rng_state()}, rest)
-        (folder / "optimizer.pt").write_bytes(rest.getbuffer())
-        (folder / "position.json").write_text(json.dumps(asdict(position), indent=2) + "\n")
+            tensor_folder.save(folder / "teacher", teacher)
+        state = optimizer_state(policy, optimizer)
+        tensor_folder.save(folder / "optimizer", state | {"rng": torch.get_rng_state()})
+        if ranks.index() == 0:
+            (folder / "position.json").write_text(json.dumps(asdict(position), indent=2) + "\n")
 
-    saved = run.save_checkpoint(f"{position.stage}-{position.step:06d}", fill)
+    saved = _written_by_all(run, f"{position.stage}-{position.step:06d}", fill)
+    if ranks.index():
+        return saved
     for old in run.checkpoints(f"{position.stage}-")[:-kept]:
         shutil.rmtree(old)
     return saved
@@ -118,47 +116,68 @@ def restore(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer | Non
     Raises:
         RunError: a file is damaged.
     """
-    try:
-        weights = load_file(folder / "policy.safetensors")
-        rest = torch.load(folder / "optimizer.pt", weights_only=True) if optimizer is not None else None
-    except Exception as error:  # safetensors and pickle raise their own, undocumented kinds
-        raise RunError(
-            f"checkpoint {folder} is damaged ({error}); delete that folder to resume before it"
-        ) from None
-    policy.load_weights({name: value.to(policy.device) for name, value in weights.items()})
-    if optimizer is not None and rest is not None:
-        optimizer.load_state_dict(rest["optimizer"])
-        torch.set_rng_state(rest["rng"])
+    policy.load_weights(_read(folder / "policy", EARLIER, policy.trainable))
+    if optimizer is None:
+        return
+    shapes = {f"{name}/{key}": weight for name, weight in policy.trainable.items() for key in MOMENTS}
+    for name, value in _read(folder / "optimizer", EARLIER, shapes).items():
+        weight, _, key = name.rpartition("/")
+        if name == "rng":
+            torch.set_rng_state(value)
+        elif weight not in policy.trainable:
+            raise RunError(f"checkpoint {folder} is of other weights ({weight!r}); {EARLIER}")
+        else:
+            optimizer.state[policy.trainable[weight]][key] = value
 
 
-def teacher_weights(folder: Path) -> dict[str, Tensor]:
-    """The teacher's weights in a checkpoint; nothing where they do not move."""
-    file = folder / "teacher.safetensors"
-    return _read(file, EARLIER) if file.is_file() else {}
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""What optimizers keep in the shape of a weight."""
 
 
-def version_weights(run: RunDir, version: int) -> dict[str, Tensor]:
-    """The policy's weights after so many steps of RL; 0 is the start.
+def optimizer_state(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimizer keeps of each weight, under "weight/key". Rates and decays are the recipe's."""
+    return {
+        f"{name}/{key}": value
+        for name, weight in policy.trainable.items()
+        for key, value in optimizer.state.get(weight, {}).items()
+    }
+
+
+def _written_by_all(run: RunDir, name: str, fill: Callable[[Path], object]) -> Path:
+    """A checkpoint into whose temporary folder every rank writes; rank 0 makes it, and puts it in its place."""
+    if ranks.index() == 0:
+        run.save_checkpoint(name, lambda folder: fill(ranks.agreed(folder)))
+    else:
+        fill(ranks.agreed(run.path))
+    return ranks.agreed(run.path / "checkpoints" / name)  # nobody goes on before it is complete
+
+
+def teacher_weights(folder: Path, policy: Policy) -> dict[str, Tensor]:
+    """The teacher's weights in a checkpoint, sharded as the policy's; nothing where they do not move."""
+    there = folder / "teacher"
+    return _read(there, EARLIER, policy.trainable) if there.is_dir() else {}
+
+
+def version_weights(run: RunDir, version: int, policy: Policy) -> dict[str, Tensor]:
+    """The policy's weights after so many steps of RL, sharded as they are now; 0 is the start.
 
     Raises:
         RunError: that checkpoint is not kept any more.
     """
     name = f"rl-{version:06d}" if version else "before-rl"
-    file = run.path / "checkpoints" / name / "policy.safetensors"
-    if not file.is_file():
+    folder = run.path / "checkpoints" / name / "policy"
+    if not folder.is_dir():
         raise RunError(f"no checkpoint {name} in {run.path / 'checkpoints'}")
-    return _read(file, EARLIER if version else ANEW)
+    return _read(folder, EARLIER if version else ANEW, policy.trainable)
 
 
 def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
-    """The trainable weights as they were when a stage began, in host memory: kept under this name once,
-    read back by every resume."""
-    file = run.path / "checkpoints" / name / "policy.safetensors"
-    if not file.is_file():
-        run.save_checkpoint(
-            name, lambda folder: (folder / file.name).write_bytes(_serialized(policy.snapshot()))
-        )
-    return _read(file, ANEW)
+    """The trainable weights as they were when a stage began, sharded as they are: kept under this name once, read
+    back by every resume."""
+    folder = run.path / "checkpoints" / name / "policy"
+    if not ranks.agreed(folder.is_dir()):
+        _written_by_all(run, name, lambda partial: tensor_folder.save(partial / "policy", policy.trainable))
+    return _read(folder, ANEW, policy.trainable)
 
 
 def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
@@ -178,12 +197,8 @@ EARLIER = "delete that folder to resume before it"
 ANEW = "what a run began with cannot be made again: copy its recipe.toml and start under another name"
 
 
-def _read(file: Path, way_out: str) -> dict[str, Tensor]:
+def _read(folder: Path, way_out: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     try:
-        return load_file(file)
-    except Exception as error:  # safetensors raises its own, undocumented kinds
-        raise RunError(f"checkpoint {file.parent} is damaged ({file.name}: {error}); {way_out}") from None
-
-
-def _serialized(weights: Mapping[str, Tensor]) -> bytes:
-    return serialize({name: value.contiguous().cpu() for name, value in weights.items()})
+        return tensor_folder.read(folder, like)
+    except (OSError, ValueError) as error:
+        raise RunError(f"checkpoint {folder.parent} is damaged ({folder.name}: {error}); {way_out}") from None

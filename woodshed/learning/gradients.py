@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from woodshed.learning import divergences, losses, packing, prefix_tree
+from woodshed.learning import divergences, losses, packing, prefix_tree, ranks
 from woodshed.learning.logprobs import Reading, token_logps
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch, Padded, Row, Target
@@ -51,7 +51,11 @@ class Metrics:
         self.taught.append((turns, tuple(each.detach() for each in values_GN)))
 
     def means(self) -> dict[str, float]:
-        numbers = {name: [float(value) for value in values] for name, values in self.seen.items()}
+        """One number for each name, over the micro-batches of all ranks."""
+        numbers: dict[str, list[float]] = {}
+        for of_rank in ranks.gather([{name: [*map(float, values)] for name, values in self.seen.items()}]):
+            for name, values in of_rank.items():
+                numbers.setdefault(name, []).extend(values)
         sums = {name: sum(values) for name, values in numbers.items()}
         found = {n: sums.get(n, 0.0) for n in ("rl_loss", "kl_loss", "stuck_tokens", "trained_positions")}
         found["logp_gap_max"] = max(numbers.get("logp_gap_max", [0.0]))
@@ -66,7 +70,8 @@ class Metrics:
         return found
 
     def token_divergences(self) -> list[TokenDivergence]:
-        return [taught for turns, values_GN in self.taught for taught in _lessons(turns, *values_GN)]
+        """What every targeted turn taught, those of all ranks."""
+        return ranks.gather([t for turns, values_GN in self.taught for t in _lessons(turns, *values_GN)])
 
 
 @dataclass
@@ -101,18 +106,29 @@ def separate(work: StepInputs) -> tuple[Gradient, Gradient]:
     """(policy gradient, targeted gradient), a forward each for rollouts, students and teachers."""
     policy, budget = work.policy, work.objective.micro_batch_tokens
     start = _start(work)
-    for rows in packing.row_batches(work.rows, budget):
+    for rows, counts in ranks.deal(work.rows, [len(row.ids) for row in work.rows], budget):
         padded = packing.pad(rows, policy.device)
+        if not counts:
+            _nothing(policy.logps(padded, 1.0)).backward()
+            continue
         _policy_gradient(work, policy.read(padded), padded, rows, start).backward()
         work.metrics.add(trained_positions=float(padded.positions))
     rl_gradient = _take(policy)
-    for chunk in packing.target_batches(work.targets, budget):
+    for chunk, counts in ranks.deal(work.targets, [len(t.teacher.ids) for t in work.targets], budget):
         student = packing.pad([t.student for t in chunk], policy.device)
         teacher = packing.pad([t.teacher for t in chunk], policy.device)
         teacher_BNV = work.teacher.logits(policy, teacher)
+        if not counts:
+            _nothing(policy.logits(student)).backward()
+            continue
         _targeted(work, chunk, policy.logits(student), teacher_BNV, student).backward()
         work.metrics.add(trained_positions=float(student.positions + teacher.positions))
     return rl_gradient, _take(policy)
+
+
+def _nothing(values: Tensor) -> Tensor:
+    """A loss of zero over these values: its backward pass takes part in what ranks exchange."""
+    return (values * 0.0).sum()
 
 
 def packed(work: StepInputs) -> tuple[Gradient, Gradient]:
@@ -200,16 +216,21 @@ def _start(work: StepInputs) -> Start | None:
     gradient, as a rollout's baseline is made of its whole group."""
     if not work.objective.kl_coef:
         return None
-    logps: dict[str, Tensor] = {}
-    k1: dict[str, Tensor] = {}
-    for rows in packing.row_batches(work.rows, work.objective.micro_batch_tokens):
+    logps = {row.rollout_id: torch.zeros(len(row.wanted), device=work.policy.device) for row in work.rows}
+    k1 = {row.rollout_id: torch.zeros((), device=work.policy.device) for row in work.rows}
+    lengths = [len(row.ids) for row in work.rows]
+    for rows, counts in ranks.deal(work.rows, lengths, work.objective.micro_batch_tokens):
         padded = packing.pad(rows, work.policy.device)
         with work.policy.using(work.teacher.start):
             start_BN = work.policy.logps(padded, work.temperature)
+        if not counts:
+            continue
         k1_B = ((padded.logp_sampler_BN - start_BN) * padded.counted_BN * padded.mask_BN).sum(-1)
         work.metrics.add(trained_positions=float(padded.positions))
         for row, start_N, own in zip(rows, start_BN, k1_B, strict=True):
-            logps[row.rollout_id], k1[row.rollout_id] = start_N[: len(row.wanted)], own
+            logps[row.rollout_id], k1[row.rollout_id] = start_N[: len(row.wanted)].contiguous(), own
+    ranks.sum_replicated(logps)  # every rank knows its own rows only
+    ranks.sum_replicated(k1)
     groups: dict[int, list[Tensor]] = {}
     for row in work.rows:
         groups.setdefault(row.group, []).append(k1[row.rollout_id])
@@ -318,12 +339,21 @@ def _lessons(
 
 
 def _take(policy: Policy) -> Gradient:
-    """The gradient so far, and a clean slate."""
-    taken = {}
-    for name, parameter in policy.trainable.items():
-        taken[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    """The gradient so far, summed over ranks, and a clean slate."""
+    taken = gather(policy)
+    for parameter in policy.trainable.values():
         parameter.grad = None
     return taken
+
+
+def gather(policy: Policy) -> Gradient:
+    """The gradient of every trainable weight, zeros where there is none, summed over ranks."""
+    for parameter in policy.trainable.values():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    gradient = {name: p.grad for name, p in policy.trainable.items() if p.grad is not None}
+    ranks.sum_replicated(gradient)
+    return gradient
 
 
 def _observe_logps(work: StepInputs, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
@@ -54,7 +55,9 @@ class Policy:
         """Goes with exported whole weights, which nobody could use without it."""
         self.base = base
         self.is_adapter = is_adapter
-        self.trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.find_weights()
+        self.units: list[FSDPModule] = []
+        """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
         self.model.train(False)  # no dropout: sampler and trainer must agree
         self._head_is_last: bool | None = None
         """Whether the model leaves the logits of its output layer as they are; None until it has said something."""
@@ -97,6 +100,10 @@ class Policy:
                 raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
         policy = cls(model, is_adapter=is_adapter, base=settings.model, tokenizer=loaded.tokenizer)
         return policy, loaded
+
+    def find_weights(self) -> None:
+        """Name the trainable weights; again after they were sharded, which replaces them."""
+        self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @property
     def device(self) -> torch.device:
@@ -171,11 +178,13 @@ class Policy:
             yield
             return
         live: dict[str, Tensor] = {}
+        self._let_go()
         try:
             for name, parameter in self.trainable.items():
                 live[name] = _put(parameter, weights[name])
             yield
         finally:
+            self._let_go()
             for name, kept in live.items():
                 _put(self.trainable[name], kept)
 
@@ -188,9 +197,16 @@ class Policy:
         if set(weights) != set(self.trainable):
             odd = sorted(set(weights) ^ set(self.trainable))[0]
             raise ModelError(f"checkpoint does not fit the policy: weight {odd!r} is on one side only")
+        self._let_go()
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 parameter.copy_(weights[name])
+
+    def _let_go(self) -> None:
+        """Drop gathered weights. FSDP2 keeps those of the root after a forward, and would go on computing with them
+        when only the shards are exchanged."""
+        for unit in self.units:
+            unit.reshard()
 
     def export(self, folder: Path, *, dtype: str = "float32") -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template

@@ -12,40 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from woodshed.learning import gradients
+from woodshed.learning import gradients, ranks
 from woodshed.learning.gradients import Gradient, Metrics, StepInputs
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
+from woodshed.muon.clip import clip_grad_norm_, grad_norm
 from woodshed.records import RecipeError
-from woodshed.settings import Settings
-
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
-class OptimizerSettings(Settings):
-    """AdamW (arXiv 1711.05101) and what surrounds it."""
-
-    learning_rate: float = Field(default=2e-4, ge=0)
-    """Peak learning rate; 2e-4 suits a rank-8 adapter, 3e-6 full weights."""
-    warmup_steps: int = Field(default=2, ge=0)
-    """Steps of linear rise to the peak; step s of them uses s/warmup_steps of it."""
-    decay_share: float = Field(default=0.0, ge=0, le=1)
-    """Last share of the steps over which the rate falls linearly to zero."""
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """Decay of first and second moment."""
-    weight_decay: float = Field(default=0.0, ge=0)
-    """Decoupled weight decay."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """The joint gradient is cut to this norm."""
-
 
 MOST_LOST = 2
 """Steps in a row whose gradient may be NaN or infinite, as the backward pass of a library's attention now and then is
@@ -96,23 +75,6 @@ class GradNorms:
         return feedback.weight * (min(1.0, cap / kl_norm) if kl_norm else 0.0)
 
 
-def make_optimizer(policy: Policy, settings: OptimizerSettings) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        policy.trainable.values(),
-        lr=settings.learning_rate,
-        betas=settings.betas,
-        weight_decay=settings.weight_decay,
-    )
-
-
-def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
-    """Rate of step `step` (from 0) out of `steps`: linear rise, plateau, linear fall over the last share."""
-    rise = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
-    falling = settings.decay_share * steps
-    fall = min(1.0, (steps - step) / falling) if falling else 1.0
-    return settings.learning_rate * rise * fall
-
-
 def update(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
@@ -142,7 +104,7 @@ def update(
     gradient, kl_factor = _joint_gradient(work, scale, max_grad_norm)
     for name, parameter in policy.trainable.items():
         parameter.grad = gradient[name]
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), max_grad_norm))
+    norm = ranks.agreed(float(clip_grad_norm_(policy.trainable.values(), max_grad_norm)))
     scale.lost = 0 if math.isfinite(norm) else scale.lost + 1
     means = work.metrics.means()
     is_broken = not all(math.isfinite(means.get(name, 0.0)) for name in ("rl_loss", "kl_loss"))
@@ -179,7 +141,8 @@ def update(
 def _joint_gradient(work: StepInputs, scale: GradNorms, otherwise: float) -> tuple[Gradient, float]:
     """(policy gradient + factor x targeted gradient, the factor): by one backward pass where that is enough."""
     feedback = work.feedback
-    is_packed = feedback.forward == "packed" and bool(work.targets)
+    # Over several ranks, trees of some have hints and of others none, which makes unequal numbers of forwards.
+    is_packed = feedback.forward == "packed" and bool(work.targets) and ranks.count() == 1
     kl_factor = scale.factor(feedback, otherwise=otherwise)
     if is_packed and work.rows and not scale.is_due(feedback.measure_every):
         gradient = gradients.packed_joint(work, kl_factor)
@@ -193,4 +156,5 @@ def _joint_gradient(work: StepInputs, scale: GradNorms, otherwise: float) -> tup
 
 
 def _norm(gradient: Mapping[str, Tensor]) -> float:
-    return float(torch.linalg.vector_norm(torch.stack([g.norm() for g in gradient.values()])))
+    """2-norm, the same number on every rank, so that all decide alike."""
+    return ranks.agreed(float(grad_norm(list(gradient.values()))))

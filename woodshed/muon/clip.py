@@ -46,19 +46,20 @@ def grad_norm(grads: list[Tensor]) -> Tensor:
     for grad in grads:
         key = (grad.device_mesh, grad.placements) if isinstance(grad, DTensor) else None
         layouts.setdefault(key, []).append(grad)
-    return torch.stack([layout_squares(each) for each in layouts.values()]).sum().sqrt()
+    return torch.linalg.vector_norm(torch.stack([layout_norm(each) for each in layouts.values()]))
 
 
-def layout_squares(grads: list[Tensor]) -> Tensor:
-    """Sum of squares of gradients that are laid out alike."""
+def layout_norm(grads: list[Tensor]) -> Tensor:
+    """2-norm of gradients that are laid out alike."""
     first = grads[0]
     shards = [local(grad) for grad in grads if local(grad).numel()]
     total = torch.zeros((), device=local(first).device)
     if shards:
         # float32 from the start: a square in bfloat16 keeps two digits
         norms = torch._foreach_norm(shards, 2.0, dtype=torch.float32)  # pyright: ignore[reportPrivateImportUsage]
-        total = torch.stack(norms).square().sum()
+        total = torch.linalg.vector_norm(torch.stack(norms))
     if isinstance(first, DTensor):
+        total = total.square()
         for axis, placement in enumerate(first.placements):
             if isinstance(placement, Partial):
                 raise MuonError(
@@ -66,4 +67,5 @@ def layout_squares(grads: list[Tensor]) -> Tensor:
                 )
             if not isinstance(placement, Replicate):
                 dist.all_reduce(total, group=first.device_mesh.get_group(axis))
+        total = total.sqrt()
     return total

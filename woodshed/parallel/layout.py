@@ -138,8 +138,9 @@ class ParallelLayout:
         return init_device_mesh(device, shape, mesh_dim_names=names)
 
     def apply(self, model: Any, *, compute_dtype: torch.dtype | None = None) -> None:
-        """Shard a transformers model in place. Every rank of the world calls it, with the same weights, or with none
-        yet: on the meta device, to be loaded by torch.distributed.checkpoint (which has no rotary frequencies).
+        """Shard a transformers model in place, or the one under a PEFT adapter, which itself stays whole. Every rank of
+        the world calls it, with the same weights, or with none yet: on the meta device, to be loaded by
+        torch.distributed.checkpoint (which has no rotary frequencies).
 
         compute_dtype: weights are gathered in this precision and stored as they are; routers that transformers keeps
             in float32 stay exact.
@@ -148,11 +149,13 @@ class ParallelLayout:
         with nothing changed, for a model that this layout cannot hold and for weights that differ between ranks.
         """
         dense_mesh, expert_mesh = self.dense_mesh, self.expert_mesh
+        adapter = {each for each in model.parameters() if each.requires_grad} if is_adapted(model) else set()
+        model = model.get_base_model() if is_adapted(model) else model
         self._check(model)
         sharding.check_same(model, dense_mesh.device_type)
         if self.dense.cp > 1:
             model.set_attn_implementation(context.ATTENTION)
-        sharding.shard(model, dense_mesh, expert_mesh, compute_dtype)
+        sharding.shard(model, dense_mesh, expert_mesh, compute_dtype, adapter)
 
     def split(
         self, input_ids_BT: Tensor, labels_BT: Tensor, position_ids_BT: Tensor | None = None
@@ -202,6 +205,11 @@ class ParallelLayout:
             raise LayoutError(f"{name} is not a transformers model; pass a PreTrainedModel.")
         if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
             raise LayoutError(f"{name} is sharded already; apply one layout, once, to a model that is whole.")
+        if wrapped := [key for key, module in model.named_modules() if hasattr(module, "parameter_name")]:
+            raise LayoutError(
+                f"{wrapped[0]}: this adapter changes the experts' weights before they are gathered; train all weights, "
+                "or an adapter of layers without experts."
+            )
         stacks = experts.find_experts(model) if self.expert.ep > 1 else {}
         if self.expert.ep > 1 and not stacks:
             raise LayoutError(
@@ -216,6 +224,11 @@ class ParallelLayout:
             experts.check(key, module, self.expert.ep)
         if self.dense.cp > 1:
             context.check(model)
+
+
+def is_adapted(model: Any) -> bool:
+    """Say if a PEFT adapter is wrapped around the model."""
+    return not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model")
 
 
 def _named(kind: type, what: str, sizes: Mapping[str, int]) -> Any:

@@ -39,9 +39,16 @@ def check_same(model: nn.Module, device: str) -> None:
 
 
 def shard(
-    model: Any, dense_mesh: DeviceMesh, expert_mesh: DeviceMesh, compute_dtype: torch.dtype | None
+    model: Any,
+    dense_mesh: DeviceMesh,
+    expert_mesh: DeviceMesh,
+    compute_dtype: torch.dtype | None,
+    whole: set[nn.Parameter],
 ) -> None:
-    """Experts on (replicate, shard) of the expert mesh below its ep; layers and the rest on the dense mesh."""
+    """Experts on (replicate, shard) of the expert mesh below its ep; layers and the rest on the dense mesh.
+
+    whole: parameters that stay as they are, the same on every rank (an adapter's).
+    """
     experts = find_experts(model)
     cut_experts = functools.partial(cut, num_ranks=expert_mesh["shard"].size())
     if expert_mesh["ep"].size() > 1:
@@ -52,11 +59,12 @@ def shard(
     exact = MixedPrecisionPolicy(None, torch.float32, cast_forward_inputs=False)
     for name, module in reversed(list(model.named_modules())):  # inner modules first
         if name in experts:
-            wrap(module, expert_mesh["replicate", "shard"], weights, shard_placement_fn=cut_experts)
-        elif is_apart(model, name, module, compute_dtype):
-            wrap(module, dense_mesh, exact)
+            mesh = expert_mesh["replicate", "shard"]
+            wrap(module, mesh, weights, shard_placement_fn=cut_experts, ignored_params=whole)
+        elif is_apart(model, name, module, compute_dtype, whole):
+            wrap(module, dense_mesh, exact, ignored_params=whole)
         elif isinstance(module, GradientCheckpointingLayer) or module is model:
-            wrap(module, dense_mesh, layers)
+            wrap(module, dense_mesh, layers, ignored_params=whole)
 
 
 def wrap(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPolicy, **settings: Any) -> None:
@@ -73,13 +81,21 @@ def cut(parameter: nn.Parameter, num_ranks: int) -> Shard:
     return Shard(1 if fits else 0)
 
 
-def is_apart(model: Any, name: str, module: nn.Module, compute_dtype: torch.dtype | None) -> bool:
+def is_apart(
+    model: Any,
+    name: str,
+    module: nn.Module,
+    compute_dtype: torch.dtype | None,
+    whole: set[nn.Parameter],
+) -> bool:
     """Does it hold weights of another precision than the rest? FSDP gathers weights of one precision at a time.
 
     Where a model computes in less, those that transformers keeps in float32 (routers) are among them.
     """
     exact = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
     for key, parameter in module.named_parameters(recurse=False):
+        if parameter in whole:
+            continue
         if parameter.dtype != model.dtype:
             return True
         if compute_dtype is not None and any(f".{part}." in f".{name}.{key}." for part in exact):

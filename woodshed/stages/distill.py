@@ -25,11 +25,12 @@ from woodshed.feedback import demonstrations
 from woodshed.learning import checkpoint, packing
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import learning_rate
 from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import learning_rate, update
+from woodshed.learning.update import update
 from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import DistillSettings, Recipe

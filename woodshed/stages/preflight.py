@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from woodshed import parts
 from woodshed.curriculum import refuse_dry
+from woodshed.learning.optimizer import refuse_adapter
 from woodshed.records import RecipeError, Task
 from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
@@ -24,6 +25,12 @@ def refuse(recipe: Recipe) -> None:
     """
     parts.check(recipe)
     plan(recipe)
+    is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
+    optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
+    for stage, optimizer in optimizers.items():
+        if stage in recipe.stages:
+            section = "" if stage == "rl" else f"{stage}."
+            refuse_adapter(optimizer, is_adapter=is_adapter, section=section)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:
         raise RecipeError(

@@ -20,9 +20,9 @@ from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
-from woodshed.learning.update import OptimizerSettings
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.settings import Settings
 

@@ -25,10 +25,11 @@ from woodshed.grading.effort import EffortSettings
 from woodshed.learning import checkpoint, hint_gate, packing, stability
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import learning_rate
 from woodshed.learning.packing import Batch
 from woodshed.learning.publish import publish
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import learning_rate, update
+from woodshed.learning.update import update
 from woodshed.monitors import flag_policy
 from woodshed.pysource import syntax
 from woodshed.records import Group, Hint, RewardTerms, Rollout, Task, Verdict
@@ -389,6 +390,6 @@ def watch(
     reason = state.watch.alarm(settings, rate, metrics.get("kl_to_start"), metrics.get("logp_gap_mean", 0.0))
     if reason:
         version = state.watch.healthy(state.step - 1)
-        policy.load_weights(checkpoint.version_weights(session.run, version))
+        policy.load_weights(checkpoint.version_weights(session.run, version, policy))
         reason = f"stopped after step {state.step - 1}: {reason}; back to the weights of step {version}"
     return reason

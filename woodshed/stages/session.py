@@ -15,10 +15,10 @@ from woodshed.engines.http import HttpEngine
 from woodshed.learning import checkpoint, prefix_tree
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings
+from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish, refuse_another_model
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import OptimizerSettings, make_optimizer
 from woodshed.records import Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
@@ -87,7 +87,7 @@ def begin(
         checkpoint.restore(newest, policy, created if state.step else None)
     teacher = Teacher(policy, checkpoint.start_weights(run, policy, f"before-{state.stage}"), feedback)
     if newest is not None and state.step:
-        teacher.restore(checkpoint.teacher_weights(newest))
+        teacher.restore(checkpoint.teacher_weights(newest, policy))
     return created, teacher
 
 

@@ -15,11 +15,13 @@ from woodshed.experience import scripted_expert, transcripts
 from woodshed.experience.rename_augmentation import renamed
 from woodshed.experience.scripted_expert import SLIP, ExpertAttempt
 from woodshed.experience.transcripts import Transcript, Wanted
-from woodshed.learning import checkpoint, packing
+from woodshed.learning import checkpoint, gradients, packing, ranks
 from woodshed.learning.checkpoint import TrainState
+from woodshed.learning.optimizer import learning_rate, make_optimizer
 from woodshed.learning.packing import Row, rollout_row
 from woodshed.learning.policy import Policy
-from woodshed.learning.update import MOST_LOST, learning_rate, make_optimizer
+from woodshed.learning.update import MOST_LOST
+from woodshed.muon import clip_grad_norm_
 from woodshed.records import RecipeError, Task, from_json, to_json
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe, SFTSettings
@@ -181,15 +183,16 @@ def imitate(
     tokens = sum(len(row.wanted) for row in rows)
     optimizer.zero_grad(set_to_none=True)
     losses = []
-    for chunk in packing.row_batches(rows, settings.micro_batch_tokens):
+    for chunk, counts in ranks.deal(rows, [len(row.ids) for row in rows], settings.micro_batch_tokens):
         padded = packing.pad(chunk, policy.device)
         logp_BN = policy.logps(padded, 1.0)
-        loss = -(logp_BN * padded.mask_BN).sum() / tokens
+        loss = -(logp_BN * padded.mask_BN * float(counts)).sum() / tokens
         loss.backward()
         losses.append(
             loss.detach()
         )  # asked for at the end: a device does not wait for the next one's launches
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm))
+    gradients.gather(policy)
+    norm = ranks.agreed(float(clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm)))
     rate = learning_rate(settings.optimizer, step, settings.steps)
     for group in optimizer.param_groups:
         group["lr"] = rate
@@ -197,7 +200,7 @@ def imitate(
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return {
-        "sft_loss": sum(map(float, losses)),
+        "sft_loss": sum(ranks.gather([*map(float, losses)])),
         "grad_norm": norm,
         "learning_rate": rate,
         "sft_tokens": float(tokens),

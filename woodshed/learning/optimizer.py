@@ -1,0 +1,128 @@
+"""Optimizers of every stage: AdamW, or Muon for matrices with AdamW for the rest.
+
+Muon orthogonalises the update of one matrix at a time (Jordan et al. 2024). The matrix that matters is a head's or an
+expert's, not the tensor in which a model stores many of them, so its size is read from the model's configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from woodshed.learning.policy import Policy
+from woodshed.muon import Experts, Heads, NewtonSchulz, ShardedMuon
+from woodshed.muon.units import Units
+from woodshed.records import RecipeError
+from woodshed.settings import Settings
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class OptimizerSettings(Settings):
+    """Update rule and learning rate."""
+
+    kind: Literal["adamw", "muon"] = "adamw"
+    """adamw (arXiv 1711.05101); or muon for the matrices of full weights, scaled to AdamW's step size (arXiv
+    2502.16982), with AdamW for embeddings, output layer and vectors."""
+    learning_rate: float = Field(default=2e-4, ge=0)
+    """Peak learning rate; 2e-4 suits a rank-8 adapter, 3e-6 full weights."""
+    warmup_steps: int = Field(default=2, ge=0)
+    """Steps of linear rise to the peak; step s of them uses s/warmup_steps of it."""
+    decay_share: float = Field(default=0.0, ge=0, le=1)
+    """Last share of the steps over which the rate falls linearly to zero."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """AdamW's decay of first and second moment."""
+    momentum: Beta = 0.95
+    """Muon's decay of its momentum."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The joint gradient is cut to this norm."""
+
+
+def refuse_adapter(settings: OptimizerSettings, *, is_adapter: bool, section: str = "optimizer") -> None:
+    """Check that the optimizer suits the weights.
+
+    Raises:
+        RecipeError: Muon for an adapter, whose two thin factors are no matrix of their own.
+    """
+    if settings.kind == "muon" and is_adapter:
+        raise RecipeError(
+            f"{section}.kind = 'muon' is for full weights, and the policy trains an adapter; set policy.lora_rank = 0 "
+            f"(and no policy.adapter), or {section}.kind = 'adamw'"
+        )
+
+
+def make_optimizer(policy: Policy, settings: OptimizerSettings) -> torch.optim.Optimizer:
+    """A new optimizer over the policy's trainable weights, sharded as they are. Every rank calls it.
+
+    Raises:
+        RecipeError: Muon for an adapter.
+    """
+    refuse_adapter(settings, is_adapter=policy.is_adapter)
+    if settings.kind == "adamw":
+        return torch.optim.AdamW(
+            policy.trainable.values(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        )
+    # bfloat16 is what the matrix units of a GPU are fast at; a CPU gains nothing from it.
+    dtype = torch.float32 if policy.device.type == "cpu" else torch.bfloat16
+    return ShardedMuon(
+        policy.trainable.items(),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        momentum=settings.momentum,
+        units=matrix_units(policy.model.config.get_text_config(), policy.trainable),
+        adamw={"betas": settings.betas},
+        newton_schulz=NewtonSchulz(dtype=dtype),
+        wire_dtype=dtype,
+        nonfinite="unchecked",  # `update` has looked at the norm of the whole gradient
+    )
+
+
+def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
+    """Rate of step `step` (from 0) out of `steps`: linear rise, plateau, linear fall over the last share."""
+    rise = min(1.0, (step + 1) / max(settings.warmup_steps, 1))
+    falling = settings.decay_share * steps
+    fall = min(1.0, (steps - step) / falling) if falling else 1.0
+    return settings.learning_rate * rise * fall
+
+
+def matrix_units(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Units]:
+    """Names of the weights that hold several matrices, and how they divide into them.
+
+    Heads are cut out of the projections of attention, and the gate and up halves out of fused ones, by the sizes in a
+    Hugging Face configuration. A weight that is not named is one matrix, or one for each expert of a stack.
+    """
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    query, key_value, value = width, width, width
+    if getattr(config, "kv_lora_rank", None):  # latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1
+        value = config.v_head_dim
+        query = config.qk_nope_head_dim + config.qk_rope_head_dim
+        key_value = config.qk_nope_head_dim + value
+    rows = {
+        "q_proj": query,
+        "q_b_proj": query,
+        "k_proj": width,
+        "v_proj": width,
+        "kv_b_proj": key_value,
+        "qkv_proj": width,
+    }
+    found: dict[str, Units] = {}
+    for name, weight in weights.items():
+        layer = name.removesuffix(".weight").rpartition(".")[2]
+        if weight.ndim == 2 and layer in rows and weight.shape[0] % rows[layer] == 0:
+            found[name] = Heads(rows=rows[layer])
+        elif weight.ndim == 2 and layer == "o_proj" and weight.shape[1] % value == 0:
+            found[name] = Heads(cols=value)
+        elif weight.ndim == 2 and layer == "gate_up_proj":
+            found[name] = Heads(rows=weight.shape[0] // 2)
+        elif weight.ndim == 3 and layer == "gate_up_proj" and weight.shape[2] == config.hidden_size:
+            found[name] = Experts(rows=weight.shape[1] // 2)  # (experts, gate and up, hidden)
+    return found

@@ -1,0 +1,90 @@
+"""Agreement between the ranks of a training run; with one process, every function gives back what it got.
+
+All ranks hold the same batch, as it is made of records, so counts and denominators need no exchange. Each computes its
+share of the micro-batches, and as many of them as any other: a sharded forward is an exchange in which all take part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from woodshed.learning import packing
+
+T = TypeVar("T")
+
+
+def count() -> int:
+    """Ranks of this run; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def index() -> int:
+    """Number of this rank, from 0; rank 0 writes."""
+    return dist.get_rank() if count() > 1 else 0
+
+
+def deal(items: Sequence[T], lengths: Sequence[int], budget: int) -> list[tuple[list[T], bool]]:
+    """This rank's micro-batches, and if each of them counts.
+
+    Items go to the rank with the fewest positions so far, longest first. A rank with fewer micro-batches than another
+    gets the shortest item again, which takes part in the exchange and must count nothing.
+    """
+    shares: list[list[int]] = [[] for _ in range(count())]
+    loads = [0] * count()
+    for i in sorted(range(len(items)), key=lambda i: -lengths[i]):
+        rank = loads.index(min(loads))
+        shares[rank].append(i)
+        loads[rank] += lengths[i]
+    dealt = [
+        list(packing.chunks([items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)], budget))
+        for share in shares
+    ]
+    missing = max(map(len, dealt)) - len(dealt[index()])
+    shortest = [items[i] for i in sorted(range(len(items)), key=lambda i: lengths[i])[:1]]
+    return [*((chunk, True) for chunk in dealt[index()]), *[(shortest, False)] * missing]
+
+
+def total(values: Tensor) -> Tensor:
+    """Sum over ranks, in place."""
+    if count() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def gather(values: Sequence[T]) -> list[T]:
+    """The values of all ranks, in order of rank."""
+    if count() == 1:
+        return list(values)
+    found: list[list[T]] = [[] for _ in range(count())]
+    dist.all_gather_object(found, list(values))
+    return [value for part in found for value in part]
+
+
+def agreed(value: T) -> T:
+    """Rank 0's value, so that all ranks decide alike."""
+    if count() == 1:
+        return value
+    held = [value]
+    dist.broadcast_object_list(held, src=0)
+    return held[0]
+
+
+def sum_replicated(gradients: dict[str, Tensor]) -> None:
+    """Sum the gradients of weights that every rank holds whole, in place and in one exchange for each precision.
+
+    FSDP has summed those of the weights that it shards.
+    """
+    if count() == 1:
+        return
+    whole = [each for each in gradients.values() if not isinstance(each, DTensor)]
+    for dtype in dict.fromkeys(each.dtype for each in whole):
+        alike = [each for each in whole if each.dtype == dtype]
+        flat = total(torch.cat([each.flatten() for each in alike]))
+        for each, part in zip(alike, flat.split([each.numel() for each in alike]), strict=True):
+            each.copy_(part.view_as(each))
