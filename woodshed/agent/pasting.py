@@ -22,7 +22,7 @@ _NAMES = {" ": "a space", "\t": "a tab", "\r": "a carriage return", "\f": "a for
 
 @dataclass(frozen=True)
 class Place:
-    """Where a text was found."""
+    """Position of a text that was found."""
 
     start: int
     end: int
@@ -56,7 +56,7 @@ def places(data: bytes, text: str) -> list[Place]:
 
 
 def _meanings(escape: str) -> list[bytes]:
-    """What \\xNN may stand for: itself, and where it is how a byte is shown, that character or that byte."""
+    """Texts that \\xNN may stand for: itself, and, if it is the display of a byte, that character or that byte."""
     number = int(escape[2:], 16)
     meanings = [re.escape(escape.encode())]
     if number < 0x20 or 0x7F <= number < 0xA0:
@@ -129,7 +129,7 @@ _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2012\u2013\u2014\
 
 
 def _folded(line: str) -> tuple[str, list[int]]:
-    """What is left of a line without all that cannot be seen, and where each character of that stood."""
+    """A line without its invisible characters, and the position that each remaining character had."""
     left, where = [], []
     for at, character in enumerate(line):
         for part in unicodedata.normalize("NFKD", character).translate(_QUOTES):

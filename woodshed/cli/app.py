@@ -1,4 +1,4 @@
-"""What every verb hangs on: the application, errors as messages and exit codes, and tables that several verbs show."""
+"""The application that all commands share: errors as messages and exit codes, and common tables."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
 
 
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
-    """What a new run keeps about its making, but for what only its evaluations know."""
+    """Describe how a new run is made, except for what only its evaluations know."""
     from woodshed.evals import changes, ledger
     from woodshed.runs import machine
 
@@ -317,7 +317,7 @@ def free_name(name: str) -> str:
 
 @contextmanager
 def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> Iterator[None]:
-    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run.
+    """Tell the user what is kept when Ctrl-C or a failure stops the work inside, then unlock the run.
 
     A new run that stops at a mistake before anything was made in it is taken back, so that its name is free for the
     corrected command.

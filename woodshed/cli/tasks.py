@@ -81,7 +81,7 @@ def make_tasks(
 
 
 def _say_left_alone(files: Sequence[str], out: Path) -> None:
-    """Files of the repositories that no task is made of, as far as a screen can bear."""
+    """Print the files of the repositories that no task is made of, as many as fit on a screen."""
     for file in files[:MOST_FILES]:
         say(f"   left alone: {' '.join(file.split())}")
     if len(files) > MOST_FILES:

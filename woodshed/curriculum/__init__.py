@@ -1,4 +1,4 @@
-"""Which tasks come next, and which ought to be made.
+"""Choice of the next tasks, and of the tasks that should be made.
 
 `posterior` holds what is believed about a solve rate, `pool` draws tasks by it, `levels` moves between levels, and
 `arms` chooses what to generate.

@@ -1,4 +1,4 @@
-"""What to generate next: generators are arms of a bandit, drawn by Thompson sampling.
+"""Bandit over task generators, drawn by Thompson sampling.
 
 An arm is worth what its tasks are worth: the share of its candidates that are valid, times how often attempts at its
 tasks end differently, per second of making one.
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass
 class Arm:
-    """What is known about a generator; starts as one success and one failure of each kind."""
+    """Record of one generator; starts as one success and one failure of each kind."""
 
     valid: float = 1.0
     invalid: float = 1.0
@@ -46,14 +46,14 @@ class Bandit:
         return max(values, key=lambda name: values[name])
 
     def made(self, name: str, *, valid: int, tried: int, seconds: float) -> None:
-        """What came of pulling an arm."""
+        """Record the tasks that a generator made."""
         arm = self.arms.setdefault(name, Arm())
         arm.valid += valid
         arm.invalid += tried - valid
         arm.seconds += seconds
 
     def observe(self, name: str, is_informative: bool) -> None:
-        """How a group of attempts at one of its tasks ended."""
+        """Record whether a group of attempts at one of its tasks had different rewards."""
         arm = self.arms.setdefault(name, Arm())
         arm.informative += is_informative
         arm.uniform += not is_informative

@@ -46,7 +46,7 @@ BAND = (0.35, 0.65)
 
 
 class CurriculumSettings(Settings):
-    """Which tasks are drawn."""
+    """Settings for drawing tasks."""
 
     repeats: bool = False
     """Whether a task may be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a
@@ -66,7 +66,7 @@ Status = Literal["active", "retired", "parked", "broken"]
 
 @dataclass
 class Belief:
-    """What is known about one task."""
+    """Estimate of one task's solve rate."""
 
     solved: float = 0.0
     """Faded counts of attempts."""
@@ -195,7 +195,7 @@ class Curriculum:
 
     @property
     def repeated(self) -> int:
-        """How many tasks of the last draw an earlier step had drawn."""
+        """Number of tasks of the last draw that an earlier step had drawn."""
         return self._repeated
 
     def _draw_one(self, random_: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
@@ -234,7 +234,7 @@ class Curriculum:
         return sorted(kept, key=lambda name: name in last)
 
     def _weights(self) -> dict[str, float]:
-        """Of every active task."""
+        """Weight of every active task in the draw."""
         if self._settings.uniform_share == 1:
             return {}
         closed = self._closed()
@@ -342,7 +342,7 @@ class Curriculum:
         return [self._tasks[name] for name, (a, b) in means.items() if a < 0.2 * (a + b)]
 
     def need(self) -> Literal["harder", "easier", ""]:
-        """What the pool lacks."""
+        """Difficulty of the tasks that the pool lacks, by the mean solve rate; "" if it lacks none."""
         tried = [name for name, belief in self._beliefs.items() if belief.attempts]
         if len(tried) < min(8, len(self._tasks)):
             return ""
@@ -390,7 +390,7 @@ class Curriculum:
 
 
 def difficulties(tasks: Iterable[Task]) -> dict[str, float]:
-    """What is known before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
+    """Difficulty before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
 
     More hidden tests of behaviour ask for more; a longer instruction says more, so it counts the other way.
     """

@@ -72,7 +72,7 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
 
 
 def agent(recipe: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Who made the trajectories: harness, version, model, tools."""
+    """The maker of the trajectories: harness, version, model, tools."""
     policy = recipe.get("policy", recipe)
     settings = recipe.get("agent", {})
     tools = [

@@ -19,7 +19,7 @@ EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tasks of like difficulty."""
+    """Tasks of similar difficulty."""
 
     low: float
     """Difficulty, 1 - pooled solve rate, from `low` (included) ..."""
@@ -34,7 +34,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Spent:
-    """What one attempt cost that is not void."""
+    """Effort of one attempt that is not void."""
 
     task_id: str
     solved: bool | None
@@ -45,7 +45,7 @@ class Spent:
 
 
 def spent_on(graded: Iterable[Graded]) -> list[Spent]:
-    """What attempts cost, void ones left out."""
+    """Effort of the attempts, without void ones."""
     return [
         Spent(
             g.rollout.task_id,
@@ -68,7 +68,7 @@ def difficulties(spent: Iterable[Spent]) -> dict[str, float]:
 
 
 def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[Bucket]:
-    """What attempts cost in tasks of like difficulty; buckets without attempts are left out."""
+    """Effort by difficulty of the task; buckets without attempts are left out."""
     buckets = []
     for low, high in itertools.pairwise(EDGES):
         inside = {

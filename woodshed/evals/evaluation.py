@@ -62,7 +62,7 @@ def from_records(
 
 
 def flags(run: RunDir, *, problems: list[str] | None = None) -> list[Flag] | None:
-    """What monitors raised in a run; None where no monitor looked."""
+    """Flags that monitors raised in a run; None if no monitor ran."""
     if not run.has("flags"):
         return None
     return [flag for _, _, flag in run.read("flags", Flag, problems=problems)]

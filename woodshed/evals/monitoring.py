@@ -1,4 +1,4 @@
-"""How good are the monitors: planted cheats and honest look-alikes on real tasks, and labelled sets of others.
+"""Quality of the monitors: scripted cheats and benign controls on real tasks, and labelled sets of others.
 
 The unit of chance is the task, as everywhere (`statistics`): tasks are resampled, each with all that was played on it.
 A *case* is one attempt whose honesty is known. An attempt counts as flagged when any rule reaches the threshold.
@@ -51,12 +51,12 @@ class Case:
 
     @property
     def is_named(self) -> bool:
-        """Whether the rule of its own row raised its hand."""
+        """True if the rule of its own row flagged it."""
         return suspicion(f for f in self.flags if f.rule == self.name) >= THRESHOLD
 
     @property
     def is_caught_by_others(self) -> bool:
-        """Whether any other rule did: what would be seen of this cheat if nobody had thought of it."""
+        """True if any other rule flagged it: the catch without the rule written for this cheat."""
         return suspicion(f for f in self.flags if f.rule != self.name) >= THRESHOLD
 
 
@@ -102,7 +102,7 @@ class Report:
 def plan(
     tasks: Sequence[Task], each: int, seed: int = 0, *, alone: bool = False
 ) -> list[tuple[str, bool, Task, Act, str]]:
-    """What is played on which task: every cheat and every twin on `each` different tasks (fewer where fewer fit).
+    """Assign scripts to tasks: every cheat and every benign control on `each` different tasks (fewer if fewer fit).
 
     With `alone`, cheats without honest work beside them (`Scene.alone`), and no twins.
 

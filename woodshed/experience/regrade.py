@@ -33,7 +33,7 @@ class Change:
 
     @property
     def why(self) -> str:
-        """What the two verdicts differ in, in one line."""
+        """The difference between the two verdicts, in one line."""
         lost = [
             test for test, outcome in self.now.outcomes.items() if outcome != self.before.outcomes.get(test)
         ]
@@ -60,7 +60,7 @@ def settings_of(run: RunDir, overrides: Sequence[str] = ()) -> GradingSettings:
 def judge_again(
     run: RunDir, settings: GradingSettings, *, progress: Callable[[int, int, str], None] | None = None
 ) -> tuple[int, list[Change]]:
-    """How many stored attempts were judged again, and those of which something changed; nothing is written.
+    """Judge stored attempts again: return how many, and those that changed. Nothing is written.
 
     Raises:
         RunError: the run holds no verdicts, or not its tasks.

@@ -25,7 +25,7 @@ ROUNDING = 1e-9  # 3/20 less 2/20 is a twentieth, and in floating point a little
 
 
 class GateSettings(Settings):
-    """What a class of hints must show before it is trained on."""
+    """Evidence that a class of hints must show before it is trained on."""
 
     every: int = Field(default=0, ge=0)
     """Steps between measurements; 0 never measures, and every class is trained on."""

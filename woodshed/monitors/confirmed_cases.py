@@ -1,4 +1,4 @@
-"""What confirmed cheats teach: places to scrub, and cases that the rules must go on catching.
+"""Lessons of confirmed cheats: places to scrub, and cases that the rules must go on catching.
 
 A place has the form of the leak scan's own rules, `{"pattern", "why", "provenance"}`: a regular expression that is
 searched in a file's path relative to the workspace. A case is one line of JSON, an attempt without tokens and prose:
@@ -29,7 +29,7 @@ from woodshed.tasks import folder
 
 @dataclass(frozen=True)
 class Place:
-    """Where an attempt found what it should have made."""
+    """Place where an attempt found a solution that it should have written."""
 
     pattern: str
     why: str
@@ -137,7 +137,7 @@ def _case(data: dict[str, Any]) -> Case:
 
 
 def replay(case: Case) -> bool:
-    """Whether today's rules still catch it."""
+    """True if today's rules still catch the case."""
     rule = case.rule.removeprefix("judge:")
     found = watch(case.rollout, case.task, rules={rule: RULES[rule]} if rule in RULES else RULES)
     return any(flag.confidence >= 0.5 for flag in found)

@@ -43,7 +43,7 @@ class Change:
 
     @functools.cached_property
     def scan(self) -> Scan:
-        """What is new in it, where it is Python."""
+        """New code in the change, if it is Python."""
         if self.after is None or not self.path.endswith((".py", ".pyi")):
             return Scan()
         return code.scan_pieces(self.before or "", self.after, self.pieces)
@@ -86,7 +86,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found; `Flag` without the rule's name."""
+    """A rule's finding; `Flag` without the rule's name."""
 
     turn: int
     quote: str

@@ -73,7 +73,7 @@ TRIVIAL = (None, True, False, 0, 1, -1, 2, 0.0, 1.0, "", " ", b"")
 
 
 def _before(change: Change, name: str) -> bool:
-    """Whether the module named this before, or does in the original: its own idiom."""
+    """True if the module named this before, or does in the original: its own idiom."""
     module, _, last = (re.escape(part) for part in name.rpartition("."))
     owner = re.escape(name.rpartition(".")[0].rpartition(".")[2])
     pattern = rf"\b{owner}\.{last}\b|from\s+{module}\s+import[^\n]*\b{last}\b" if module else rf"\b{last}\b"
@@ -85,7 +85,7 @@ def _imported_before(change: Change, top: str) -> bool:
 
 
 def _is_command_line(change: Change) -> bool:
-    """Whether ending the process and reading arguments is the module's own business."""
+    """True if ending the process and reading arguments is the module's own business."""
     return change.path.endswith(("cli.py", "__main__.py")) or _parses_arguments(change.known)
 
 
@@ -281,7 +281,7 @@ def special_cases(e: Evidence) -> Iterator[Finding]:
 
 
 def _pairs(node: ast.AST) -> Iterator[tuple[list[object], list[object]]]:
-    """What a piece of code treats as input, and what it answers to that: constants of both."""
+    """Pairs of constants in a piece of code: an input that it tests for, and the answer that it gives."""
     if isinstance(node, ast.If) and isinstance(node.test, ast.Compare | ast.BoolOp):
         answers = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Return | ast.Assign)]
         inputs = _constants(node.test)
@@ -297,7 +297,7 @@ def _pairs(node: ast.AST) -> Iterator[tuple[list[object], list[object]]]:
 
 
 def _together(inputs: list[object], outputs: list[object], tests: dict[object, frozenset[int]]) -> bool:
-    """Whether one statement of the tests holds an input and an output."""
+    """True if one statement of the tests holds an input and its output."""
     ins = frozenset().union(*(tests.get(i, frozenset()) for i in inputs))
     outs = frozenset().union(*(tests.get(o, frozenset()) for o in outputs))
     return bool(ins & outs) or (bool(ins) and not outputs and len(inputs) > 1)

@@ -51,7 +51,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Where weights and tokens lie. A value: it can be made, compared and printed without a process group.
+    """Placement of weights and tokens. A value: it can be made, compared and printed without a process group.
 
     Raises `LayoutError` for a size below 1 and for axes whose product is not `world`.
     """
@@ -92,7 +92,7 @@ class ParallelLayout:
 
     @property
     def reader(self) -> int:
-        """Which of them this rank belongs to; of a global batch it could take the rows `reader::num_readers`."""
+        """Index of this rank among the readers; of a global batch it could take the rows `reader::num_readers`."""
         return dist.get_rank() // self.dense.cp
 
     def describe(self) -> str:

@@ -74,7 +74,7 @@ def cut(parameter: nn.Parameter, num_ranks: int) -> Shard:
 
 
 def is_apart(model: Any, name: str, module: nn.Module, compute_dtype: torch.dtype | None) -> bool:
-    """Does it hold weights of another precision than the rest? FSDP gathers weights of one precision at a time.
+    """True if it holds weights of another precision than the rest: FSDP gathers one precision at a time.
 
     Where a model computes in less, those that transformers keeps in float32 (routers) are among them.
     """

@@ -37,7 +37,7 @@ class Place:
 
 @dataclass
 class Scan:
-    """What is new in a piece of code, by kind."""
+    """New names and constants in a piece of code, by kind."""
 
     calls: list[tuple[str, Place]] = field(default_factory=list)
     """Dotted name of what is called; "" where it has none."""
@@ -81,7 +81,7 @@ def scan(text: str) -> Scan:
 
 
 def scan_pieces(before: str, after: str, pieces: Sequence[Piece]) -> Scan:
-    """What is new in `after`; `pieces` are those of `pieces(before, after)`."""
+    """Scan of the code that is new in `after`; `pieces` are those of `pieces(before, after)`."""
     found = Scan(aliases=_outline(before).aliases)
     parsed = [(piece, parse(piece.text)) for piece in pieces]
     if any(tree is None for _, tree in parsed):  # a cut that does not hold: read the file as a whole
@@ -122,7 +122,7 @@ class Piece:
 
     @functools.cached_property
     def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of `old` and of the piece, the lines that the other one does not have."""
+        """Numbers of the lines of `old` and of the piece that the other one lacks."""
         old, new = self.old.split("\n"), self.text.split("\n")
         limit = min(len(old), len(new))
         start = next((n for n in range(limit) if old[n] != new[n]), limit)
@@ -178,7 +178,7 @@ def _shallow(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def pieces(before: str, after: str) -> list[Piece]:
-    """What of `after` is not, statement for statement, in `before`.
+    """Pieces of `after` that are not, statement for statement, in `before`.
 
     Old statements are found again in order; what lies between two of them is new or changed. Each cut is the beginning
     of a statement right behind complete ones, so a piece reads alone as it does in the file; where that fails (a string
@@ -279,7 +279,7 @@ def _word(node: ast.AST) -> str:
 
 
 def text_of(node: ast.AST) -> str:
-    """What a string literal says; "" for any other expression."""
+    """Value of a string literal; "" for any other expression."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 

@@ -1,4 +1,4 @@
-"""What run folders hold, arranged as a person wants to read it. Half-finished runs are the normal case.
+"""Contents of run folders, arranged for reading. Half-finished runs are the normal case.
 
 Rollouts are read as a stream: of each one stay a `Line` (what tables, figures and the search list need) and its
 transcript in a compressed archive, so a run of thousands of attempts needs a few hundred megabytes.
@@ -127,7 +127,7 @@ class Story:
 
 @dataclass
 class _Said:
-    """What a run says about its rollouts, by their ids."""
+    """Records of a run about its rollouts, by their ids."""
 
     verdicts: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
     """Verdict without the tests that passed, and how many were expected."""
@@ -266,7 +266,7 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
 
 
 def result_of(graded: Graded) -> str:
-    """How an attempt ended for its task, in a word."""
+    """Result of an attempt at its task, in a word."""
     if graded.is_void:
         return "void"
     if graded.verdict is None:

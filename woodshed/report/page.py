@@ -56,7 +56,7 @@ class StepTable:
 
 @dataclass(frozen=True)
 class Costs:
-    """What runs used and what that cost, a column a run."""
+    """Resources that runs used and their cost, a column a run."""
 
     runs: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
@@ -65,7 +65,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the page says of one arm."""
+    """Figures of the page for one variant."""
 
     arm: Arm
     conclusion: str
@@ -148,7 +148,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
 
 
 def _told_apart(story: Story, stories: Sequence[Story]) -> Story:
-    """Runs of one name are called by their folders."""
+    """Names of the runs; runs with equal names are called by their folders."""
     is_alone = [other.name for other in stories].count(story.name) == 1
     return story if is_alone else replace(story, name=str(story.path))
 

@@ -41,7 +41,7 @@ class Arm:
         return [made[0] for made in found if made], []
 
     def doubts(self, other: Arm) -> tuple[list[str], list[str]]:
-        """What forbids to compare the runs of both, and what a reader should know; another arm may be this one."""
+        """Reasons that forbid a comparison of both variants' runs, and cautions; the other may be this one."""
         stories = {story.path: story.manifest for story in (*self.stories, *other.stories)}
         return comparison.doubts([(str(path), manifest) for path, manifest in stories.items()])
 
@@ -104,7 +104,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def rows(arm: Arm, measures: Sequence[Measure]) -> list[Row]:
-    """Measures of an arm: first evaluation, last one, and the change, paired by task."""
+    """Measures of a variant: first evaluation, last one, and the change, paired by task."""
     before, after = arm.sides()
     if not before:
         return []
@@ -150,7 +150,7 @@ def _tries(lines: Sequence[Line]) -> list[passes.Try]:
 
 
 def against(first: Arm, other: Arm, measures: Sequence[Measure]) -> list[tuple[Measure, Difference]]:
-    """Measures of another arm minus the first one's, at the last evaluation of each, paired by task."""
+    """Measures of another variant minus the first one's, at the last evaluation of each, paired by task."""
     ends = [after or before for before, after in (first.sides(), other.sides())]
     if not all(ends):
         return []
@@ -166,7 +166,7 @@ def estimate(measure: Measure, seeds: Seeds) -> Estimate:
 
 
 def change(measure: Measure, before: Seeds, after: Seeds) -> Difference:
-    """After minus before, paired by task."""
+    """Change, after minus before, paired by task."""
     is_share = measure.kind != "count"
     sides = [[_sums(measure, lines) for lines in seeds] for seeds in (before, after)]
     if max(map(len, sides)) > 1:

@@ -165,7 +165,7 @@ KEYS: Mapping[str, Callable[[Row, str], bool]] = {
 
 
 def matches(row: Row, query: str) -> bool:
-    """Whether a row passes every part of a query: key:value, or text that stands in it."""
+    """True if a row passes every part of a query: key:value, or text that it contains."""
     for part in query.lower().split():
         key, colon, value = part.partition(":")
         if not (KEYS[key](row, value) if colon and key in KEYS else part in row.text):
@@ -249,7 +249,7 @@ def _edit(arguments: Mapping[str, Any]) -> Text:
 
 
 def head_text(story: Story, row: Row) -> Text:
-    """What stands above the turns: result, end, flags."""
+    """Text above the turns: result, end, flags."""
     made = Text(visible(row.id), "bold")
     reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
     made.append(
@@ -261,7 +261,7 @@ def head_text(story: Story, row: Row) -> Text:
 
 
 def end_text(story: Story) -> Text:
-    """What stands below them: the patch and the tests that did not pass."""
+    """Text below the turns: the patch and the tests that did not pass."""
     parts = []
     if story.rollout.patch.diff:
         parts += [Text("Patch", "bold"), Text(visible(story.rollout.patch.diff))]

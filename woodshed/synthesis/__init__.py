@@ -1,4 +1,4 @@
-"""Where practice comes from: real repositories in, proven tasks out.
+"""Synthesis of practice tasks: real repositories in, proven tasks out.
 
 `sources` fetches a clean copy, `project` and `baseline` find out how to run its tests, `maps` which test touches what;
 `discovery` finds features, `operators` and `closure` take one away, `visibility` and `instructions` make what is left

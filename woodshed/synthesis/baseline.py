@@ -1,4 +1,4 @@
-"""How a repository behaves before anything is taken away: its environment, and the tests that always pass."""
+"""Baseline of a repository before anything is removed: its environment, and the tests that always pass."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def measure(
     timeout_s: float = 120.0,
     progress: Progress = lambda done, total, text: None,
 ) -> Baseline:
-    """Builds the environment of a repository and runs its suite several times, with different hash seeds.
+    """Build the environment of a repository and run its suite several times, with different hash seeds.
 
     The runs take place at the same time, so that tests that depend on the clock fail here rather than later.
 
@@ -344,7 +344,7 @@ def _circular(wishes: Sequence[str], described: project.Project) -> list[str]:
 
 
 def _refuse_own(name: str, cause: str, described: project.Project) -> None:
-    """Raises a TaskError where something from a package index would stand for what the repository itself holds."""
+    """Raise a TaskError if a package from an index would replace one that the repository itself holds."""
     ours = described.distribution.partition("==")[0]
     if canonicalize_name(name) == ours:
         raise TaskError(
@@ -359,7 +359,7 @@ def _refuse_own(name: str, cause: str, described: project.Project) -> None:
 
 
 def _complain(name: str, run: TestRun, timeout_s: float, described: project.Project) -> None:
-    """Raises a TaskError for a run that says nothing about the tests."""
+    """Raise a TaskError for a run that says nothing about the tests."""
     if run.timed_out:
         raise TaskError(
             f"{name}: its tests take longer than {timeout_s:.0f} s; raise timeout_s, or choose another repository"

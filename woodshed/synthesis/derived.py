@@ -69,7 +69,7 @@ def impossible(parent: Task, out: Path) -> Task:
 
 
 def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
-    """For every equality that a test asserts in its own body: the edit that says the opposite on the next line."""
+    """Contradiction of every equality that a test asserts itself: an edit that says the opposite on the next line."""
     body: list[ast.stmt] = source.tree.body
     for name in names:
         found = [n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name]

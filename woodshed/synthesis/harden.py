@@ -76,7 +76,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class HardenReport:
-    """What came of it."""
+    """Outcome of hardening."""
 
     accepted: list[Task] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -241,7 +241,7 @@ def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> f
 def _with_stubs(
     task: Task, workspace: Path, hidden: Path, gold: Mapping[str, str | None], failing: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """By kind of stub, the failing tests that pass with it.
+    """Failing tests that pass with a stub, by its kind.
 
     Raises:
         Unproven: all of them do.
@@ -290,7 +290,7 @@ def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str
 
 
 def _shown(workspace: Path, path: str) -> str | None:
-    """Its text; None where there is none that can be read."""
+    """Text of the file; None if there is none that can be read."""
     file = workspace / path
     try:
         return syntax.read(path, file.read_bytes()) if file.is_file() else None
@@ -325,7 +325,7 @@ def outcomes_of(run: Path) -> tuple[dict[str, float], dict[str, dict[str, str | 
 
 
 def write_report(report: HardenReport, path: Path) -> None:
-    """What a background maker tells the run that started it."""
+    """Write the report of a background generator for the run that started it."""
     made = Counter(task.provenance["hardened_by"] for task in report.accepted)
     known = {name: [made[name], report.tried[name]] for name in report.tried}
     write_atomically(path, json.dumps(known) + "\n")

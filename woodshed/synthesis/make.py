@@ -56,7 +56,7 @@ COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 @dataclass
 class MakeReport:
-    """What came of it."""
+    """Outcome of making tasks."""
 
     accepted: list[Task] = field(default_factory=list)
     """Tasks in the folder, those of earlier runs included, in the order they were decided."""
@@ -103,7 +103,7 @@ def make(
 
 
 def _notes(measured: Measured) -> list[str]:
-    """What a person should know of a repository's tests."""
+    """Remarks on a repository's tests that a person should read."""
     name, timed, unmapped = measured.baseline.repository.name, measured.baseline.timed, measured.map.unmapped
     notes = []
     if timed:

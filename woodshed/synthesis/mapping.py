@@ -1,4 +1,4 @@
-"""Maps the tests of a baseline to lines in sessions, each of them kept; a long suite as far as time allows.
+"""Mapping of a baseline's tests to lines, in sessions that are each kept; a long suite as far as time allows.
 
 A session runs some of the tests under coverage and the profiler (`tracer`) and stops between two of them after
 SESSION_S, so that little is lost when it is stopped, and a later call goes on behind it. A test that a session does not
@@ -37,7 +37,7 @@ AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Piece:
-    """What one session found."""
+    """Result of one mapping session."""
 
     tests: tuple[str, ...]
     """Ids in the order they ran in; bit i + 1 of every set is tests[i]."""
@@ -88,7 +88,7 @@ def measure(
 
 
 def _told(baseline: Baseline, limit_s: float, passed_s: float, done: int, left: int) -> str:
-    """What is done and how long it may take, in words."""
+    """Description of the work and of its time limit."""
     text = f"mapping {baseline.repository.name}, its tests to its lines, at most {limit_s / 60:.0f} min"
     if not done or not left:
         return text
@@ -102,7 +102,7 @@ def _chunks(tests: list[str]) -> Iterator[list[str]]:
 
 
 def _pieces(kept: Path) -> Iterator[Piece]:
-    """What earlier calls found; files that are torn or not ours are passed over."""
+    """Results of earlier calls; files that are incomplete or not ours are skipped."""
     for file in sorted(kept.glob("*.json")):
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             yield from_json(Piece, json.loads(file.read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""What is known about a repository before anything is taken away, measured once and kept beside the tasks.
+"""Measurements of a repository before anything is removed, made once and kept beside the tasks.
 
 First the baseline, then which tests touch which lines, then what also stands in libraries. Each part is kept as soon as
 it is known, so that what was stopped goes on where it was.
@@ -32,7 +32,7 @@ SLOWER = 5
 def measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
 ) -> Measured:
-    """What is known about the repository: all tasks of a set share one environment, whenever made.
+    """Measure a repository once: all tasks of a set share one environment, whenever they are made.
 
     A map that wanted time is gone on with where `settings.mapping_timeout_s` was raised since.
     """
@@ -101,7 +101,7 @@ def _baseline(known: dict[str, Any], repository: sources.Repository) -> Baseline
 
 
 def read_kept(file: Path, parts: Set[str] = frozenset({"contents", "map", "copies"})) -> dict[str, Any]:
-    """What was measured before; nothing where it is not whole, or is not ours: then it is measured again."""
+    """Read an earlier measurement. One that is incomplete or not ours counts as none, and is made again."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         whole = parts <= known.keys() and all(map(folder.is_clean, known["contents"]))

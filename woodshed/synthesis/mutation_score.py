@@ -1,4 +1,4 @@
-"""How much the hidden tests notice: mutants of the original code that they fail, and answers that need no work.
+"""Sensitivity of the hidden tests: mutants of the original code that they fail, and answers that need no work.
 
 A function whose tests accept wrong versions invites special cases; one whose tests accept `return None` asks for
 nothing. Measured once per function, with the tests that cover it, whatever operator takes it away.
@@ -39,7 +39,7 @@ EQUAL = (
 
 @dataclass(frozen=True)
 class Strength:
-    """What the tests that cover a function notice."""
+    """Sensitivity of the tests that cover a function."""
 
     mutants: int
     """Mutants that could be tried, at most MUTANTS."""

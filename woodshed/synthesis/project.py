@@ -1,4 +1,4 @@
-"""What a repository says about itself: its packages, where they lie, and what it and its tests require.
+"""Description of a repository by itself: packages, their folders, and requirements of it and its tests.
 
 The metadata comes from a wheel, which the project's own build backend makes inside a sandbox without a network. The
 host reads the wheel as data.
@@ -112,7 +112,7 @@ class Project:
 
 
 def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Project:
-    """Builds the metadata in a sandbox and finds the packages in the tree; adds generated files that it lacks.
+    """Build the metadata in a sandbox and find the packages in the tree; add generated files that it lacks.
 
     Args:
         timeout_s: for each question to the build backend; there are at most three.
@@ -255,7 +255,7 @@ def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
 
 
 def _for_build(repository: Repository, requires: Sequence[str]) -> list[str]:
-    """What a build requires here. A malformed line stays as it is: `resolve` names it.
+    """Requirements of a build here. A malformed line stays as it is: `resolve` names it.
 
     Raises:
         TaskError: a name that exists inside the repository, where a stranger's would be installed.
@@ -385,7 +385,7 @@ def _for_namespaces(tree: Path, owned: dict[str, str]) -> list[str]:
 
 
 def _is_marker(start: bytes) -> bool:
-    """Whether an `__init__.py` does nothing but to declare a namespace."""
+    """True if an `__init__.py` does nothing but declare a namespace."""
     return bool(NAMESPACE.search(start)) and not re.search(rb"^\s*(def|class|async)\s", start, re.MULTILINE)
 
 

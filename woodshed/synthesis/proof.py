@@ -1,4 +1,4 @@
-"""From a candidate to a proven task, or to one reason why not. Cheap checks first; every run is in a sandbox.
+"""Proof of a candidate: a task, or one reason for its rejection. Cheap checks first; every run is in a sandbox.
 
 Proven means: the package still imports and its commands still start; every hidden fail-to-pass test fails three times,
 because of the deletion, and not each of them for a missing name alone (`stubs`); what the agent is shown passes; the
@@ -165,7 +165,7 @@ def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Se
 
 
 def _without_copy(work: Bench, candidate: Candidate, deletion: Deletion) -> None:
-    """What also stands elsewhere cannot be taken away, which a look at a draft tells before any test runs.
+    """Reject removals of code that also exists elsewhere, which a candidate shows before any test runs.
 
     The gate looks again at the task itself: here nothing is known of the instruction and of which tests are visible.
     """
@@ -211,7 +211,7 @@ def _delete(work: Bench, candidate: Candidate) -> Deletion:
 
 
 def _lint(work: Bench, deletion: Deletion) -> None:
-    """Without running anything: what was edited parses, and misses no name but those that are gone."""
+    """Check without running anything: edited text parses, and lacks no name but the removed ones."""
     for path, text in deletion.changed.items():
         if text is None or path not in work.code.texts:
             continue
@@ -285,7 +285,7 @@ def _failures(
 
 
 def _with_stubs(work: Bench, deletion: Deletion, failing: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """By kind of stub, the failing tests that pass with it: they ask for names only."""
+    """Failing tests that pass with a stub, by its kind: they ask for names only."""
     original = {path: work.code.texts[path] for path in deletion.changed if path in work.code.texts}
     found: dict[str, tuple[str, ...]] = {}
     for kind, texts in stubs.stubs(original, deletion.changed).items():
@@ -402,7 +402,7 @@ def _instruction(work: Bench, deletion: Deletion, command: str, fail_to_pass: It
 
 
 def _facts(work: Bench, deletion: Deletion) -> dict[str, object]:
-    """What statistics and a curriculum want to know about a task."""
+    """Facts about a task for statistics and the curriculum."""
     before = sum(work.code.texts[p].count("\n") for p in deletion.changed if p in work.code.texts)
     after = sum((text or "").count("\n") for p, text in deletion.changed.items() if p in work.code.texts)
     return {
@@ -462,7 +462,7 @@ def _write(work: Bench, task: Task, deletion: Deletion, visible: Mapping[str, st
 
 
 def check(task: Task) -> list[str]:
-    """Proves a task again from its folder alone; the reasons why not, none when it holds."""
+    """Prove a task again from its folder alone; return the reasons why it fails, none if it holds."""
     if task.operator == "impossible":
         return derived.reasons_against_twin(task)
     gold = folder.gold_patch(task)

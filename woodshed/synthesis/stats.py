@@ -1,4 +1,4 @@
-"""What is in a set of tasks: counts by repository, operator and level, sizes, and why candidates were rejected."""
+"""Statistics of a set of tasks: counts by repository, operator and level, sizes, and reasons for rejection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafts of harder tasks: what the agent would see, what would be asked, and what would have to come back.
+"""Variants of tasks that are harder: the code that the agent would see, the request, and the code to restore.
 
 Nothing here is proven; a draft is a guess at a task. Operators H1 to H12 are described in `harden`.
 """
@@ -89,7 +89,7 @@ class Parent:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a child would be."""
+    """Description of a variant before it is made."""
 
     operator: str
     instruction: str
@@ -109,7 +109,7 @@ class Draft:
 
 
 def _remember(texts: Files, path: str, data: bytes) -> None:
-    """Adds the text of a file; one that is no text stays as it is, which no draft needs to know."""
+    """Add the text of a file; a file that is no text stays as it is, which no variant needs to know."""
     with contextlib.suppress(syntax.UnreadableError):
         texts[path] = syntax.read(path, data)
 
@@ -301,7 +301,7 @@ def _names(parent: Parent) -> list[str]:
 
 
 def _test_folder(parent: Parent) -> str:
-    """Where the first hidden test lies, with a slash."""
+    """Folder of the first hidden test, with a slash."""
     return parent.task.fail_to_pass[0].partition("::")[0].rpartition("/")[0] + "/"
 
 
@@ -435,7 +435,7 @@ def _class_bodies(tree: ast.Module) -> list[tuple[str, list[ast.stmt]]]:
 
 
 def _merged(parent: Parent, shown: Files) -> Files | None:
-    """What the workspace shows with both gaps; None where they touch."""
+    """The workspace with both gaps; None if they touch."""
     merged: Files = dict(parent.shown)
     for path, theirs in shown.items():
         base, ours = parent.before.get(path), parent.shown.get(path, parent.before.get(path))

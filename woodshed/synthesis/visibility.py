@@ -1,4 +1,4 @@
-"""Which tests the agent sees: the workspace's test files, and a command that runs some of them."""
+"""Tests that the agent sees: the workspace's test files, and a command that runs some of them."""
 
 from __future__ import annotations
 

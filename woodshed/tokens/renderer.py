@@ -1,4 +1,4 @@
-"""Messages to tokens, append-only.
+"""Rendering of messages to tokens, append-only.
 
 A conversation is one growing list of token ids. `start` opens it, the policy samples a message, `extend` appends what
 comes next (the end of a cut message, the observations, the opening of the next message). Nothing that was sampled is
@@ -56,7 +56,7 @@ class Renderer(Protocol):
         observations: Sequence[Observation],
         calls: Sequence[Call],
     ) -> Context:
-        """What follows a sampled message: its end where it was cut, the observations, the next opening."""
+        """Tokens after a sampled message: its end if it was cut, the observations, the next opening."""
         ...
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
@@ -105,7 +105,7 @@ _TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 
 
 def trained_tool_tokens(tool_rows: np.ndarray, padding_rows: np.ndarray) -> bool:
-    """Whether embedding rows (n, width) of tool tokens were trained.
+    """True if embedding rows (n, width) of tool tokens were trained.
 
     Rows that no gradient ever reached keep their common initial value: cosine > 0.999 with each other and with the
     padding rows behind the vocabulary. Trained rows have cosines far below.
@@ -245,7 +245,7 @@ class TemplateRenderer:
             return False
 
     def _tail(self, messages: Sequence[tuple[str, str]], *, opened: bool = True) -> str:
-        """What the template puts behind the assistant's text."""
+        """Text that the template puts after the assistant's text."""
         if ("assistant", "a") not in messages:
             messages = [*messages, ("assistant", "a")]
         _, found, tail = self._render(messages, opened=opened).partition(_mark("a"))
@@ -304,7 +304,7 @@ class TemplateRenderer:
 
 
 def _broken(folder: str, error: Exception) -> str:
-    """Where a chat template breaks, and on what."""
+    """Position and cause of a chat template's failure."""
     file = next(
         (f for f in ("chat_template.jinja", "tokenizer_config.json") if Path(folder, f).is_file()), ""
     )

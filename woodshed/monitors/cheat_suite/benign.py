@@ -1,4 +1,4 @@
-"""What honest attempts do that looks like a cheat: one entry for each row, and plain honest work."""
+"""Benign controls: honest work that resembles a cheat, one entry for each row, and plain honest work."""
 
 from __future__ import annotations
 

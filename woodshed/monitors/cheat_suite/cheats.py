@@ -395,7 +395,7 @@ def _pattern(arguments: str) -> str:
 
 
 def leftovers(s: Scene) -> dict[str, bytes]:
-    """What a type checker, Python, a build and an old release would have left."""
+    """Files that a type checker, Python, a build and an old release would have left."""
     package = Path(s.path).parent
     pyc = bytes(16) + marshal.dumps(compile(s.gold, s.path, "exec"))
     packed = io.BytesIO()
@@ -421,7 +421,7 @@ def _changed(s: Scene, before: str, after: str | None) -> Act | None:
 
 
 def _without_function(text: str, keep: str) -> str | None:
-    """Without the last public function that is not the target and that nothing else in the file names."""
+    """Text without the last public function that is not the target and that nothing else in the file names."""
     lines = text.split("\n")
     for node in reversed(syntax.parse(text).body):
         public = isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and node.name != keep
@@ -432,7 +432,7 @@ def _without_function(text: str, keep: str) -> str | None:
 
 
 def _without_checks(text: str) -> str | None:
-    """Without the first `raise` of the file: the caller's mistake goes unnoticed."""
+    """Text without its first `raise`, so that a caller's mistake goes unnoticed."""
     for node in ast.walk(syntax.parse(text)):
         if isinstance(node, ast.Raise) and node.exc is not None and node.lineno == node.end_lineno:
             lines = text.split("\n")
@@ -444,7 +444,7 @@ def _without_checks(text: str) -> str | None:
 
 
 def _without_parameter(text: str, symbol: str) -> str | None:
-    """Without the last parameter of a public one-line signature other than the target's."""
+    """Text without the last parameter of a public one-line signature other than the target's."""
     for node in syntax.parse(text).body:
         if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node.name == symbol:
             continue

@@ -1,4 +1,4 @@
-"""What a script knows about the task it is played on, and the moves that scripts are made of."""
+"""Facts that a script has about its task, and the moves that scripts are made of."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Act:
-    """What a script does on one task."""
+    """Behaviour of a script on one task."""
 
     moves: tuple[Move, ...]
     leftovers: dict[str, bytes] = field(default_factory=dict)
@@ -174,7 +174,7 @@ class Scene:
         return known[1::2] if self.alone else known
 
     def _told(self, node: ast.AST, tables: dict[str, ast.expr]) -> list[tuple[str, str]]:
-        """Answers in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or rows of (a, b), also by name."""
+        """Examples in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or rows of (a, b), also by name."""
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
             return self._answer(node.test.left, node.test.comparators[0])
         if (
@@ -291,7 +291,7 @@ def find(text: str, symbol: str) -> code.Function:
 
 
 def fits(task: Task) -> bool:
-    """Whether scripts can be played on a task: its target is a stub, and its file is what the gold patch changes."""
+    """True if scripts can be played on a task: its target is a stub in a file that the gold patch changes."""
     try:
         scene = Scene(task, 0)
         return (

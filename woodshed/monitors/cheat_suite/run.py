@@ -55,5 +55,5 @@ def _turn(sandbox: Sandbox, move: Move, number: int) -> Turn:
 
 
 def cheat_turn(rollout: Rollout) -> int | None:
-    """Where a played attempt first cheats."""
+    """First turn at which a played attempt cheats."""
     return next((n for n, turn in enumerate(rollout.turns) if turn.oracle == "cheat"), None)

@@ -1,4 +1,4 @@
-"""Whether a task gives its answer away: what the missing code looks like, and everywhere it could still be found.
+"""Search for leaked answers: fingerprints of the missing code, and everywhere that it could still be found.
 
 `residue` lists the places where code hides, `evidence` says what must not be found, `scan` searches the root file
 system of an attempt for it (`scanner`, `readers` and `prints` run inside), and `theft` lets a scripted thief try.

@@ -1,4 +1,4 @@
-"""Where code hides after it was deleted: names of files and folders that hold copies or traces of it.
+"""Leftovers of deleted code: names of files and folders that hold copies or traces of it.
 
 One list for three uses: what `scrub` deletes from a tree, where the scan lets no name of the missing code stand, and
 what a person can extend. Rules that a run taught (a monitor saw an attempt profit from a place) are kept in a JSON file
@@ -57,7 +57,7 @@ class Rule:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file or folder goes by its name. A folder `tags` or a module `core.py` is somebody's own."""
+    """True if a file or folder is a leftover by its name. A folder `tags` or a module `core.py` is not."""
     if LEFTOVERS.fullmatch(path.name) is None:
         return False
     if path.is_dir() and not path.is_symlink():
@@ -84,7 +84,7 @@ def scrub(tree: Path, rules: Sequence[Rule] = ()) -> None:
 
 
 def _stays_in(link: Path, root: Path) -> bool:
-    """Whether a link leads to a place below the root; one that leads in a circle leads nowhere."""
+    """True if a link leads to a place below the root; one that leads in a circle leads nowhere."""
     try:
         return link.resolve().is_relative_to(root)
     except (RuntimeError, OSError):
@@ -99,7 +99,7 @@ def pattern(rules: Sequence[Rule] = ()) -> str:
 
 
 def rules_path() -> Path:
-    """Where learned rules are kept unless another file is named."""
+    """Default file of the learned rules."""
     return cache_dir() / "leak-rules.json"
 
 

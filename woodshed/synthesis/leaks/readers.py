@@ -1,4 +1,4 @@
-"""What a file says, whatever its form: texts, names and bytecode out of archives, databases, caches and repositories.
+"""Contents of files of any form: texts, names and bytecode from archives, databases, caches and repositories.
 
 Standard library only; runs inside a sandbox, because files of a hostile repository are opened here. Nothing is ever
 executed or unpickled. Sources of the formats: Git's pack format document, PEP 552 (.pyc), PEP 427 (wheels).
@@ -85,7 +85,7 @@ def read(where: str, data: bytes, depth: int = 0) -> Iterator[Piece]:
 
 
 def is_packed(data: bytes) -> bool:
-    """Whether a file must be opened to see its texts."""
+    """True if a file must be unpacked to see its texts."""
     return any(data.startswith(magic) for magic, _ in FORMATS) or data[257:262] == b"ustar"
 
 
@@ -184,7 +184,7 @@ def _unpacker(name: str, opened: Callable[[io.BytesIO], io.BufferedIOBase]) -> C
 
 
 def _zstd(where: str, data: bytes, depth: int) -> Iterator[Piece]:
-    """By the standard library from Python 3.14 on, else by the program."""
+    """Decompressed data, by the standard library from Python 3.14 on, else by the program."""
     try:
         zstd = importlib.import_module("compression.zstd")
         inner = zstd.decompress(data)

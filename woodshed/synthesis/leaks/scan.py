@@ -66,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """What the scan of one task found."""
+    """Findings of the scan of one task."""
 
     task: str
     findings: tuple[Finding, ...]
@@ -140,15 +140,16 @@ def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[Finding]:
 
 
 def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
-    """What a task's own part of the root file system gives away, with the learned rules, or what else is searched;
-    "" where that is nothing."""
+    """First leak in a task's own part of the root file system or in `shared`, learned rules included; "" if none."""
     (report,) = scan([task], rules=leftovers.read_rules(leftovers.rules_path()), shared=shared)
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
 def first_copy(draft: Task, tests: Set[str]) -> str:
-    """Where code that a draft takes away stands all the same, but for test files, which may not be visible in the end;
-    "" where it does not."""
+    """First copy of the code that a candidate removes; "" if there is none.
+
+    Test files do not count: they may not be visible in the end.
+    """
     (report,) = scan([draft], shared=(), tests=False)
     copied = [
         leak for leak in report.leaks if leak.kind == "body" and leak.where.partition(" > ")[0] not in tests
@@ -175,12 +176,12 @@ def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str],
 
 
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
-    """What tasks must have in common to be searched in one sandbox; layers over a workspace keep it alone."""
+    """Key of tasks that one sandbox can search: its specification, without a workspace that is its only layer."""
     return repr(replace(spec, lowers=spec.lowers if len(spec.lowers) > 1 else ()))
 
 
 def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> SandboxSpec:
-    """The same sandbox, in which programs of this folder can be started as modules."""
+    """Sandbox specification with programs of this folder that can be started as modules."""
     here = Path(__file__).parent
     inner = f"{LIBRARY}/woodshed/synthesis/leaks"
     binds = {f"{inner}/{name}": here / name for name in names}
@@ -189,7 +190,7 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
 
 
 class _Looking:
-    """What is looked for, and what was found so far."""
+    """State of a search: the secrets, and the leaks found so far."""
 
     def __init__(self, known: dict[str, list[Body]], residue: str) -> None:
         self.known, self.residue = known, residue
@@ -221,7 +222,7 @@ def _searched(
     shared: Sequence[str],
     workspaces: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """What the program in the sandbox wrote, line by line."""
+    """Output of the program in the sandbox, line by line."""
     request = {
         "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
         "names": names,

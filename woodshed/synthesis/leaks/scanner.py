@@ -92,7 +92,7 @@ class Search:
         return file.tasks or tuple(self.by_task)
 
     def findings(self, file: File) -> Iterator[dict[str, Any]]:
-        """What one file gives away."""
+        """Leaks in one file."""
         in_residue = file.is_own and self.residue.search(file.where.removeprefix("/workspace/")) is not None
         tests_too = file.is_own and (in_residue or not file.where.startswith("/workspace/"))
         tasks = self.tasks_with(file)
@@ -126,7 +126,7 @@ class Search:
                     yield {**found, "kind": "name", "quote": name, "tasks": [task]}
 
     def may_hold(self, data: bytes) -> bool:
-        """Whether a text of the machine or the dependencies has most of the longest names of some body."""
+        """True if a text of the machine or the dependencies has most of the longest names of some body."""
         present = self.anchors.intersection(data.translate(SPACED).split())
         held = Counter(number for word in present for number in self.holders[word])
         return any(count >= self.least[number] for number, count in held.items())
@@ -218,8 +218,11 @@ def shared_files(places: Sequence[str], search: Search) -> Iterator[File]:
 
 
 def own_files(workspaces: dict[str, str], skip: Sequence[str]) -> Iterator[File]:
-    """What belongs to the tasks: places outside of the workspaces, with the variables of the process, for all of them;
-    of the workspaces every different file once."""
+    """Files that belong to the tasks.
+
+    Files outside the workspaces, and the environment variables, belong to all of them; of files that workspaces share,
+    every different content is read once.
+    """
     if not workspaces:
         return
     variables = "\n".join(f"{k}={v}" for k, v in os.environ.items())
@@ -261,7 +264,7 @@ def _walk(root: str, skip: Sequence[str]) -> Iterator[str]:
 
 
 def _is_plausible(path: str) -> bool:
-    """Whether a file of the machine or the dependencies is in a form that could hold a copy of a Python package."""
+    """True if a file of the machine or the dependencies has a form that could hold a copy of a Python package."""
     if path.endswith(".pyc"):
         source = re.sub(r"(__pycache__/)?([^/.]+)\.[^/]*$", r"\2.py", path)
         return not os.path.exists(source)  # else the source is read
