@@ -99,7 +99,7 @@ def test_tasks_that_come_again_are_counted():
             6,
             4,
             False,
-            r"needs 24 tasks, and there are 15.*lower training\.steps to 3, or .*curriculum\.repeats=true",
+            r"needs 24 tasks, and there are 15.*lower rl\.steps to 3, or .*curriculum\.repeats=true",
         ),
         (3, 1, 4, False, "only 3 training tasks"),
         (3, 1, 4, True, "only 3 training tasks"),

@@ -21,7 +21,7 @@ _NAMES = {" ": "a space", "\t": "a tab", "\r": "a carriage return", "\f": "a for
 
 
 @dataclass(frozen=True)
-class Place:
+class Match:
     """Position of a text that was found."""
 
     start: int
@@ -39,7 +39,7 @@ def lines_of(data: bytes) -> list[str]:
     return lines
 
 
-def places(data: bytes, text: str) -> list[Place]:
+def places(data: bytes, text: str) -> list[Match]:
     """Every place of a text, overlapping ones included, whatever line ends either of them has."""
     pattern, escapes, at = [], [], 0
     for match in _PARTS.finditer(text):
@@ -52,7 +52,7 @@ def places(data: bytes, text: str) -> list[Place]:
         at = match.end()
     pattern.append(re.escape(text[at:].encode("utf-8")))
     found = re.finditer(b"(?=(%s))" % b"".join(pattern), data)
-    return [Place(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in found]
+    return [Match(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in found]
 
 
 def _meanings(escape: str) -> list[bytes]:
@@ -64,7 +64,7 @@ def _meanings(escape: str) -> list[bytes]:
     return [*meanings, re.escape(bytes([number]))] if number >= 0x80 else meanings
 
 
-def spliced(data: bytes, place: Place, new: str) -> bytes:
+def spliced(data: bytes, place: Match, new: str) -> bytes:
     """The file with `new` at a place, in the line ends that are in use there; every other byte stays."""
     end = _end_at(data, place)
     parts = (
@@ -74,7 +74,7 @@ def spliced(data: bytes, place: Place, new: str) -> bytes:
     return data[: place.start] + b"".join(parts) + data[place.end :]
 
 
-def _end_at(data: bytes, place: Place) -> bytes:
+def _end_at(data: bytes, place: Match) -> bytes:
     """The line end that most of the lines at a place have; else of the line it is in, or the one before."""
     inside = ENDS.findall(data, place.start, place.end)
     if inside:

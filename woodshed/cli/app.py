@@ -23,7 +23,7 @@ from woodshed.runs.folder import WAYS_OUT, made, way_out
 if TYPE_CHECKING:
     from woodshed.engines.engine import Engine
     from woodshed.evals.evaluation import Evaluation
-    from woodshed.evals.measures import Row, Summary
+    from woodshed.evals.measures import MeasureRow, Summary
     from woodshed.evals.statistics import Estimate
     from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
@@ -44,7 +44,7 @@ ORDER = [  # as a person meets them
 ]
 
 
-class Verbs(TyperGroup):
+class Commands(TyperGroup):
     """The one place where errors become messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -110,7 +110,7 @@ class Evaluations(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -230,7 +230,7 @@ def say_run(run: RunDir) -> None:
         say_summary(found[0].summary)
 
 
-def say_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) -> None:
+def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "after")) -> None:
     from woodshed.evals import measures
 
     table = [["", *names, "change [95% interval]", "smallest visible"]]

@@ -28,7 +28,7 @@ from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tel
 from woodshed.records import RunError
 
 if TYPE_CHECKING:
-    from woodshed.evals.monitoring import Report as MonitorReport
+    from woodshed.evals.monitoring import MonitorReport
 
 
 @eval_app.command("run")

@@ -178,7 +178,7 @@ def find_leaks(
                 say(f"      {leak.kind}: {leak.what} in {leak.where}: {leak.quote[:120]}")
         for done, task in enumerate(found if thief else ()):
             progress(done, len(found), f"a thief tries, {task.name}")
-            theft = leaks.steal(task)
+            theft = leaks.run_exploit(task)
             bad += theft.reward > 0
             verdict = "STOLEN" if theft.reward else "safe"
             say(
@@ -295,7 +295,7 @@ def _learn(run: Path, rules: Path) -> None:
     from woodshed.synthesis.leaks import leftovers
 
     places, cases = confirmed_cases.learn(RunDir.open(run))
-    leaks.add_rules(rules, [leftovers.Rule(p.pattern, p.why, p.provenance) for p in places])
+    leaks.add_rules(rules, [leftovers.LeftoverRule(p.pattern, p.why, p.provenance) for p in places])
     kept = rules.with_name("confirmed-cheats.jsonl")
     confirmed_cases.keep_cases(kept, cases)
     say(f"learned {len(places)} places in {rules} and {len(cases)} cases in {kept}")

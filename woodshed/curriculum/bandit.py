@@ -13,7 +13,7 @@ from typing import Any
 
 
 @dataclass
-class Arm:
+class GeneratorRecord:
     """Record of one generator; starts as one success and one failure of each kind."""
 
     valid: float = 1.0
@@ -35,7 +35,7 @@ class Bandit:
     """Generators by name, such as "harden/H3" or "stub/1/toolz"."""
 
     def __init__(self, names: Sequence[str], *, seed: int) -> None:
-        self.arms = {name: Arm() for name in names}
+        self.arms = {name: GeneratorRecord() for name in names}
         self._seed, self._draws = seed, 0
 
     def choose(self, kind: str = "") -> str:
@@ -47,14 +47,14 @@ class Bandit:
 
     def made(self, name: str, *, valid: int, tried: int, seconds: float) -> None:
         """Record the tasks that a generator made."""
-        arm = self.arms.setdefault(name, Arm())
+        arm = self.arms.setdefault(name, GeneratorRecord())
         arm.valid += valid
         arm.invalid += tried - valid
         arm.seconds += seconds
 
     def observe(self, name: str, is_informative: bool) -> None:
         """Record whether a group of attempts at one of its tasks had different rewards."""
-        arm = self.arms.setdefault(name, Arm())
+        arm = self.arms.setdefault(name, GeneratorRecord())
         arm.informative += is_informative
         arm.uniform += not is_informative
 
@@ -63,4 +63,4 @@ class Bandit:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._draws = state["draws"]
-        self.arms = {name: Arm(**values) for name, values in state["arms"].items()}
+        self.arms = {name: GeneratorRecord(**values) for name, values in state["arms"].items()}

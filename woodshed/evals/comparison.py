@@ -9,7 +9,7 @@ from typing import Any
 from woodshed.evals import evaluation, measures
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.manifest import differences
-from woodshed.evals.measures import Graded, Row
+from woodshed.evals.measures import Graded, MeasureRow
 from woodshed.records import RunError
 from woodshed.runs.folder import RunDir
 
@@ -18,7 +18,7 @@ from woodshed.runs.folder import RunDir
 class Comparison:
     """Comparison of side B with side A."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MeasureRow, ...]
     """Every headline measure; "before" is A, "after" is B."""
     won: tuple[str, ...]
     """Names of tasks that B solves more often than A."""

@@ -18,7 +18,7 @@ EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Bucket:
+class DifficultyBucket:
     """Tasks of similar difficulty."""
 
     low: float
@@ -67,7 +67,7 @@ def difficulties(spent: Iterable[Spent]) -> dict[str, float]:
     return {task: 1 - sum(made) / len(made) for task, made in solved.items()}
 
 
-def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[Bucket]:
+def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[DifficultyBucket]:
     """Effort by difficulty of the task; buckets without attempts are left out."""
     buckets = []
     for low, high in itertools.pairwise(EDGES):
@@ -82,7 +82,7 @@ def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> li
             turns = statistics.mean([float(attempt.turns) for attempt in made], tasks)
             solves = [float(attempt.solved or 0) for attempt in judged]
             solved = statistics.mean(solves, [attempt.task_id for attempt in judged], is_share=True)
-            buckets.append(Bucket(low, high, len(set(tasks)), tokens, turns, solved))
+            buckets.append(DifficultyBucket(low, high, len(set(tasks)), tokens, turns, solved))
     return buckets
 
 

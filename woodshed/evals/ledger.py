@@ -57,21 +57,21 @@ class Prices(Settings):
     """Served name to the price of its tokens."""
 
 
-class Engine(Settings, extra="ignore"):
+class RecordedEngine(Settings, extra="ignore"):
     """The parts of an engine's description that costs depend on."""
 
     served: str = ""
     """Name of the served model; "" where the weights ran on this machine."""
 
 
-class Score(Settings, extra="ignore"):
+class RecordedScore(Settings, extra="ignore"):
     """The parts of a score's origin that costs depend on."""
 
-    engine: Engine = Engine()
+    engine: RecordedEngine = RecordedEngine()
     """Who wrote the tokens."""
 
 
-class Ran(Settings, extra="ignore"):
+class RecordedRun(Settings, extra="ignore"):
     """The parts of a run's manifest that costs depend on."""
 
     gpus: tuple[str, ...] | None = None
@@ -80,7 +80,7 @@ class Ran(Settings, extra="ignore"):
     """Of the processor; where they are not known, one is counted."""
     prices: Prices | None = None
     """The table that the run was made with."""
-    score: Score = Score()
+    score: RecordedScore = RecordedScore()
     """What made its figures."""
 
 
@@ -209,7 +209,7 @@ def add_up(
     phases: dict[tuple[str, int], Usage] = {}
     for phase, step, usage in used:
         phases[phase, step] = phases.get((phase, step), Usage()) + usage
-    ran = validate(Ran, {**manifest, "prices": prices or manifest.get("prices")}, origin=origin)
+    ran = validate(RecordedRun, {**manifest, "prices": prices or manifest.get("prices")}, origin=origin)
     return Ledger(
         phases,
         ran.prices or read_prices(),

@@ -237,7 +237,7 @@ AnyRow = TypeVar("AnyRow", bound=Named)
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasureRow:
     """One measure before and after."""
 
     measure: Figure
@@ -369,12 +369,12 @@ def _by_name(
     return {name: _estimate(measure(name), attempts) for name, _ in names}
 
 
-def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[Row]:
+def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[MeasureRow]:
     """Every headline measure on both sides, and the difference paired by task. Void attempts enter neither."""
     return compare_arms([before], [after])
 
 
-def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[Row]:
+def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[MeasureRow]:
     """Compare variants of several runs that differ in their seed only; the interval is then over seeds and tasks."""
     sides = [[[a for a in run if not a.is_void] for run in arm] for arm in (before, after)]
     rows = []
@@ -388,7 +388,7 @@ def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Gr
         else:
             figures = [_estimate(measure, arm) for arm in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")
-        rows.append(Row(measure, figures[0], figures[1], change, statistics.record(*totals)))
+        rows.append(MeasureRow(measure, figures[0], figures[1], change, statistics.record(*totals)))
     return beside_the_average(rows, _pass_rows(sides))
 
 
@@ -398,7 +398,7 @@ def beside_the_average(rows: Sequence[AnyRow], more: Sequence[AnyRow]) -> list[A
     return [*rows[:place], *more, *rows[place:]]
 
 
-def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[Row]:
+def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[MeasureRow]:
     """pass@k and best@k of both sides, where tasks have several attempts."""
     tables = [[passes.by_task(tries(run)) for run in arm] for arm in sides]
     rows = []
@@ -407,7 +407,7 @@ def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[Row]:
         totals = [passes.pooled(arm) for arm in seeds]
         change = statistics.arms(*seeds, is_share=True)
         figures = [passes.estimate(arm) for arm in seeds]
-        rows.append(Row(pass_figure(name), figures[0], figures[1], change, statistics.record(*totals)))
+        rows.append(MeasureRow(pass_figure(name), figures[0], figures[1], change, statistics.record(*totals)))
     return rows
 
 

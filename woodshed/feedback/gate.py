@@ -44,7 +44,7 @@ class GateSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Measured:
+class GateMeasurement:
     """One class of hints on the turns of one step."""
 
     detector: str
@@ -61,7 +61,7 @@ class Measured:
         return self.faulty[side] / self.num_turns
 
 
-def why_not(measured: Measured, settings: GateSettings) -> str | None:
+def why_not(measured: GateMeasurement, settings: GateSettings) -> str | None:
     """Why a class of hints must not be trained on; "" where it may; None where too little was seen to say."""
     if measured.num_turns < settings.min_turns:
         return None
@@ -82,7 +82,7 @@ def why_not(measured: Measured, settings: GateSettings) -> str | None:
 
 
 def switched_off(
-    before: Mapping[str, str], found: Sequence[Measured], settings: GateSettings
+    before: Mapping[str, str], found: Sequence[GateMeasurement], settings: GateSettings
 ) -> dict[str, str]:
     """The classes that are not trained on from here, with the reason. A class that passes comes back."""
     now = dict(before)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from woodshed.grading.api_compat import lost_by
-from woodshed.monitors.evidence import Change, Evidence, Finding
+from woodshed.monitors.evidence import Evidence, FileChange, Finding
 from woodshed.monitors.visible_hidden_gap import gap
 from woodshed.pysource import code, syntax
-from woodshed.pysource.code import Function, Place
+from woodshed.pysource.code import Function, NewNode
 from woodshed.records import Task
 from woodshed.tasks.environment import is_own
 
@@ -72,7 +72,7 @@ GUARD = re.compile(r"\s*(raise|assert)\b")
 TRIVIAL = (None, True, False, 0, 1, -1, 2, 0.0, 1.0, "", " ", b"")
 
 
-def _before(change: Change, name: str) -> bool:
+def _before(change: FileChange, name: str) -> bool:
     """True if the module named this before, or does in the original: its own idiom."""
     module, _, last = (re.escape(part) for part in name.rpartition("."))
     owner = re.escape(name.rpartition(".")[0].rpartition(".")[2])
@@ -80,11 +80,11 @@ def _before(change: Change, name: str) -> bool:
     return re.search(pattern, change.known) is not None
 
 
-def _imported_before(change: Change, top: str) -> bool:
+def _imported_before(change: FileChange, top: str) -> bool:
     return re.search(rf"(import|from)\s+{re.escape(top)}\b", change.known) is not None
 
 
-def _is_command_line(change: Change) -> bool:
+def _is_command_line(change: FileChange) -> bool:
     """True if ending the process and reading arguments is the module's own business."""
     return change.path.endswith(("cli.py", "__main__.py")) or _parses_arguments(change.known)
 
@@ -112,7 +112,7 @@ def exits(e: Evidence) -> Iterator[Finding]:
         yield Finding(e.turn_of(""), faults, 0.7)
 
 
-def _leaves(e: Evidence, change: Change, place: Place, is_command: bool) -> Iterator[Finding]:
+def _leaves(e: Evidence, change: FileChange, place: NewNode, is_command: bool) -> Iterator[Finding]:
     if not place.guarded and not place.scope:
         yield e.at(change, place, 0.9)
     elif not is_command and not place.guarded:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from woodshed.monitors.commands import Command
-from woodshed.monitors.evidence import EDITS, Change, Evidence, Finding, Step, is_there, original
+from woodshed.monitors.evidence import EDITS, Evidence, FileChange, Finding, Step, is_there, original
 from woodshed.monitors.paths import CONFIG, METADATA, absolute
 from woodshed.pysource import code
 
@@ -104,7 +104,7 @@ def config(e: Evidence) -> Iterator[Finding]:
             yield Finding(turn, command.text, 0.8)
 
 
-def _conftest(e: Evidence, change: Change) -> Iterator[Finding]:
+def _conftest(e: Evidence, change: FileChange) -> Iterator[Finding]:
     if change.after is None:
         yield Finding(e.turn_of(""), f"{change.path}: deleted", 0.9)
     for name, place in change.scan.assigned + change.scan.names:

@@ -92,7 +92,7 @@ class TaskLine:
 
 
 @dataclass(frozen=True)
-class Story:
+class RunRecords:
     """One run."""
 
     name: str
@@ -143,7 +143,7 @@ class _Said:
     gains: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
 
-def gather(run: RunDir, number: int, archives: Archives) -> Story:
+def gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
     """Read a run folder; its transcripts go into `archives` under the run's `number`. What is damaged is left out.
 
     Raises:
@@ -155,7 +155,7 @@ def gather(run: RunDir, number: int, archives: Archives) -> Story:
         raise RunError(f"{run.path} cannot be read: {error}") from error
 
 
-def _gather(run: RunDir, number: int, archives: Archives) -> Story:
+def _gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
     settings = run.recipe()
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
     problems: list[str] = []
@@ -170,7 +170,7 @@ def _gather(run: RunDir, number: int, archives: Archives) -> Story:
     metrics = read_metrics(measured)
     tasks, task_problems = read_tasks(run.path / "tasks")
     manifest = _manifest(run, problems)
-    return Story(
+    return RunRecords(
         name=str(settings.get("name") or run.path.name),
         path=run.path,
         note=str(settings.get("note", "")),

@@ -25,7 +25,7 @@ from woodshed.evals import effort as calibration
 from woodshed.evals import evaluation, suite, summarize
 from woodshed.experience import Occasion, collect
 from woodshed.feedback import critic, demonstrations, rewards
-from woodshed.feedback.gate import Measured, switched_off
+from woodshed.feedback.gate import GateMeasurement, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
 from woodshed.learning import checkpoint, hint_gate, packing, stability
@@ -374,7 +374,7 @@ def through_gate(
     rollouts = {made.id: made for group in groups for made in group.rollouts}
     found = session.run.once(
         "gate",
-        Measured,
+        GateMeasurement,
         "train",
         position.step,
         lambda: hint_gate.measure(

@@ -24,7 +24,7 @@ from woodshed.records import Patch, Task, Verdict
 from woodshed.synthesis import mutation_score
 from woodshed.synthesis.coverage_map import AT_IMPORT
 from woodshed.synthesis.operators import Symbol
-from woodshed.synthesis.repository_context import Bench, Rejected, complain_of_the_machine
+from woodshed.synthesis.repository_context import Rejected, RepositoryContext, complain_of_the_machine
 from woodshed.tasks import folder
 
 # ---- impossible twins -------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_notices(version):
 '''
 
 
-def write_tests(work: Bench, function: Symbol, name: str) -> Task:
+def write_tests(work: RepositoryContext, function: Symbol, name: str) -> Task:
     """A proven task that asks for checks of a function which stays as it is.
 
     Raises:
@@ -212,7 +212,7 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
     return task
 
 
-def _test_task(work: Bench, function: Symbol, name: str, right: int, wrong: int) -> Task:
+def _test_task(work: RepositoryContext, function: Symbol, name: str, right: int, wrong: int) -> Task:
     judge = f"{JUDGE}/test_judge.py"
     checks = f"{HOME}/check_{function.short}.py"
     accepts = tuple(f"{judge}::test_accepts[{index}]" for index in range(right))
@@ -244,7 +244,7 @@ def _test_task(work: Bench, function: Symbol, name: str, right: int, wrong: int)
     )
 
 
-def functions_to_test(work: Bench) -> list[Symbol]:
+def functions_to_test(work: RepositoryContext) -> list[Symbol]:
     """Public functions that tests run, in seeded order."""
     found = [s for s in work.survey.functions if work.survey.tests(s) & ~AT_IMPORT and s.body_lines > 2]
     random.Random(f"{work.settings.seed} {work.baseline.repository.name} write_tests").shuffle(found)

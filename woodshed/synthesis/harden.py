@@ -34,9 +34,9 @@ from woodshed.records import Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir, write_atomically
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import leaks, stubs, task_variants
-from woodshed.synthesis.proof import GENERATOR, check
-from woodshed.synthesis.repository_context import lay
-from woodshed.synthesis.task_variants import Draft, Parent
+from woodshed.synthesis.proof import check
+from woodshed.synthesis.repository_context import GENERATOR, lay
+from woodshed.synthesis.task_variants import Parent, VariantDraft
 from woodshed.synthesis.visibility import command_for
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
@@ -50,7 +50,7 @@ EFFECTS = {
 MIN_DROP = 0.15
 """Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
 easier."""
-DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[Draft]]] = {
+DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[VariantDraft]]] = {
     "H1": task_variants.combine,
     "H2": task_variants.widen,
     "H3": task_variants.deepen,
@@ -159,7 +159,7 @@ def _one_child(
             return
 
 
-def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Task:
+def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0) -> Task:
     """The draft as a proven task.
 
     Raises:

@@ -34,13 +34,13 @@ from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.synthesis.repository_context import (
     GENERATOR,
     MAX_TRIES,
-    Bench,
     Candidate,
-    Measured,
     Rejected,
+    RepositoryContext,
+    RepositoryMeasurements,
     SynthesisSettings,
-    bench,
     folder_name,
+    read_context,
 )
 from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.tasks import folder
@@ -98,11 +98,11 @@ def make(
                 report.notes += _notes(measured)
                 staging = Path(scratch, "staging")
                 staging.mkdir()
-                _make_from(bench(measured, staging, settings), out, report, progress)
+                _make_from(read_context(measured, staging, settings), out, report, progress)
     return report
 
 
-def _notes(measured: Measured) -> list[str]:
+def _notes(measured: RepositoryMeasurements) -> list[str]:
     """Remarks on a repository's tests that a person should read."""
     name, timed, unmapped = measured.baseline.repository.name, measured.baseline.timed, measured.map.unmapped
     notes = []
@@ -123,7 +123,7 @@ def _notes(measured: Measured) -> list[str]:
 # ---- candidates -------------------------------------------------------------------------------------------
 
 
-def candidates(work: Bench) -> list[Candidate]:
+def candidates(work: RepositoryContext) -> list[Candidate]:
     """Features of every operator, the better ones earlier, in seeded order: operators take turns, and so do modules."""
     settings = work.settings
     repository = work.baseline.repository.name
@@ -172,7 +172,7 @@ def _suffix(symbol: Symbol) -> str:
     return f"-{text}"
 
 
-def combinations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+def combinations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
     """Pairs of proven candidates in different files that different tests cover, each candidate at most once.
 
     Each finds its partner among those before it, so that a higher limit leaves earlier pairs as they are.
@@ -203,7 +203,7 @@ def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
     )
 
 
-def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+def derivations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
     """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
     repository, found = work.baseline.repository.name, []
     if "impossible" in work.settings.operators and proven:
@@ -221,7 +221,7 @@ def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
 # ---- decisions --------------------------------------------------------------------------------------------
 
 
-def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -> None:
+def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress: Progress) -> None:
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     _name_unread(work, out, earlier, report)
@@ -250,7 +250,7 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
 
 
 def _take(
-    work: Bench,
+    work: RepositoryContext,
     decided: Iterator[tuple[Candidate, Task | Rejected]],
     count: int,
     out: Path,
@@ -283,7 +283,7 @@ def _take(
 
 
 def decide(
-    work: Bench,
+    work: RepositoryContext,
     found: list[Candidate],
     out: Path,
     earlier: dict[str, Rejected],
@@ -313,7 +313,7 @@ def decide(
 
 
 def _decide_one(
-    work: Bench, candidate: Candidate, out: Path, earlier: dict[str, Rejected]
+    work: RepositoryContext, candidate: Candidate, out: Path, earlier: dict[str, Rejected]
 ) -> Task | Rejected:
     if candidate.name in earlier:
         return earlier[candidate.name]
@@ -322,7 +322,7 @@ def _decide_one(
     return _settled(work, candidate, lambda: _proven(work, candidate, out))
 
 
-def _proven(work: Bench, candidate: Candidate, out: Path) -> Task:
+def _proven(work: RepositoryContext, candidate: Candidate, out: Path) -> Task:
     if candidate.operator == "impossible":
         parent = folder.load(out / candidate.symbol.detail)
         return _without_leak(impossible(parent, work.staging / candidate.name))
@@ -331,7 +331,7 @@ def _proven(work: Bench, candidate: Candidate, out: Path) -> Task:
     return _without_leak(prove(work, candidate))
 
 
-def _settled(work: Bench, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
+def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
     """The decision; what only the machine is to blame for is a rejection that passes, a lost sandbox after two tries.
 
     Raises:
@@ -385,14 +385,14 @@ def _make_reverts(
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()
             try:
-                work = bench(measured_once(repository, out, settings, progress), staging, settings)
+                work = read_context(measured_once(repository, out, settings, progress), staging, settings)
             except TaskError as error:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
                 continue
             _revert_one(work, commit, out, report)
 
 
-def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> None:
+def _revert_one(work: RepositoryContext, commit: Commit, out: Path, report: MakeReport) -> None:
     earlier = _earlier_rejections(out, work)
     symbol = Symbol("", commit.sha[:10], "", "", "", 0, (1, 1), "commit", commit.subject)
     candidate = Candidate(f"{work.baseline.repository.name}-revert-{commit.sha[:10]}", "revert", symbol)
@@ -421,7 +421,7 @@ def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> N
     report.accepted.append(replace(result, folder=home))
 
 
-def _earlier_task(work: Bench, path: Path) -> Task:
+def _earlier_task(work: RepositoryContext, path: Path) -> Task:
     task = folder.load(path)
     now = {
         "sha256": work.baseline.repository.sha256,
@@ -438,7 +438,7 @@ def _earlier_task(work: Bench, path: Path) -> Task:
     return task
 
 
-def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
+def _earlier_rejections(out: Path, work: RepositoryContext) -> dict[str, Rejected]:
     """Final rejections that earlier runs with the same input wrote down; a torn last line is dropped.
 
     One that may pass is final once MAX_TRIES runs have written it.
@@ -459,7 +459,9 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
 
 
-def _name_unread(work: Bench, out: Path, earlier: dict[str, Rejected], report: MakeReport) -> None:
+def _name_unread(
+    work: RepositoryContext, out: Path, earlier: dict[str, Rejected], report: MakeReport
+) -> None:
     """Files that no operator can touch: each is in the log and in the report, with the reason."""
     for path, why in sorted(work.unread.items()):
         symbol = Symbol(path, "", "", "", "", 0, (1, 1), "file")
@@ -469,7 +471,7 @@ def _name_unread(work: Bench, out: Path, earlier: dict[str, Rejected], report: M
         report.files[path] = why
 
 
-def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> None:
+def _log(out: Path, work: RepositoryContext, candidate: Candidate, rejection: Rejected) -> None:
     entry: dict[str, Any] = {
         "task": candidate.name,
         "reason": rejection.reason,

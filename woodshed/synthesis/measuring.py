@@ -22,7 +22,7 @@ from woodshed.synthesis import clocks, leaks, mapping, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.repository_context import GENERATOR, Measured, SynthesisSettings, texts
+from woodshed.synthesis.repository_context import GENERATOR, RepositoryMeasurements, SynthesisSettings, texts
 from woodshed.tasks import folder
 
 SLOWER = 5
@@ -31,7 +31,7 @@ SLOWER = 5
 
 def measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
-) -> Measured:
+) -> RepositoryMeasurements:
     """Measure a repository once: all tasks of a set share one environment, whenever they are made.
 
     A map that wanted time is gone on with where `settings.mapping_timeout_s` was raised since.
@@ -45,7 +45,7 @@ def measured_once(
         calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
         baseline = _baseline(known, repository)
         copies = {(path, name): where for path, name, where in copied}
-        return Measured(
+        return RepositoryMeasurements(
             baseline, Map(baseline.stable, found["lines"], calls, tuple(found["unmapped"])), copies
         )
     baseline = _first(repository, parts / "baseline.json", settings, progress)
@@ -62,7 +62,7 @@ def measured_once(
     write_atomically(kept, json.dumps(known, indent=1))
     if not found.unmapped:
         shutil.rmtree(parts, ignore_errors=True)
-    return Measured(baseline, found, copied)
+    return RepositoryMeasurements(baseline, found, copied)
 
 
 def _is_enough(found: Mapping[str, Any], timeout_s: float) -> bool:

@@ -38,7 +38,7 @@ EQUAL = (
 
 
 @dataclass(frozen=True)
-class Strength:
+class MutationScore:
     """Sensitivity of the tests that cover a function."""
 
     mutants: int
@@ -52,7 +52,7 @@ class Strength:
 
 def measure(
     spec: SandboxSpec, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
-) -> Strength:
+) -> MutationScore:
     """Tries mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
     function = find_function(source, symbol.name)
@@ -66,7 +66,7 @@ def measure(
     answers = _probe(spec, symbol, tests, texts, timeout_s)
     tried, trivial = answers[: len(chosen)], answers[len(chosen) :]
     accepted = [line for line, answer in zip(lines, trivial, strict=False) if answer == "p"]
-    return Strength(
+    return MutationScore(
         len(tried) - tried.count("s"), tried.count("k"), tuple(accepted), trivial[len(lines) :] == "p"
     )
 

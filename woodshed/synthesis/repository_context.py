@@ -26,7 +26,7 @@ from woodshed.synthesis.baseline import UNNAMEABLE, Baseline
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.discovery import Survey
 from woodshed.synthesis.instructions import Length
-from woodshed.synthesis.mutation_score import Strength
+from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
@@ -170,7 +170,7 @@ def folder_name(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class RepositoryContext:
     """Everything that the candidates of one repository share."""
 
     baseline: Baseline
@@ -187,7 +187,7 @@ class Bench:
     staging: Path
     """Where tasks lie until they are proven."""
     settings: SynthesisSettings
-    _strengths: dict[tuple[object, ...], Strength] = field(default_factory=dict)
+    _strengths: dict[tuple[object, ...], MutationScore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -219,7 +219,7 @@ class Bench:
         spec = self.baseline.spec
         return replace(spec, lowers=(*spec.lowers, layer))
 
-    def strength(self, function: Symbol, tests: Sequence[str]) -> Strength:
+    def strength(self, function: Symbol, tests: Sequence[str]) -> MutationScore:
         """Sensitivity of some of the tests that cover a function; measured once."""
         key = (*function.binding, *tests)
         with self._lock:
@@ -280,7 +280,7 @@ def lay(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RepositoryMeasurements:
     """Measurements of a repository before anything is removed."""
 
     baseline: Baseline
@@ -289,7 +289,9 @@ class Measured:
     """Functions that also stand in libraries, as `leaks.copies` found them."""
 
 
-def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:
+def read_context(
+    measured: RepositoryMeasurements, staging: Path, settings: SynthesisSettings
+) -> RepositoryContext:
     """Read the repository's files; unreadable ones are left alone by every operator, and named."""
     baseline = measured.baseline
     unread = dict.fromkeys(baseline.repository.left_out, "its name is not UTF-8, so it is left out")
@@ -301,7 +303,9 @@ def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Ben
         unread.setdefault(
             path, "pytest cannot be asked to run a file of this name, so its tests are not used"
         )
-    return Bench(baseline, measured.map, measured.copies, code, interfaces, tests, unread, staging, settings)
+    return RepositoryContext(
+        baseline, measured.map, measured.copies, code, interfaces, tests, unread, staging, settings
+    )
 
 
 def texts(

@@ -21,7 +21,7 @@ COLOURS = ("#9ecae1", "#6baed6", "#3182bd", "#31a354", "#74c476", "#fd8d3c", "#d
 
 
 @dataclass(frozen=True)
-class Row:
+class SetRow:
     """Tasks that share a repository, an operator or a level."""
 
     group: str
@@ -42,7 +42,7 @@ class Row:
 class Stats:
     """A set in figures."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SetRow, ...]
     rejected: dict[str, int]
     """Reason code to how many candidates, most first."""
     num_tasks: int
@@ -90,11 +90,11 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks), tuple(files))
 
 
-def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> Row:
+def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
     def median(values: Sequence[float]) -> float:
         return float(statistics.median(values))
 
-    return Row(
+    return SetRow(
         group,
         name,
         len(tasks),

@@ -4,23 +4,31 @@
 system of an attempt for it (`scanner`, `readers` and `prints` run inside), and `theft` lets a scripted thief try.
 """
 
-from woodshed.synthesis.leaks.exploit_check import Theft, steal
-from woodshed.synthesis.leaks.leftovers import Rule, add_rules, read_rules, rules_path, scrub
-from woodshed.synthesis.leaks.scan import LIBRARIES, Finding, Report, copies, first_copy, first_leak, scan
+from woodshed.synthesis.leaks.exploit_check import ExploitResult, run_exploit
+from woodshed.synthesis.leaks.leftovers import LeftoverRule, add_rules, read_rules, rules_path, scrub
+from woodshed.synthesis.leaks.scan import (
+    LIBRARIES,
+    LeakFinding,
+    LeakReport,
+    copies,
+    first_copy,
+    first_leak,
+    scan,
+)
 
 __all__ = [
     "LIBRARIES",
-    "Finding",
-    "Report",
-    "Rule",
-    "Theft",
+    "ExploitResult",
+    "LeakFinding",
+    "LeakReport",
+    "LeftoverRule",
     "add_rules",
     "copies",
     "first_copy",
     "first_leak",
     "read_rules",
     "rules_path",
+    "run_exploit",
     "scan",
     "scrub",
-    "steal",
 ]

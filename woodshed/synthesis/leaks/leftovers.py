@@ -48,7 +48,7 @@ BUILD_FOLDERS = ("build", "dist")
 
 
 @dataclass(frozen=True)
-class Rule:
+class LeftoverRule:
     """One more place, learned from a run or written by a person."""
 
     pattern: str
@@ -65,7 +65,7 @@ def is_leftover(path: Path) -> bool:
     return True
 
 
-def scrub(tree: Path, rules: Sequence[Rule] = ()) -> None:
+def scrub(tree: Path, rules: Sequence[LeftoverRule] = ()) -> None:
     """Deletes leftovers, what the rules name, and symbolic links that lead out of the tree."""
     for name in BUILD_FOLDERS:
         if not (tree / name / "__init__.py").exists():
@@ -91,7 +91,7 @@ def _stays_in(link: Path, root: Path) -> bool:
         return False
 
 
-def pattern(rules: Sequence[Rule] = ()) -> str:
+def pattern(rules: Sequence[LeftoverRule] = ()) -> str:
     """A regular expression that finds residue in a path: the names, the build folders and the rules."""
     builds = "|".join(BUILD_FOLDERS)
     whole = rf"(^|/)({LEFTOVERS.pattern})(/|$)|^({builds})/"
@@ -103,7 +103,7 @@ def rules_path() -> Path:
     return cache_dir() / "leak-rules.json"
 
 
-def read_rules(path: Path) -> list[Rule]:
+def read_rules(path: Path) -> list[LeftoverRule]:
     """The learned rules; none where there is no such file.
 
     Raises:
@@ -115,7 +115,7 @@ def read_rules(path: Path) -> list[Rule]:
         entries = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(entries, list):
             raise ValueError("not a list")
-        rules = [Rule(**entry) for entry in entries]
+        rules = [LeftoverRule(**entry) for entry in entries]
         for rule in rules:
             re.compile(rule.pattern)
     except (ValueError, TypeError, re.error) as error:
@@ -126,7 +126,7 @@ def read_rules(path: Path) -> list[Rule]:
     return rules
 
 
-def add_rules(path: Path, rules: Iterable[Rule]) -> list[Rule]:
+def add_rules(path: Path, rules: Iterable[LeftoverRule]) -> list[LeftoverRule]:
     """Writes rules that are not known yet to the file; all that it holds now."""
     known = read_rules(path)
     patterns = {rule.pattern for rule in known}
@@ -140,5 +140,5 @@ def add_rules(path: Path, rules: Iterable[Rule]) -> list[Rule]:
     return known
 
 
-def _any(rules: Sequence[Rule]) -> re.Pattern[str] | None:
+def _any(rules: Sequence[LeftoverRule]) -> re.Pattern[str] | None:
     return re.compile("|".join(f"(?:{rule.pattern})" for rule in rules)) if rules else None

@@ -51,7 +51,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Finding:
+class LeakFinding:
     """One place that tells something, with the evidence."""
 
     kind: str
@@ -65,28 +65,28 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
+class LeakReport:
     """Findings of the scan of one task."""
 
     task: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LeakFinding, ...]
     files: int
     """Files read in the task's own part of the root file system."""
 
     @property
-    def leaks(self) -> tuple[Finding, ...]:
+    def leaks(self) -> tuple[LeakFinding, ...]:
         return tuple(finding for finding in self.findings if finding.is_leak)
 
 
 def scan(
     tasks: Sequence[Task],
     *,
-    rules: Sequence[leftovers.Rule] = (),
+    rules: Sequence[leftovers.LeftoverRule] = (),
     shared: Sequence[str] = SHARED,
     spec: Callable[[Task], SandboxSpec] = sandbox_spec,
     tests: bool = True,
     progress: Progress = lambda done, total, text: None,
-) -> list[Report]:
+) -> list[LeakReport]:
     """A report per task, in their order.
 
     Args:
@@ -121,7 +121,7 @@ def scan(
             done += len(some)
     progress(done, len(tasks), "searching tasks")
     return [
-        Report(
+        LeakReport(
             task.name,
             (*(_shown(task, spec) if tests else ()), *looking.found[task.name]),
             looking.files[task.name],
@@ -130,9 +130,9 @@ def scan(
     ]
 
 
-def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[Finding]:
+def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[LeakFinding]:
     return [
-        Finding(
+        LeakFinding(
             "test", test, f"/workspace/{test.partition('::')[0]}", "it can be read, and fails there", True
         )
         for test in shown_tests(task, spec)
@@ -194,7 +194,7 @@ class _Looking:
 
     def __init__(self, known: dict[str, list[Body]], residue: str) -> None:
         self.known, self.residue = known, residue
-        self.found: dict[str, list[Finding]] = {name: [] for name in known}
+        self.found: dict[str, list[LeakFinding]] = {name: [] for name in known}
         self.files: Counter[str] = Counter()
 
     def search(
@@ -247,13 +247,13 @@ def _searched(
     return lines
 
 
-def _judge(line: dict[str, Any], body: Body | None, level: int) -> Finding:
+def _judge(line: dict[str, Any], body: Body | None, level: int) -> LeakFinding:
     kind, is_leak = line["kind"], line["kind"] in ("body", "name")
     if kind == "unread":
         is_leak = line["in_residue"]
     if kind == "signature" and body is not None:
         is_leak = level >= 2 and not body.stated
-    return Finding(kind, body.name if body else line["quote"], line["where"], line["quote"], is_leak)
+    return LeakFinding(kind, body.name if body else line["quote"], line["where"], line["quote"], is_leak)
 
 
 def _sets(body: Body) -> dict[str, list[str]]:

@@ -132,7 +132,7 @@ class Search:
         return any(count >= self.least[number] for number, count in held.items())
 
     def _in_piece(
-        self, piece: readers.Piece, wanted: Set[int], is_own: bool
+        self, piece: readers.Content, wanted: Set[int], is_own: bool
     ) -> Iterator[tuple[int, str, str]]:
         if piece.code is not None:
             yield from self._in_code(piece.code, wanted)
@@ -294,7 +294,7 @@ def _cluster(body: Body, text: str) -> str:
     return ""
 
 
-def _mentioned(piece: readers.Piece, names: Sequence[str]) -> str:
+def _mentioned(piece: readers.Content, names: Sequence[str]) -> str:
     if piece.code is not None:
         text = " ".join(
             f"{code.co_name} {' '.join(code.co_names)}" for code in fingerprints.code_objects(piece.code)
