@@ -2,7 +2,8 @@
 
 The scripts are those that the monitors are measured with (`woodshed monitor bench`), here without honest work beside
 them (`ScriptContext.alone`): what a cheat leaves in the task's sandbox is graded as any attempt's patch. Where its
-commands show the original code, the cheat has what it was looking for, and the original code is graded. The row "memorised" is
+commands show the original code, the cheat has what it was looking for, and the original code is graded. The row
+"memorised" is
 played on tasks with a changed name (`woodshed tasks harden --operators H8`), its defence: code that is right is right,
 whoever remembers it. Beside them the honest solution of every task that was used is graded several times.
 
@@ -95,7 +96,7 @@ def table(graded: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the verifier pays for planted cheats.")
     parser.add_argument(
-        "source", metavar="TASKS", type=Path, nargs="+", help="task folders, or folders of them"
+        "source", metavar="TASKS", type=Path, nargs="+", help="task folders, or folders that contain some"
     )
     parser.add_argument("--each", type=int, default=20, help="tasks on which each cheat is planted")
     parser.add_argument(

@@ -36,13 +36,10 @@ KERNELS = {
     "muon/kernels.py:pack_kernel",
     "muon/kernels.py:symmetric_kernel",
 }
+# The parameters of a command are its options.
+COMMANDS = {"cli/measure.py:evaluate"}
 LONG_FUNCTIONS: set[str] = {
-    "cli/measure.py:bench_monitors",
-    "cli/measure.py:evaluate",
     "cli/runs.py:train",
-    "cli/tasks.py:find_leaks",
-    "cli/tasks.py:harden_tasks",
-    "cli/tasks.py:make_tasks",
     "evals/atif.py:trajectory",
     "grading/assert_hardening.py:install",
     "grading/verifier.py:run_tests",
@@ -62,7 +59,6 @@ LONG_FUNCTIONS: set[str] = {
 }
 MANY_PARAMETERS: set[str] = {
     "agent/attempt.py:run",
-    "cli/measure.py:evaluate",
     "grading/verifier.py:run_tests",
     "learning/hint_gate.py:measure",
     "learning/packing.py:pack",
@@ -136,17 +132,11 @@ FILES_WITH_QUESTIONS: set[str] = {
     "tasks/folder.py",
 }
 FILES_WITH_RETIRED_WORDS: set[str] = {
-    "cli/__init__.py",
     "docs/ideas.md",
     "learning/packing.py",
     "parallel/layout.py",
     "stages/distill.py",
     "stages/distill_samples.py",
-    "synthesis/leaks/__init__.py",
-    "synthesis/leaks/leftovers.py",
-    "synthesis/leaks/scan.py",
-    "synthesis/leaks/scanner.py",
-    "synthesis/mutation_score.py",
 }
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -198,7 +188,7 @@ def test_functions_fit_on_a_screen():
 
 def test_functions_take_few_parameters():
     many = {name for name, node in functions() if num_parameters(node) > MAX_PARAMETERS}
-    check(many - KERNELS, MANY_PARAMETERS, f"over {MAX_PARAMETERS} parameters, pass a record")
+    check(many - KERNELS - COMMANDS, MANY_PARAMETERS, f"over {MAX_PARAMETERS} parameters, pass a record")
 
 
 def test_files_stay_readable():

@@ -275,7 +275,7 @@ def test_a_second_definition_in_a_real_package_is_refused(tmp_path: Path):
     assert first_leak(made) == "body of indent in /workspace/boltons/funcutils.py"
 
 
-def test_learned_rules_make_places_residue(task: Task, tmp_path: Path):
+def test_learned_rules_make_places_leftovers(task: Task, tmp_path: Path):
     spec = with_files(tmp_path, {"/workspace/.oracle/notes": b"see interleave\n"})
     rules = add_rules(
         tmp_path / "rules.json", [LeftoverRule(r"^\.oracle/", "an attempt read it", "run a, rollout b")]

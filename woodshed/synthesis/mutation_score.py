@@ -91,13 +91,13 @@ def noticed(
 def _probe(
     spec: SandboxSpec, symbol: Symbol, tests: Sequence[str], texts: Sequence[str], timeout_s: float
 ) -> str:
-    """A letter for every text (see `prober`); "" where there was no answer.
+    """A letter for every text (see `mutation_runner`); "" where there was no answer.
 
     Raises:
         TimeoutError, SandboxError: as `settled`.
     """
-    prober = Path(__file__).with_name("mutation_runner.py")
-    binds = {**spec.binds, "/run/woodshed/woodshed_mutation_runner.py": prober}
+    runner = Path(__file__).with_name("mutation_runner.py")
+    binds = {**spec.binds, "/run/woodshed/woodshed_mutation_runner.py": runner}
     with open_sandbox(replace(spec, binds=binds)) as sandbox:
         request: Mapping[str, object] = {
             "ids": list(tests),

@@ -1,7 +1,8 @@
 """Search for leaked answers: fingerprints of the missing code, and everywhere that it could still be found.
 
-`residue` lists the places where code hides, `evidence` says what must not be found, `scan` searches the root file
-system of an attempt for it (`scanner`, `readers` and `prints` run inside), and `theft` lets a scripted thief try.
+`leftovers` lists the places where code hides, `evidence` collects what must not be found, `scan` searches the root
+file system of an attempt for it (`scanner`, `readers` and `fingerprints` run inside), and `exploit_check` runs a
+scripted exploit.
 """
 
 from woodshed.synthesis.leaks.exploit_check import ExploitResult, run_exploit

@@ -92,7 +92,7 @@ def _stays_in(link: Path, root: Path) -> bool:
 
 
 def pattern(rules: Sequence[LeftoverRule] = ()) -> str:
-    """A regular expression that finds residue in a path: the names, the build folders and the rules."""
+    """Regular expression of leftovers in a path: the names, the build folders and the rules."""
     builds = "|".join(BUILD_FOLDERS)
     whole = rf"(^|/)({LEFTOVERS.pattern})(/|$)|^({builds})/"
     return "|".join([whole, *(f"(?:{rule.pattern})" for rule in rules)])

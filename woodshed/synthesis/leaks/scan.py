@@ -6,10 +6,10 @@ different file once.
 
 Verdict per finding, after the kinds of hits that leak scanners of benchmarks missed:
 - "body": the code itself, verbatim, reformatted, renamed, or as bytecode. Always a leak.
-- "name": residue (caches, histories, indexes) that mentions hidden tests or removed functions. Always a leak.
+- "name": leftovers (caches, histories, indexes) that mention hidden tests or removed functions. Always a leak.
 - "signature": a name with its parameters. A leak from level 2 on, unless the instruction states it.
 - "test": a hidden test that stands in its own file for the agent to read. Always a leak.
-- "unread": a file in a known form that could not be opened. A leak where it is residue.
+- "unread": a file in a known form that could not be opened. A leak if it is a leftover.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TOGETHER = 50
 """Most tasks that are searched in one sandbox."""
 TIMEOUT_S = 1800.0
 NOTHING = "(?!)"
-"""A pattern for residue where none is looked for."""
+"""Pattern that matches no leftover."""
 
 Progress = Callable[[int, int, str], None]
 
@@ -90,7 +90,7 @@ def scan(
     """A report per task, in their order.
 
     Args:
-        rules: more places that count as residue.
+        rules: more places that count as leftovers.
         shared: what of the machine and the dependencies is searched as well.
         spec: how an attempt's sandbox is opened.
         tests: hidden tests that the workspace shows are looked for as well.
@@ -192,8 +192,8 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
 class _Looking:
     """State of a search: the secrets, and the leaks found so far."""
 
-    def __init__(self, known: dict[str, list[Body]], residue: str) -> None:
-        self.known, self.residue = known, residue
+    def __init__(self, known: dict[str, list[Body]], leftover_pattern: str) -> None:
+        self.known, self.leftovers = known, leftover_pattern
         self.found: dict[str, list[LeakFinding]] = {name: [] for name in known}
         self.files: Counter[str] = Counter()
 
@@ -203,7 +203,7 @@ class _Looking:
         """Adds what shared places of a sandbox tell, and the tasks' own ones where workspaces are given."""
         listed = [body for task in group for body in self.known[task.name]]
         names = {task.name: evidence.hidden_names(task, self.known[task.name]) for task in group}
-        lines = _searched(group[0].name, listed, names, self.residue, spec, shared, workspaces)
+        lines = _searched(group[0].name, listed, names, self.leftovers, spec, shared, workspaces)
         self.files.update(lines[-1]["done"])
         levels = {task.name: task.level for task in group}
         for line in lines:
@@ -217,7 +217,7 @@ def _searched(
     name: str,
     listed: Sequence[Body],
     names: dict[str, list[str]],
-    residue: str,
+    leftover_pattern: str,
     spec: SandboxSpec,
     shared: Sequence[str],
     workspaces: dict[str, str],
@@ -226,7 +226,7 @@ def _searched(
     request = {
         "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
         "names": names,
-        "residue": residue,
+        "leftovers": leftover_pattern,
         "shared": list(shared),
         "workspaces": workspaces,
         "skip": [*SHARED, "/workspace"],
@@ -250,7 +250,7 @@ def _searched(
 def _judge(line: dict[str, Any], body: Body | None, level: int) -> LeakFinding:
     kind, is_leak = line["kind"], line["kind"] in ("body", "name")
     if kind == "unread":
-        is_leak = line["in_residue"]
+        is_leak = line["in_leftovers"]
     if kind == "signature" and body is not None:
         is_leak = level >= 2 and not body.stated
     return LeakFinding(kind, body.name if body else line["quote"], line["where"], line["quote"], is_leak)

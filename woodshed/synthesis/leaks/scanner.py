@@ -57,9 +57,9 @@ class Search:
     def __init__(self, request: dict[str, Any]) -> None:
         self.bodies = [_body(entry) for entry in request["bodies"]]
         self.runs = fingerprints.Runs(self.bodies)
-        self.residue = re.compile(request["residue"])
+        self.leftovers = re.compile(request["leftovers"])
         self.names: dict[str, list[str]] = request["names"]
-        """Task to names that may not stand in residue."""
+        """Task to names that may not stand in leftovers."""
         self.by_task: dict[str, list[int]] = {task: [] for task in self.names}
         self.by_name: dict[str, list[int]] = {}
         self.by_call: dict[str, list[int]] = {}
@@ -93,8 +93,10 @@ class Search:
 
     def findings(self, file: File) -> Iterator[dict[str, Any]]:
         """Leaks in one file."""
-        in_residue = file.is_own and self.residue.search(file.where.removeprefix("/workspace/")) is not None
-        tests_too = file.is_own and (in_residue or not file.where.startswith("/workspace/"))
+        in_leftovers = (
+            file.is_own and self.leftovers.search(file.where.removeprefix("/workspace/")) is not None
+        )
+        tests_too = file.is_own and (in_leftovers or not file.where.startswith("/workspace/"))
         tasks = self.tasks_with(file)
         wanted = {n for task in tasks for n in self.by_task[task]}
         if not tests_too:  # visible tests are often copies of hidden ones; the machine has none
@@ -114,13 +116,13 @@ class Search:
                     "kind": "unread",
                     "quote": piece.problem,
                     "tasks": list(tasks),
-                    "in_residue": in_residue,
+                    "in_leftovers": in_leftovers,
                 }
             for number, kind, quote in self._in_piece(piece, wanted, file.is_own):
                 if (number, kind) not in seen:
                     seen.add((number, kind))
                     yield {**found, "kind": kind, "quote": quote[:300], "body": number}
-            for task in tasks if in_residue else ():
+            for task in tasks if in_leftovers else ():
                 if (-1, task) not in seen and (name := _mentioned(piece, self.names[task])):
                     seen.add((-1, task))
                     yield {**found, "kind": "name", "quote": name, "tasks": [task]}
