@@ -132,7 +132,6 @@ FILES_WITH_QUESTIONS: set[str] = {
     "tasks/folder.py",
 }
 FILES_WITH_RETIRED_WORDS: set[str] = {
-    "docs/ideas.md",
     "learning/packing.py",
     "parallel/layout.py",
     "stages/distill.py",
