@@ -40,7 +40,6 @@ KERNELS = {
 COMMANDS = {"cli/measure.py:evaluate"}
 LONG_FUNCTIONS: set[str] = {
     "cli/runs.py:train",
-    "evals/atif.py:trajectory",
     "grading/assert_hardening.py:install",
     "grading/verifier.py:run_tests",
     "grading/verifier.py:verify",
@@ -51,9 +50,7 @@ LONG_FUNCTIONS: set[str] = {
     "sandbox/rootfs.py:arguments",
     "stages/rl.py:one_step",
     "synthesis/baseline.py:measure",
-    "synthesis/derived.py:write_tests",
     "synthesis/harden.py:prove",
-    "synthesis/leaks/scan.py:scan",
     "synthesis/project.py:read",
     "tasks/folder.py:_record",
 }

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
@@ -160,7 +161,7 @@ def _one_child(
 
 
 def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0) -> Task:
-    """The draft as a proven task.
+    """Make a proven task from the draft.
 
     Raises:
         Unproven: with the reason.
@@ -178,29 +179,20 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
         failing = _failing(task, workspace, hidden, ids)
         lost = tuple(test for test in ids if test in failing)
-        command = _visible_tests(task, workspace, ids, draft.command or task.test_command)
-        passing = tuple(test for test in ids if test not in failing)
         gold = {path: text for path, text in draft.gold.items() if text != _shown(workspace, path)}
         child = dataclasses.replace(
             task,
             instruction=draft.instruction,
             fail_to_pass=lost,
             stub_passes=_with_stubs(task, workspace, hidden, gold, lost),
-            pass_to_pass=passing,
+            pass_to_pass=tuple(test for test in ids if test not in failing),
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
             target_symbol=draft.symbol or task.target_symbol,
-            test_command=command,
-            provenance={
-                **task.provenance,
-                "generator": GENERATOR,
-                "parent": task.id,
-                "parent_symbol": task.target_symbol,
-                "hardened_by": draft.operator,
-                "expected_solve_rate": expected,
-            },
+            test_command=_visible_tests(task, workspace, ids, draft.command or task.test_command),
+            provenance=_provenance(task, draft, expected),
         )
-        if not child.fail_to_pass:
+        if not lost:
             raise Unproven("no hidden test fails")
         tests = {str(p.relative_to(hidden)): p.read_bytes() for p in hidden.rglob("*") if p.is_file()}
         written = folder.write(
@@ -215,6 +207,17 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
     if leak := leaks.first_leak(written, leaks.LIBRARIES if draft.operator in WIDER else ()):
         raise Unproven(f"leaks: {leak}")
     return written
+
+
+def _provenance(parent: Task, draft: VariantDraft, expected: float) -> dict[str, Any]:
+    return {
+        **parent.provenance,
+        "generator": GENERATOR,
+        "parent": parent.id,
+        "parent_symbol": parent.target_symbol,
+        "hardened_by": draft.operator,
+        "expected_solve_rate": expected,
+    }
 
 
 def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> frozenset[str]:

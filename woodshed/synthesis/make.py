@@ -25,9 +25,9 @@ from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.folder import write_atomically
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.baseline import Progress
-from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
+from woodshed.synthesis.impossible import contradict
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.proof import prove, prove_revert
@@ -43,6 +43,7 @@ from woodshed.synthesis.repository_context import (
     read_context,
 )
 from woodshed.synthesis.stats import UNREAD, rejected
+from woodshed.synthesis.test_writing import functions_to_test, write_tests
 from woodshed.tasks import folder
 
 COMBINED_SHARE = 8
@@ -325,7 +326,7 @@ def _decide_one(
 def _proven(work: RepositoryContext, candidate: Candidate, out: Path) -> Task:
     if candidate.operator == "impossible":
         parent = folder.load(out / candidate.symbol.detail)
-        return _without_leak(impossible(parent, work.staging / candidate.name))
+        return _without_leak(contradict(parent, work.staging / candidate.name))
     if candidate.operator == "write_tests":
         return _without_leak(write_tests(work, candidate.symbol, candidate.name))
     return _without_leak(prove(work, candidate))

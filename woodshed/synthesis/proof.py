@@ -25,7 +25,7 @@ from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.synthesis import derived, instructions, operators, paraphrase, stubs, visibility
+from woodshed.synthesis import impossible, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.coverage_map import AT_IMPORT
 from woodshed.synthesis.leaks import first_copy
@@ -458,7 +458,7 @@ def _write(
 def check(task: Task) -> list[str]:
     """Prove a task again from its folder alone; return the reasons why it fails, none if it holds."""
     if task.operator == "impossible":
-        return derived.reasons_against_twin(task)
+        return impossible.reasons_against(task)
     gold = folder.gold_patch(task)
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,43 +91,48 @@ def scan(
 
     Args:
         rules: more places that count as leftovers.
-        shared: what of the machine and the dependencies is searched as well.
-        spec: how an attempt's sandbox is opened.
-        tests: hidden tests that the workspace shows are looked for as well.
+        shared: parts of the machine and the dependencies that are searched too.
+        spec: specification of an attempt's sandbox.
+        tests: also search for hidden tests that the workspace shows.
 
     Raises:
         SandboxError: the search did not come to its end; names the file it was at.
     """
-    looking = _Looking({task.name: evidence.bodies(task) for task in tasks}, leftovers.pattern(rules))
+    search = _Search({task.name: evidence.bodies(task) for task in tasks}, leftovers.pattern(rules))
     machine = [place for place in shared if place != DEPENDENCIES]
     for python in sorted({task.environment.python for task in tasks} if machine else ()):
         progress(0, len(tasks), "searching the machine")
         same = [task for task in tasks if task.environment.python == python]
-        looking.search(same, spec(same[0]), machine, {})
-    groups: dict[str, list[Task]] = {}
-    for task in tasks:
-        groups.setdefault(_but_for_the_workspace(spec(task)), []).append(task)
+        search.search(same, spec(same[0]), machine, {})
     done = 0
-    for group in groups.values():
-        for start in range(0, len(group), TOGETHER):
-            some = group[start : start + TOGETHER]
-            progress(done, len(tasks), f"searching {len(some)} tasks, {some[0].name}")
-            opened = spec(some[0])
-            places = {task.name: f"{WORKSPACES}/{nth}" for nth, task in enumerate(some)}
-            others = {places[task.name]: spec(task).lowers[0] for task in some[1:]}
-            places[some[0].name] = "/workspace"
-            opened = replace(opened, binds={**opened.binds, **others})
-            looking.search(some, opened, [DEPENDENCIES] if DEPENDENCIES in shared else [], places)
-            done += len(some)
+    for group in _groups(tasks, spec):
+        progress(done, len(tasks), f"searching {len(group)} tasks, {group[0].name}")
+        workspaces = {task.name: f"{WORKSPACES}/{nth}" for nth, task in enumerate(group)}
+        binds = {workspaces[task.name]: spec(task).lowers[0] for task in group[1:]}
+        workspaces[group[0].name] = "/workspace"
+        first = spec(group[0])
+        first = replace(first, binds={**first.binds, **binds})
+        search.search(group, first, [DEPENDENCIES] if DEPENDENCIES in shared else [], workspaces)
+        done += len(group)
     progress(done, len(tasks), "searching tasks")
     return [
         LeakReport(
             task.name,
-            (*(_shown(task, spec) if tests else ()), *looking.found[task.name]),
-            looking.files[task.name],
+            (*(_shown(task, spec) if tests else ()), *search.found[task.name]),
+            search.files[task.name],
         )
         for task in tasks
     ]
+
+
+def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Iterator[list[Task]]:
+    """Groups of at most TOGETHER tasks that one sandbox can search."""
+    alike: dict[str, list[Task]] = {}
+    for task in tasks:
+        alike.setdefault(_but_for_the_workspace(spec(task)), []).append(task)
+    for group in alike.values():
+        for start in range(0, len(group), TOGETHER):
+            yield group[start : start + TOGETHER]
 
 
 def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[LeakFinding]:
@@ -185,11 +190,11 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
     here = Path(__file__).parent
     inner = f"{LIBRARY}/woodshed/synthesis/leaks"
     binds = {f"{inner}/{name}": here / name for name in names}
-    binds[f"{LIBRARY}/woodshed/syntax.py"] = Path(syntax.__file__)
+    binds[f"{LIBRARY}/woodshed/pysource/syntax.py"] = Path(syntax.__file__)
     return replace(spec, binds={**spec.binds, **binds}, limits=Limits(memory_mb=3072))
 
 
-class _Looking:
+class _Search:
     """State of a search: the secrets, and the leaks found so far."""
 
     def __init__(self, known: dict[str, list[Body]], leftover_pattern: str) -> None:
