@@ -50,8 +50,6 @@ LONG_FUNCTIONS: set[str] = {
     "sandbox/rootfs.py:arguments",
     "stages/rl.py:one_step",
     "synthesis/baseline.py:measure",
-    "synthesis/harden.py:prove",
-    "synthesis/project.py:read",
     "tasks/folder.py:_record",
 }
 MANY_PARAMETERS: set[str] = {
@@ -130,7 +128,6 @@ FILES_WITH_QUESTIONS: set[str] = {
 }
 FILES_WITH_RETIRED_WORDS: set[str] = {
     "learning/packing.py",
-    "parallel/layout.py",
     "stages/distill.py",
     "stages/distill_samples.py",
 }

@@ -160,7 +160,7 @@ class ParallelLayout:
         """This rank's pieces of its reader's sequences, as keyword arguments of the model.
 
         input_ids_BT, labels_BT: whole sequences, the same on the cp ranks of a reader; labels as transformers takes
-            them (not shifted, -100 for tokens that are not learnt).
+            them (not shifted, -100 for tokens that are not learned).
         position_ids_BT: for packed rows, starting again with each document.
 
         The model's loss is this rank's share of the mean over all ranks' tokens: their sum over ranks is the loss,

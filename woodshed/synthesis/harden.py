@@ -168,14 +168,7 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
     """
     task = parent.task
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-        workspace, hidden = Path(scratch, "workspace"), Path(scratch, "hidden")
-        shutil.copytree(task.folder / "environment" / "workspace", workspace, symlinks=True)
-        for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
-            _put(workspace, path, None if text is None else syntax.write(path, text))
-        for path, data in folder.protected_files(task).items():
-            _put(hidden, path, data)
-        for path, text in draft.hidden.items():
-            _put(hidden, path, syntax.write(path, text))
+        workspace, hidden = _lay_out(parent, draft, Path(scratch))
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
         failing = _failing(task, workspace, hidden, ids)
         lost = tuple(test for test in ids if test in failing)
@@ -207,6 +200,19 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
     if leak := leaks.first_leak(written, leaks.LIBRARIES if draft.operator in WIDER else ()):
         raise Unproven(f"leaks: {leak}")
     return written
+
+
+def _lay_out(parent: Parent, draft: VariantDraft, scratch: Path) -> tuple[Path, Path]:
+    """Folders of the variant's workspace and of its hidden tests."""
+    workspace, hidden = scratch / "workspace", scratch / "hidden"
+    shutil.copytree(parent.task.folder / "environment" / "workspace", workspace, symlinks=True)
+    for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
+        _put(workspace, path, None if text is None else syntax.write(path, text))
+    for path, data in folder.protected_files(parent.task).items():
+        _put(hidden, path, data)
+    for path, text in draft.hidden.items():
+        _put(hidden, path, syntax.write(path, text))
+    return workspace, hidden
 
 
 def _provenance(parent: Task, draft: VariantDraft, expected: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from email import message_from_string
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -125,21 +126,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
     wheel = _build(repository, timeout_s) if described else _as_it_is(repository)
     contents = _contents(repository.name, wheel)
-    described_in = [name for name in contents if name.endswith(".dist-info/METADATA")]
-    if not described_in:
-        raise TaskError(f"{repository.name}: its build made a wheel without METADATA")
-    info = min(described_in).rpartition("/")[0]
-    metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
-    needed = metadata.get("Requires-Python", "")
-    try:
-        version = str(Version(metadata["Version"] or ""))
-        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
-    except (InvalidVersion, InvalidSpecifier) as error:
-        raise TaskError(f"{repository.name}: the METADATA of its wheel cannot be read: {error}") from None
-    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
-        raise TaskError(f"{repository.name}: its wheel's METADATA has Name = {metadata['Name']!r}")
-    if not fits:
-        raise TaskError(f"{repository.name} requires Python {needed}; this is Python {PYTHON}")
+    info, metadata, version = _metadata(repository.name, contents)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
     compiled = sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib")))
     if compiled:
@@ -151,14 +138,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         raise TaskError(f"{repository.name}: no package of its wheel was found in the repository")
     generated = _complete(tree, code, homes)
     name = canonicalize_name(metadata["Name"])
-    with _named(repository.name):
-        inside = siblings(tree, name, repository.beside)
-        required = requirements.find(tree, metadata, inside)
-    if required.unfetched:
-        raise TaskError(
-            f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
-            "Give the whole repository, or a copy of this folder that holds that code too"
-        )
+    required, inside = _required(repository, metadata, name)
     owned = {part: root for package, root in homes.items() for part in _owned(code, package, name)}
     roots = sorted(set(homes.values()), key=lambda root: (root != ".", root))
     return Project(
@@ -174,6 +154,49 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         left_out=tuple(required.left_out),
         inside=inside,
     )
+
+
+def _metadata(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
+    """Folder of a wheel's metadata, the metadata, and the normalised version.
+
+    Raises:
+        TaskError: the metadata is missing or malformed, or demands another Python.
+    """
+    found = [path for path in contents if path.endswith(".dist-info/METADATA")]
+    if not found:
+        raise TaskError(f"{name}: its build made a wheel without METADATA")
+    info = min(found).rpartition("/")[0]
+    metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
+    needed = metadata.get("Requires-Python", "")
+    try:
+        version = str(Version(metadata["Version"] or ""))
+        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
+    except (InvalidVersion, InvalidSpecifier) as error:
+        raise TaskError(f"{name}: the METADATA of its wheel cannot be read: {error}") from None
+    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
+        raise TaskError(f"{name}: its wheel's METADATA has Name = {metadata['Name']!r}")
+    if not fits:
+        raise TaskError(f"{name} requires Python {needed}; this is Python {PYTHON}")
+    return info, metadata, version
+
+
+def _required(
+    repository: Repository, metadata: Message, name: str
+) -> tuple[requirements.Requirements, Siblings]:
+    """Requirements of the package and its tests, and the other projects of the repository.
+
+    Raises:
+        TaskError: a requirement lies in a part of the repository that was not fetched.
+    """
+    with _named(repository.name):
+        inside = siblings(repository.tree, name, repository.beside)
+        required = requirements.find(repository.tree, metadata, inside)
+    if required.unfetched:
+        raise TaskError(
+            f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
+            "Give the whole repository, or a copy of this folder that holds that code too"
+        )
+    return required, inside
 
 
 @contextlib.contextmanager
