@@ -430,7 +430,7 @@ def test_a_run_goes_on_with_its_own_verb(tmp_path: Path, run: RunDir):
     assert f"is an evaluation; go on with `woodshed eval --resume {measured.path}`" in result.stderr
     result = woodshed("eval", "--resume", str(run.path))
     assert result.exit_code == 2
-    assert f"is a run of training; go on with `woodshed train --resume {run.path}`" in result.stderr
+    assert f"is a run of training; resume it with `woodshed train --resume {run.path}`" in result.stderr
     result = woodshed("export", str(measured.path), "--to", "hf")
     assert result.exit_code == 2 and "measured a model and trained none" in result.stderr
 
