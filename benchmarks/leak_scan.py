@@ -24,7 +24,12 @@ from woodshed.synthesis.leaks.scan import SHARED
 from woodshed.synthesis.make import candidates
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.proof import _task, _write
-from woodshed.synthesis.repository_context import Bench, Candidate, SynthesisSettings, bench
+from woodshed.synthesis.repository_context import (
+    Candidate,
+    RepositoryContext,
+    SynthesisSettings,
+    read_context,
+)
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import prepare
 
@@ -71,7 +76,7 @@ def drafts(options: argparse.Namespace, scratch: Path) -> list[Task]:
     )
     staging = scratch / "staging"
     staging.mkdir()
-    work = bench(measured, staging, settings)
+    work = read_context(measured, staging, settings)
     made: list[Task] = []
     for candidate in candidates(work):
         if len(made) < options.count and (task := draft(work, candidate)) is not None:
@@ -79,7 +84,7 @@ def drafts(options: argparse.Namespace, scratch: Path) -> list[Task]:
     return made
 
 
-def draft(work: Bench, candidate: Candidate) -> Task | None:
+def draft(work: RepositoryContext, candidate: Candidate) -> Task | None:
     try:
         deletion = operators.OPERATORS[candidate.operator](work.code, candidate.symbol, 4)
     except operators.CascadeError:

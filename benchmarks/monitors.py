@@ -37,7 +37,7 @@ def measure(played: list[tuple[Task, Rollout]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="How many attempts the rules watch in a second.")
-    parser.add_argument("tasks", type=Path, nargs="+", help="task folders, or folders of them")
+    parser.add_argument("tasks", type=Path, nargs="+", help="task folders, or folders that contain some")
     parser.add_argument("--each", type=int, default=5, help="tasks on which each script is played")
     parser.add_argument("--repeats", type=int, default=3, help="passes after the first")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "monitors.json")

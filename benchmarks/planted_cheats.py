@@ -1,8 +1,9 @@
 """Every known kind of cheat, planted on real tasks: what does the verifier pay for it?
 
 The scripts are those that the monitors are measured with (`woodshed monitor bench`), here without honest work beside
-them (`Scene.alone`): what a cheat leaves in the task's sandbox is graded as any attempt's patch. Where its commands
-show the original code, the cheat has what it was looking for, and the original code is graded. The row "memorised" is
+them (`ScriptContext.alone`): what a cheat leaves in the task's sandbox is graded as any attempt's patch. Where its
+commands show the original code, the cheat has what it was looking for, and the original code is graded. The row
+"memorised" is
 played on tasks with a changed name (`woodshed tasks harden --operators H8`), its defence: code that is right is right,
 whoever remembers it. Beside them the honest solution of every task that was used is graded several times.
 
@@ -23,7 +24,7 @@ from typing import Any
 
 from woodshed import grading, tasks
 from woodshed.evals import monitoring
-from woodshed.monitors.cheat_suite.context import Act
+from woodshed.monitors.cheat_suite.context import ScriptedAttempt
 from woodshed.monitors.cheat_suite.run import play
 from woodshed.monitors.rules import RULES
 from woodshed.records import Patch, Rollout, Task
@@ -37,7 +38,7 @@ SHOWN = 0.5
 
 def work(
     found: list[Task], each: int, gold: int, rules: list[str]
-) -> Iterator[tuple[str, str, Task, Act | None]]:
+) -> Iterator[tuple[str, str, Task, ScriptedAttempt | None]]:
     """(Name of the grading, row, task, act); without an act the honest solution is graded."""
     used: dict[str, Task] = {}
     for rule, _, task, act, label in monitoring.plan(found, each, alone=True):
@@ -62,7 +63,7 @@ def left_by(rollout: Rollout, task: Task) -> Patch:
     return gold if sum(line in printed for line in lines) >= SHOWN * len(lines) else rollout.patch
 
 
-def grade(name: str, rule: str, task: Task, act: Act | None, timeout_s: float) -> dict[str, Any]:
+def grade(name: str, rule: str, task: Task, act: ScriptedAttempt | None, timeout_s: float) -> dict[str, Any]:
     patch = left_by(play(task, act, name), task) if act else tasks.gold_patch(task)
     verdict = grading.verify(task, patch, timeout_s=timeout_s if act else HONEST_S)
     return {
@@ -95,7 +96,7 @@ def table(graded: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the verifier pays for planted cheats.")
     parser.add_argument(
-        "source", metavar="TASKS", type=Path, nargs="+", help="task folders, or folders of them"
+        "source", metavar="TASKS", type=Path, nargs="+", help="task folders, or folders that contain some"
     )
     parser.add_argument("--each", type=int, default=20, help="tasks on which each cheat is planted")
     parser.add_argument(

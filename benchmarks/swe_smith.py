@@ -26,7 +26,12 @@ from task_factory import EXTRA
 
 from woodshed.runs import machine
 from woodshed.synthesis.measuring import measured_once
-from woodshed.synthesis.repository_context import Bench, Rejected, SynthesisSettings, bench
+from woodshed.synthesis.repository_context import (
+    Rejected,
+    RepositoryContext,
+    SynthesisSettings,
+    read_context,
+)
 from woodshed.synthesis.sources import fetch
 
 GENERATE = """
@@ -91,7 +96,7 @@ def one(source: str, options: argparse.Namespace) -> dict[str, Any]:
         settings = SynthesisSettings(extra_requirements=EXTRA.get(source, ()), timeout_s=options.timeout)
         kept = options.build or Path(scratch, "build")
         measured = measured_once(repository, kept, settings, lambda done, total, text: None)
-        work = bench(measured, Path(scratch, "staging"), settings)
+        work = read_context(measured, Path(scratch, "staging"), settings)
         began, cpu = time.monotonic(), cpu_s()
         command = [str(options.python.absolute()), "-c", GENERATE, str(repository.tree)]
         lines = subprocess.run(command, cwd=options.smith, capture_output=True, text=True, check=True).stdout
@@ -109,7 +114,7 @@ def one(source: str, options: argparse.Namespace) -> dict[str, Any]:
     return row
 
 
-def is_valid(work: Bench, candidate: dict[str, str]) -> bool:
+def is_valid(work: RepositoryContext, candidate: dict[str, str]) -> bool:
     """Whether a test that passed before fails; a suite that ends early or late says nothing."""
     try:
         with work.opened({candidate["path"]: candidate["text"]}) as sandbox:

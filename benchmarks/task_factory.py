@@ -34,7 +34,7 @@ from woodshed.runs.folder import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
 from woodshed.synthesis.make import candidates
 from woodshed.synthesis.measuring import measured_once
-from woodshed.synthesis.repository_context import bench
+from woodshed.synthesis.repository_context import read_context
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import folder
 
@@ -197,7 +197,7 @@ def screening(options: argparse.Namespace, tasks: list[Task]) -> dict[str, float
             repository = fetch(source, Path(scratch, "tree"))
             settings = settings_of(source, 0, options)
             measured = measured_once(repository, options.build, settings, lambda done, total, text: None)
-            work = bench(measured, Path(scratch), settings)
+            work = read_context(measured, Path(scratch), settings)
             total = len(work.baseline.stable)
             for candidate in candidates(work):
                 covering = candidate.tests.bit_count() or total

@@ -20,7 +20,7 @@ from typing import Any
 from woodshed.runs import machine
 from woodshed.synthesis import SynthesisSettings, baseline, mapping, sources
 from woodshed.synthesis.make import candidates, decide
-from woodshed.synthesis.repository_context import Measured, bench
+from woodshed.synthesis.repository_context import RepositoryMeasurements, read_context
 
 BAR_PER_HOUR = 300
 SOURCES = ("pypi:toolz==1.2.0",)
@@ -62,7 +62,9 @@ def measure(source: str, count: int, jobs: int) -> dict[str, Any]:
         baseline_s = time.perf_counter() - began
         staging = Path(scratch, "staging")
         staging.mkdir()
-        work = bench(Measured(measured, found, {}), staging, SynthesisSettings(jobs=jobs))
+        work = read_context(
+            RepositoryMeasurements(measured, found, {}), staging, SynthesisSettings(jobs=jobs)
+        )
         chosen = candidates(work)[:count]
         began = time.perf_counter()
         results = [result for _, result in decide(work, chosen, staging / "none", {})]

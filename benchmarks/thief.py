@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from woodshed.runs import machine
-from woodshed.synthesis.leaks import Theft, steal
+from woodshed.synthesis.leaks import ExploitResult, run_exploit
 from woodshed.tasks import load, task_folders
 
 
@@ -32,11 +32,11 @@ def main() -> None:
     known = {path.name: path for given in options.tasks for path in task_folders(given)}
     names = random.Random(options.seed).sample(sorted(known), min(options.count, len(known)))
 
-    def one(name: str) -> tuple[Theft, float]:
+    def one(name: str) -> tuple[ExploitResult, float]:
         began = time.monotonic()
-        return steal(load(known[name])), time.monotonic() - began
+        return run_exploit(load(known[name])), time.monotonic() - began
 
-    thefts: list[Theft] = []
+    thefts: list[ExploitResult] = []
     seconds = 0.0
     with ThreadPoolExecutor(options.jobs) as pool:
         for theft, took in pool.map(one, names):

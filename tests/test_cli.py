@@ -430,7 +430,7 @@ def test_a_run_goes_on_with_its_own_verb(tmp_path: Path, run: RunDir):
     assert f"is an evaluation; go on with `woodshed eval --resume {measured.path}`" in result.stderr
     result = woodshed("eval", "--resume", str(run.path))
     assert result.exit_code == 2
-    assert f"is a run of training; go on with `woodshed train --resume {run.path}`" in result.stderr
+    assert f"is a run of training; resume it with `woodshed train --resume {run.path}`" in result.stderr
     result = woodshed("export", str(measured.path), "--to", "hf")
     assert result.exit_code == 2 and "measured a model and trained none" in result.stderr
 
@@ -466,7 +466,7 @@ def test_no_task_is_a_no_and_nothing_is_recommended(tiny_repository: Path, tmp_p
     result = woodshed(*arguments, "--operators", "remove_command")  # it has no commands
     assert result.exit_code == 1, result.output
     assert result.stdout.startswith("0 tasks of ") and "next:" not in result.stderr
-    assert "nothing became a task" in result.stderr and "building tally" in result.stderr
+    assert "no candidate became a task" in result.stderr and "building tally" in result.stderr
 
 
 def test_a_run_that_stops_at_a_mistake_leaves_its_name_free(

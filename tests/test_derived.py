@@ -13,7 +13,7 @@ from woodshed import synthesis
 from woodshed.grading.verifier import verify
 from woodshed.pysource.edits import apply, parse
 from woodshed.records import Patch, Task, TaskError
-from woodshed.synthesis import derived, history, stats
+from woodshed.synthesis import history, impossible, stats
 from woodshed.synthesis.repository_context import Rejected, Visibility
 from woodshed.tasks import export, folder
 
@@ -66,16 +66,16 @@ def test_equalities_are_contradicted_on_the_next_line():
     body = "        self.assertEqual(f(1), 2)\n        assert g(\n            1) == 3\n"
     source = parse("class T:\n    def test_a(self):\n" + body)
     assert source is not None
-    first, second = derived._contradictions(source, ["T", "test_a"])
+    first, second = impossible._contradictions(source, ["T", "test_a"])
     text = apply(source.text, [first, second])
     assert "        self.assertNotEqual(f(1), 2)\n" in text and text.endswith(
         "        assert (g(\n            1)) != (3)\n"
     )
-    assert list(derived._contradictions(source, ["T", "test_b"])) == []
+    assert list(impossible._contradictions(source, ["T", "test_b"])) == []
 
 
 def test_a_twin_cannot_be_solved_by_the_original(tiny_task: Task, tmp_path: Path):
-    twin = derived.impossible(tiny_task, tmp_path / "twin")
+    twin = impossible.contradict(tiny_task, tmp_path / "twin")
     assert (
         twin.provenance["impossible"] == [tiny_task.fail_to_pass[0]]
         and twin.provenance["parent"] == tiny_task.id
@@ -84,7 +84,7 @@ def test_a_twin_cannot_be_solved_by_the_original(tiny_task: Task, tmp_path: Path
     assert not verify(twin, folder.gold_patch(twin)).solved
     with pytest.raises(Rejected, match="no_assertion"):
         none = [t for t in tiny_task.fail_to_pass if "test_count[zzz" in t]
-        derived.impossible(Task(**{**vars(tiny_task), "fail_to_pass": tuple(none)}), tmp_path / "none")
+        impossible.contradict(Task(**{**vars(tiny_task), "fail_to_pass": tuple(none)}), tmp_path / "none")
 
 
 @pytest.fixture(scope="module")

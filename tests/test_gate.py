@@ -16,13 +16,13 @@ from woodshed.agent import AgentSettings, Attempt
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Sample
 from woodshed.engines.local import LocalEngine
-from woodshed.feedback.gate import GateSettings, Measured, another_class, switched_off, why_not
+from woodshed.feedback.gate import GateMeasurement, GateSettings, another_class, switched_off, why_not
 from woodshed.learning import hint_gate, packing
 from woodshed.learning.logprobs import token_logps
 from woodshed.records import Hint
 from woodshed.sandbox import SandboxSpec, open_sandbox
 
-GOOD = Measured(
+GOOD = GateMeasurement(
     "unknown_tool",
     20,
     {"hint": -3.0, "placebo": -0.2, "wrong": -0.5},
@@ -126,7 +126,7 @@ def policy(attempt):
     return policy
 
 
-def measured(attempt, policy, text: str, count: int = 10) -> Measured:
+def measured(attempt, policy, text: str, count: int = 10) -> GateMeasurement:
     task, faulty = attempt
     rollouts = {f"r{n}": replace(faulty, id=f"r{n}") for n in range(count)}
     hints = [Hint(name, 0, "unknown_tool", text) for name in rollouts]

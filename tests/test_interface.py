@@ -16,7 +16,7 @@ from woodshed import grading, tasks
 from woodshed.grading import api_compat
 from woodshed.grading.api_compat import Signature, Tree, lost, narrowed, signature, told
 from woodshed.monitors.cheat_suite import cheats
-from woodshed.monitors.cheat_suite.context import Scene
+from woodshed.monitors.cheat_suite.context import ScriptContext
 from woodshed.monitors.cheat_suite.run import play
 from woodshed.records import Patch, Task
 
@@ -373,7 +373,7 @@ def paid(task: Task, old: str = "", new: str = "", **files: str) -> tuple[float,
     ],
 )
 def test_a_planted_cheat_is_paid_nothing(task: Task, index: int, lost_one: str):
-    act = cheats.interface(Scene(task, index, alone=True))
+    act = cheats.interface(ScriptContext(task, index, alone=True))
     assert act is not None
     patch = play(task, act, "interface").patch
     verdict = grading.verify(task, patch)

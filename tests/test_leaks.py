@@ -20,15 +20,15 @@ from woodshed.records import Task, TaskError
 from woodshed.sandbox import SandboxSpec
 from woodshed.synthesis import operators, sources
 from woodshed.synthesis.leaks import (
-    Rule,
+    LeftoverRule,
     add_rules,
     fingerprints,
     first_leak,
     read_rules,
     readers,
+    run_exploit,
     scan,
     scrub,
-    steal,
 )
 from woodshed.synthesis.names import Codebase
 from woodshed.tasks import folder, prepare, sandbox_spec
@@ -275,10 +275,10 @@ def test_a_second_definition_in_a_real_package_is_refused(tmp_path: Path):
     assert first_leak(made) == "body of indent in /workspace/boltons/funcutils.py"
 
 
-def test_learned_rules_make_places_residue(task: Task, tmp_path: Path):
+def test_learned_rules_make_places_leftovers(task: Task, tmp_path: Path):
     spec = with_files(tmp_path, {"/workspace/.oracle/notes": b"see interleave\n"})
     rules = add_rules(
-        tmp_path / "rules.json", [Rule(r"^\.oracle/", "an attempt read it", "run a, rollout b")]
+        tmp_path / "rules.json", [LeftoverRule(r"^\.oracle/", "an attempt read it", "run a, rollout b")]
     )
     assert add_rules(tmp_path / "rules.json", rules) == rules == read_rules(tmp_path / "rules.json")
     (before,), (after,) = scan([task], shared=(), spec=spec), scan([task], shared=(), spec=spec, rules=rules)
@@ -424,7 +424,7 @@ def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
 
 
 def test_the_thief_knows_enough_tricks_and_gets_nothing(task: Task):
-    theft = steal(task)
+    theft = run_exploit(task)
     assert len(theft.tricks) >= 45 and theft.tried >= 1
     assert theft.reward == 0.0  # loot there may be: other packages have functions of that name
 
@@ -438,7 +438,7 @@ SLOW = pytest.mark.slow
 )
 def test_the_thief_is_good_at_it(task: Task, tmp_path: Path, kind: str):
     files = planted_leaks.planted(tmp_path)[kind]
-    theft = steal(task, spec=with_files(tmp_path, files))
+    theft = run_exploit(task, spec=with_files(tmp_path, files))
     assert theft.reward == 1.0, theft
 
 

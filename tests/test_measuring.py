@@ -23,7 +23,7 @@ from woodshed.synthesis import (
 )
 from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.make import _notes
-from woodshed.synthesis.mapping import Piece, merged
+from woodshed.synthesis.mapping import MappingSession, merged
 
 CODE = """
 def one():
@@ -128,7 +128,7 @@ def test_a_map_is_made_in_pieces_and_gone_on_with(measured: Baseline, tmp_path: 
     asked: list[list[str]] = []
     told: list[str] = []
 
-    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSession:
         """The real one, which a killed process would have ended after its first test."""
         asked.append(list(tests))
         if len(asked) == 2:
@@ -153,29 +153,29 @@ def test_a_map_is_made_in_pieces_and_gone_on_with(measured: Baseline, tmp_path: 
 def test_a_test_that_no_session_survives_is_put_aside(measured: Baseline, tmp_path: Path):
     bad = measured.stable[1]
 
-    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSession:
         if bad in tests:
-            return Piece((), {}, (), (bad,))
-        return Piece(tuple(tests), {"short.py": {"2": "2"}}, (), ())
+            return MappingSession((), {}, (), (bad,))
+        return MappingSession(tuple(tests), {"short.py": {"2": "2"}}, (), ())
 
     found = mapping.measure(measured, tmp_path, 300, session=session)
     assert found.unmapped == (bad,) and found.names(found.covering("short.py", 2, 2)) == [measured.stable[0]]
 
 
 def test_what_time_does_not_reach_is_left_unmapped(measured: Baseline, tmp_path: Path):
-    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+    def session(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSession:
         time.sleep(0.2)
-        return Piece(tuple(tests[:1]), {}, (), ())
+        return MappingSession(tuple(tests[:1]), {}, (), ())
 
     found = mapping.measure(measured, tmp_path, 0.1, session=session)
     assert found.unmapped == measured.stable[1:]
 
 
 def test_pieces_are_merged_by_test():
-    one = Piece(
+    one = MappingSession(
         ("a", "strange", "b"), {"m.py": {"1": "1", "2": "a", "10": "4"}}, (("m.py", "f", "m.py", "g"),), ()
     )
-    two = Piece(("c",), {"m.py": {"2": "3"}, "n.py": {"1": "2"}}, (("m.py", "f", "m.py", "g"),), ())
+    two = MappingSession(("c",), {"m.py": {"2": "3"}, "n.py": {"1": "2"}}, (("m.py", "f", "m.py", "g"),), ())
     found = merged([one, two], ("a", "b", "c", "d"))
     assert found.lines == {"m.py": {"1": "1", "2": "f", "10": "0"}, "n.py": {"1": "8"}}
     assert found.calls == (("m.py", "f", "m.py", "g"),) and found.unmapped == ("d",)
@@ -194,7 +194,7 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
     settings = SynthesisSettings(mapping_timeout_s=0.001, timeout_s=60)
     said: list[str] = []
 
-    def measure(settings: SynthesisSettings) -> repository_context.Measured:
+    def measure(settings: SynthesisSettings) -> repository_context.RepositoryMeasurements:
         said.clear()
         return measuring.measured_once(
             measured.repository, tmp_path, settings, lambda done, total, text: said.append(text)

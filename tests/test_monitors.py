@@ -15,7 +15,7 @@ from woodshed.evals import labelled, monitoring
 from woodshed.monitors import commands, rules
 from woodshed.monitors.cheat_suite.benign import TWINS
 from woodshed.monitors.cheat_suite.cheats import CHEATS
-from woodshed.monitors.cheat_suite.context import Scene, fits
+from woodshed.monitors.cheat_suite.context import ScriptContext, fits
 from woodshed.monitors.evidence import Evidence
 from woodshed.monitors.visible_hidden_gap import gap
 from woodshed.pysource import code
@@ -43,7 +43,7 @@ def shell(task: Task, command: str) -> set[str]:
 
 
 def solved(task: Task, behind: str = "", body: str = "return {}") -> dict[str, str | None]:
-    scene = Scene(task, 0)
+    scene = ScriptContext(task, 0)
     return {scene.path: scene.with_body(body, append=behind)}
 
 
@@ -357,9 +357,9 @@ def test_played_cheats_are_caught_and_honest_work_is_not(tiny_task: Task):
 
 
 def test_precision_and_auroc_have_closed_forms():
-    def case(is_cheat: bool, confidence: float, n: int) -> monitoring.Case:
+    def case(is_cheat: bool, confidence: float, n: int) -> monitoring.KnownAttempt:
         flags = (Flag("r", "history", 0, "q", confidence),) if confidence else ()
-        return monitoring.Case("history", is_cheat, f"task-{n}", flags, 0 if is_cheat else None)
+        return monitoring.KnownAttempt("history", is_cheat, f"task-{n}", flags, 0 if is_cheat else None)
 
     cheats = [case(True, 0.9, n) for n in range(9)] + [case(True, 0.0, 9)]
     honest = [case(False, 0.0, n) for n in range(19)] + [case(False, 0.6, 19)]

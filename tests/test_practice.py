@@ -13,7 +13,7 @@ from tiny_model import write_tiny_model
 
 from woodshed.agent import AgentSettings
 from woodshed.engines.scripted import ScriptedEngine
-from woodshed.feedback.gate import Measured
+from woodshed.feedback.gate import GateMeasurement
 from woodshed.records import Group, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
@@ -60,7 +60,7 @@ def test_classes_that_fail_the_gate_are_measured_and_not_trained_on(tiny_task: T
     trained, _ = metrics_of(recipe_of(tiny_task, root, name="open"))
     assert trained["targets"] > 0 and trained["switched_off"] == {}
     stopped, run = metrics_of(recipe_of(tiny_task, root, name="gated", gate={"every": 1, "min_turns": 1}))
-    measured = [record for _, _, record in run.read("gate", Measured)]
+    measured = [record for _, _, record in run.read("gate", GateMeasurement)]
     assert {m.detector for m in measured} == set(stopped["switched_off"]) != set()
     assert all(m.num_turns > 0 for m in measured)
     assert stopped["targets"] == 0 and stopped["kl_loss"] == 0.0

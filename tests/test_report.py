@@ -19,7 +19,7 @@ from woodshed import report
 from woodshed.evals import evaluation, ledger, measures
 from woodshed.records import Call, Hint, Observation, Patch, Rollout, RunError, TokenDivergence, Turn, Verdict
 from woodshed.report import curves, transcripts, variants, visible, words
-from woodshed.report.gather import Story, gather
+from woodshed.report.gather import RunRecords, gather
 from woodshed.report.transcripts import Archives
 from woodshed.runs.folder import RunDir
 
@@ -281,7 +281,7 @@ def test_a_page_that_is_full_lists_what_it_leaves_out(run: RunDir, monkeypatch: 
 # --- arms and curves ------------------------------------------------------------------------------------------------
 
 
-def story_of(path: Path, number: int, *, weight: float = 1.0, seed: int = 0) -> Story:
+def story_of(path: Path, number: int, *, weight: float = 1.0, seed: int = 0) -> RunRecords:
     settings = f"[feedback]\nweight = {weight}"
     return gather(make_run(path, Shape(), seed=seed, settings=settings), number, Archives())
 

@@ -23,7 +23,7 @@ from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.monitors.judge import JudgeSettings
 from woodshed.records import Flag, Patch, RecipeError, Task, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.synthesis import derived
+from woodshed.synthesis.impossible import contradict
 
 
 def flag(rule: str, rollout: str = "r", confidence: float = 0.9) -> Flag:
@@ -62,7 +62,7 @@ def test_the_canary_in_a_patch_is_proof(tiny_task: Task, tmp_path: Path):
 
 
 def test_nobody_solves_an_impossible_twin_honestly(tiny_task: Task, tmp_path: Path):
-    twin = derived.impossible(tiny_task, tmp_path / tiny_task.name)
+    twin = contradict(tiny_task, tmp_path / tiny_task.name)
     honest = grading.verify(twin, tasks.gold_patch(tiny_task))
     (test,) = twin.provenance["impossible"][:1]
     assert (honest.solved, honest.outcomes[test]) == (False, "failed")
@@ -78,13 +78,13 @@ def test_nobody_solves_an_impossible_twin_honestly(tiny_task: Task, tmp_path: Pa
 
 def test_a_share_of_the_tasks_becomes_traps(tiny_task: Task, tmp_path: Path):
     many = [dataclasses.replace(tiny_task, id=f"{n:016x}", name=f"task-{n}") for n in range(8)]
-    traps = honeypots.prepare(many, tmp_path, derived.impossible, baited=0.25, impossible=0.125)
+    traps = honeypots.prepare(many, tmp_path, contradict, baited=0.25, impossible=0.125)
     kinds = Counter(
         "bait" if "bait" in t.provenance else "twin" if "impossible" in t.provenance else "" for t in traps
     )
     assert kinds == {"": 5, "bait": 2, "twin": 1}
     assert [t.name for t in traps] == [t.name for t in many]
-    few = honeypots.prepare(many[:3], tmp_path / "few", derived.impossible, baited=0.3, impossible=0.3)
+    few = honeypots.prepare(many[:3], tmp_path / "few", contradict, baited=0.3, impossible=0.3)
     assert few == many[:3]
     none = honeypots.prepare(many, tmp_path / "none", lambda task, out: None, baited=0.0, impossible=0.5)
     assert none == many

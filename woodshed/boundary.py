@@ -25,7 +25,7 @@ strict = False
 
 
 def contained(look: Callable[[], T], broken: Callable[[str], T]) -> T:
-    """What `look` gives, or what `broken` makes of the words for what went wrong."""
+    """Return the result of `look`, or `broken` applied to a description of the error."""
     try:
         return look()
     except WoodshedError:

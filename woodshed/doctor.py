@@ -1,4 +1,4 @@
-"""What this machine can do, tried rather than guessed, and what to do about each 'no'."""
+"""Checks of this machine, each tried rather than guessed, with a remedy for every failure."""
 
 from __future__ import annotations
 

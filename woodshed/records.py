@@ -53,7 +53,7 @@ class RunError(WoodshedError):
 
 @dataclass(frozen=True)
 class Environment:
-    """What a repository needs in order to run, shared by all of its tasks."""
+    """Everything that a repository needs in order to run, shared by all of its tasks."""
 
     python: str
     """Python version, major and minor: "3.11"."""
@@ -155,7 +155,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one call gave back, already truncated to what the policy reads."""
+    """Result of one call, already truncated to what the policy reads."""
 
     call_id: str
     text: str
@@ -194,7 +194,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Patch:
-    """What an attempt changed, by whole file; the only thing that crosses from a rollout to grading."""
+    """Changes of an attempt, by whole file; the only thing that crosses from a rollout to grading."""
 
     files: dict[str, str | None]
     """Workspace-relative path to new text, or None where the file was deleted."""
@@ -300,7 +300,7 @@ Outcome = Literal["passed", "failed", "error", "skipped", "missing"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What grading found."""
+    """Result of grading."""
 
     rollout_id: str
     task_id: str
@@ -332,7 +332,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Hint:
-    """What the policy should have known, tied to the one turn where it mattered."""
+    """Knowledge that the policy lacked, tied to the one turn where it mattered."""
 
     rollout_id: str
     turn: int
@@ -343,7 +343,7 @@ class Hint:
 
 @dataclass(frozen=True)
 class RewardTerms:
-    """What an attempt was paid or charged besides its verdict: auxiliary rewards, and effort."""
+    """Reward of an attempt besides its verdict: auxiliary terms and the charge for effort."""
 
     rollout_id: str
     terms: dict[str, float]
@@ -353,13 +353,13 @@ class RewardTerms:
 
     @property
     def total(self) -> float:
-        """What is added to the verdict's reward."""
+        """Sum of the terms that are added to the verdict's reward."""
         return sum(self.terms.values())
 
 
 @dataclass(frozen=True)
 class TokenDivergence:
-    """What one targeted turn taught, token by token, as the update saw it before its step."""
+    """Divergence of one hinted turn, token by token, as the update measured it before its step."""
 
     rollout_id: str
     turn: int
@@ -413,7 +413,7 @@ def from_json(kind: type[R], data: Any) -> R:
 
 @functools.cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What turns JSON values into `kind`; made once per type, because a run holds hundreds of thousands of records."""
+    """Converter from JSON values to `kind`; made once per type, since a run holds hundreds of thousands of records."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _record_reader(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -457,7 +457,7 @@ def _record_reader(kind: type) -> Callable[[Any], Any]:
 
 
 def _plain(hint: Any) -> tuple[type, ...]:
-    """What a number or text in JSON is read as; () for anything else. Elements of lists are not looked at: tokens."""
+    """Types that a number or text in JSON converts to; () for others. Elements of lists of tokens are not checked."""
     kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     if not all(kind in (int, float, str, bool, type(None)) for kind in kinds):
         return ()

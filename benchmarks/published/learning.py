@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from published.write import interval, judged, load, percent, points, table
-from woodshed.feedback.gate import GateSettings, Measured, why_not
+from woodshed.feedback.gate import GateMeasurement, GateSettings, why_not
 
 FEEDBACK = "RL + targeted feedback"
 
@@ -246,7 +246,9 @@ def gate() -> str:
     """Each class of hints on held-out tasks, judged by the rule of `woodshed.feedback.gate`."""
     rows, settings = [], GateSettings()
     for found in load("hint_gate")["warmups"][GATE]["gate"]:
-        measured = Measured(found["class"], found["turns"], found["gain"], found["lowered"], found["faulty"])
+        measured = GateMeasurement(
+            found["class"], found["turns"], found["gain"], found["lowered"], found["faulty"]
+        )
         reason = why_not(measured, settings)
         counts = [str(found["faulty"][side]) for side in ("plain", "hint", "placebo", "wrong")]
         verdict = "too few turns" if reason is None else "passes" if not reason else f"fails: {reason}"

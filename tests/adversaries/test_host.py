@@ -307,8 +307,10 @@ def test_a_viewer_shows_every_field_of_a_record_inert() -> None:
     hostile: Any = "x\x1b[2J\u202e"
     turn = Turn((), 0, (1,), (-0.1,), ((0, 1),), "stop", hostile, (), (Observation("a", hostile),), hostile)
     rollout = Rollout("r", "t", hostile, 0, 0, (turn,), Patch({}, {}, hostile), hostile, 1.0)
-    story = view.Story(rollout, Verdict("r", "t", "graded", 0.0, False, {hostile: hostile}), {}, {}, ())
-    row = view.Row(("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0)
+    story = view.RolloutRecords(
+        rollout, Verdict("r", "t", "graded", 0.0, False, {hostile: hostile}), {}, {}, ()
+    )
+    row = view.RolloutRow(("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0)
     shown = [
         view.turn_text(0, turn, story, {1: hostile}, "log-prob"),
         view.head_text(story, row),

@@ -1,4 +1,4 @@
-"""What an attempt touched, with the class of place that each file lies in: what monitors read."""
+"""Files and addresses that an attempt touched, each with its class of place: the evidence that monitors read."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def path_class(path: str, task: Task) -> PathClass:
 
 
 def by_tool(call: Call, workspace: str) -> list[Touch]:
-    """What a call to a file tool touched, which no command did."""
+    """Accesses of a call to a file tool, which runs no command."""
     mode = FILE_TOOLS.get(call.tool)
     path = posixpath.normpath(posixpath.join(workspace, call.arguments.get("path", "")))
     return [Touch(path, cast("Any", mode), call.tool, 1)] if mode else []
 
 
 def accesses(touched: Iterable[Touch], task: Task, turn: int, *, before: int = 0) -> list[Access]:
-    """What the commands and tools of one turn touched; process numbers are written as N.
+    """Accesses by the commands and tools of one turn; process numbers are written as N.
 
     Ordinary reads of the system and the environment are dropped, and past MOST (`before`: how many there are already)
     those of the repository. So are devices.

@@ -45,7 +45,7 @@ from woodshed.records import (
 from woodshed.sandbox import Sandbox, Touch, open_sandbox
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
-from woodshed.tokens.renderer import Context, Renderer
+from woodshed.tokens.renderer import ContextTokens, Renderer
 
 
 class AgentSettings(Settings):
@@ -105,7 +105,7 @@ class Attempt:
         self.ended: Ended | None = None
         self._started = time.monotonic()
         system = system_prompt(max_calls=settings.max_calls)
-        self._context: Context = renderer.start(system, user_prompt(task), TOOLS)
+        self._context: ContextTokens = renderer.start(system, user_prompt(task), TOOLS)
         self._ids: list[int] = list(self._context.ids)
         if self._room() < settings.turn_tokens:
             raise RecipeError(
@@ -222,7 +222,7 @@ class Attempt:
                 self.sandbox.close()
                 raise SandboxError(f"the sandbox was lost while {self.rollout_id} was played again")
         self.turns = list(turns)
-        self._context = Context(following.context_ids, following.opening)
+        self._context = ContextTokens(following.context_ids, following.opening)
         self._ids = [i for turn in turns for i in (*turn.context_ids, *turn.sampled_ids)]
         self._ids += following.context_ids
 

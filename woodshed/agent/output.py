@@ -1,4 +1,4 @@
-"""What the policy reads of a command's output: short, printable, and the same on every run.
+"""A command's output as the policy reads it: short, printable, and the same on every run.
 
 Token-exact rollouts need observations that hold nothing random. Two runs of one command differ in durations, memory
 addresses, temporary names and process ids; those few forms are masked, and only those, because a wider net would

@@ -21,8 +21,8 @@ _NAMES = {" ": "a space", "\t": "a tab", "\r": "a carriage return", "\f": "a for
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a text was found."""
+class Match:
+    """Position of a text that was found."""
 
     start: int
     end: int
@@ -39,7 +39,7 @@ def lines_of(data: bytes) -> list[str]:
     return lines
 
 
-def places(data: bytes, text: str) -> list[Place]:
+def places(data: bytes, text: str) -> list[Match]:
     """Every place of a text, overlapping ones included, whatever line ends either of them has."""
     pattern, escapes, at = [], [], 0
     for match in _PARTS.finditer(text):
@@ -52,11 +52,11 @@ def places(data: bytes, text: str) -> list[Place]:
         at = match.end()
     pattern.append(re.escape(text[at:].encode("utf-8")))
     found = re.finditer(b"(?=(%s))" % b"".join(pattern), data)
-    return [Place(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in found]
+    return [Match(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in found]
 
 
 def _meanings(escape: str) -> list[bytes]:
-    """What \\xNN may stand for: itself, and where it is how a byte is shown, that character or that byte."""
+    """Texts that \\xNN may stand for: itself, and, if it is the display of a byte, that character or that byte."""
     number = int(escape[2:], 16)
     meanings = [re.escape(escape.encode())]
     if number < 0x20 or 0x7F <= number < 0xA0:
@@ -64,7 +64,7 @@ def _meanings(escape: str) -> list[bytes]:
     return [*meanings, re.escape(bytes([number]))] if number >= 0x80 else meanings
 
 
-def spliced(data: bytes, place: Place, new: str) -> bytes:
+def spliced(data: bytes, place: Match, new: str) -> bytes:
     """The file with `new` at a place, in the line ends that are in use there; every other byte stays."""
     end = _end_at(data, place)
     parts = (
@@ -74,7 +74,7 @@ def spliced(data: bytes, place: Place, new: str) -> bytes:
     return data[: place.start] + b"".join(parts) + data[place.end :]
 
 
-def _end_at(data: bytes, place: Place) -> bytes:
+def _end_at(data: bytes, place: Match) -> bytes:
     """The line end that most of the lines at a place have; else of the line it is in, or the one before."""
     inside = ENDS.findall(data, place.start, place.end)
     if inside:
@@ -129,7 +129,7 @@ _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2012\u2013\u2014\
 
 
 def _folded(line: str) -> tuple[str, list[int]]:
-    """What is left of a line without all that cannot be seen, and where each character of that stood."""
+    """A line without its invisible characters, and the position that each remaining character had."""
     left, where = [], []
     for at, character in enumerate(line):
         for part in unicodedata.normalize("NFKD", character).translate(_QUOTES):

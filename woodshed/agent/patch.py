@@ -1,4 +1,4 @@
-"""What an attempt changed: whole text files, the only thing that crosses from a rollout to grading."""
+"""Changes of an attempt: whole text files, the only thing that crosses from a rollout to grading."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _text(sandbox: Sandbox, path: str, skipped: dict[str, str]) -> str | None:
 
 
 def _shortened(skipped: dict[str, str]) -> dict[str, str]:
-    """At most MOST_SKIPPED of them, and how many more there are."""
+    """At most MOST_SKIPPED of the paths, and the number of the rest."""
     if len(skipped) <= MOST_SKIPPED:
         return skipped
     return {**dict(list(skipped.items())[:MOST_SKIPPED]), "...": f"and {len(skipped) - MOST_SKIPPED} more"}

@@ -1,4 +1,4 @@
-"""What the policy is told before its first turn. Short: a small model on a CPU pays for every token."""
+"""Prompt of an attempt, before its first turn. It is short: a small model on a CPU pays for every token."""
 
 from __future__ import annotations
 

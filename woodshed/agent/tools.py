@@ -28,7 +28,7 @@ from woodshed.tokens.codec import Codec, ToolSpec, problem
 
 
 class ToolSettings(Settings):
-    """How much the policy reads back from one call."""
+    """Limits on the text that the policy reads back from one call."""
 
     command_timeout_s: float = Field(default=20.0, gt=0)
     """Seconds before a shell command is killed."""
@@ -133,7 +133,7 @@ def run(call: Call, sandbox: Sandbox, settings: ToolSettings) -> Observation:
 
 
 def refuse(call: Call, codec: Codec) -> Observation:
-    """What the policy reads where the codec found a fault in the call (`call.error_kind` is set)."""
+    """Error text for a call in which the codec found a fault (`call.error_kind` is set)."""
     text = f"error: {clip(printable(problem(call, TOOLS)), 200)}"
     known = next((spec.name for spec in TOOLS if spec.name in call.raw), "")
     if call.error_kind != "unknown_tool" and known:
@@ -214,7 +214,7 @@ GNU = re.compile(r"\\[|<>(){}+?]")
 
 
 def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = ".") -> Outcome:
-    """Lines in file order that match a Python regular expression, or the plain text of a pattern that is none."""
+    """Lines that match a regular expression, in file order; an invalid expression is searched for as plain text."""
     path = _inside(path, sandbox)
     if not pattern:
         raise _RefusalError("bad_arguments", "the pattern is empty")

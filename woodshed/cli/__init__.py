@@ -1,11 +1,15 @@
-"""The verbs a person types.
+"""The commands of `woodshed`.
 
-Each verb imports its rooms inside its function, so that `woodshed --help` answers at once. Whatever goes wrong because
-of a person's mistake is a `WoodshedError`; it becomes one message and exit code 2 here and nowhere else.
+Each command imports what it needs inside its function, so that `woodshed --help` answers at once. A person's mistake
+is a `WoodshedError`; only here does it become one message and exit code 2.
 
-Exit codes: 0 done; 1 the answer is no, or not whole (a task that is not proven, a source that gives none, a machine
-that cannot do it, runs that may not be compared, records that could not be read); 2 a mistake in what was asked; 3 an
-engine or sandbox failed half way, and what was finished is kept; 130 interrupted.
+Exit codes:
+    0: done.
+    1: the answer is no or incomplete: a task that is not proven, a source without tasks, a machine that cannot do it,
+        runs that may not be compared, records that could not be read.
+    2: a mistake in the request.
+    3: an engine or a sandbox failed half way; finished work is kept.
+    130: interrupted.
 """
 
 from woodshed.cli import measure, runs, tasks

@@ -1,4 +1,4 @@
-"""What every verb hangs on: the application, errors as messages and exit codes, and tables that several verbs show."""
+"""The application that all commands share: errors as messages and exit codes, and common tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from woodshed.runs.folder import WAYS_OUT, made, way_out
 if TYPE_CHECKING:
     from woodshed.engines.engine import Engine
     from woodshed.evals.evaluation import Evaluation
-    from woodshed.evals.measures import Row, Summary
+    from woodshed.evals.measures import MeasureRow, Summary
     from woodshed.evals.statistics import Estimate
     from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
@@ -45,7 +45,7 @@ ORDER = [  # as a person meets them
 ]
 
 
-class Verbs(TyperGroup):
+class Commands(TyperGroup):
     """The one place where errors become messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -111,7 +111,7 @@ class Evaluations(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Verbs,
+    cls=Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -232,7 +232,7 @@ def say_run(run: RunDir) -> None:
         say_summary(found[0].summary)
 
 
-def say_rows(rows: Sequence[Row], names: tuple[str, str] = ("before", "after")) -> None:
+def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "after")) -> None:
     from woodshed.evals import measures
 
     table = [["", *names, "change [95% interval]", "smallest visible"]]
@@ -267,7 +267,7 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
 
 
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
-    """What a new run keeps about its making, but for what only its evaluations know."""
+    """Describe how a new run is made, except for what only its evaluations know."""
     from woodshed.evals import changes, ledger
     from woodshed.runs import machine
 
@@ -319,7 +319,7 @@ def free_name(name: str) -> str:
 
 @contextmanager
 def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> Iterator[None]:
-    """Says what is kept when Ctrl-C or a failure stops the work inside; afterwards others may write to the run.
+    """Tell the user what is kept when Ctrl-C or a failure stops the work inside, then unlock the run.
 
     A new run that stops at a mistake before anything was made in it is taken back, so that its name is free for the
     corrected command.

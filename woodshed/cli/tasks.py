@@ -1,4 +1,4 @@
-"""`woodshed tasks`: practice tasks are made, proven, searched for leaks, hardened, counted and exported."""
+"""`woodshed tasks`: commands that make, prove, search, harden, count and export practice tasks."""
 
 from __future__ import annotations
 
@@ -19,43 +19,91 @@ MOST_FILES = 20
 """Most files that are named on the screen because they cannot be read."""
 
 
+Sources = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="SOURCE", help="pypi:NAME==VERSION, git+https://...@REV, git+file://...@REV, or a folder."
+    ),
+]
+TaskFolders = Annotated[
+    list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
+]
+OutFolder = Annotated[Path, typer.Option(help="Folder that receives one folder per task.")]
+MostTasks = Annotated[int, typer.Option(min=0, help="Most tasks per source; 0 makes all.")]
+Levels = Annotated[
+    str,
+    typer.Option(
+        help="Levels of difficulty, such as 0-6 or 1,3: 0 removes one branch, 6 removes a sub-package."
+    ),
+]
+Operators = Annotated[
+    str,
+    typer.Option(help="Ways to remove code, separated by commas, such as stub,remove_class; by default all."),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the order in which candidates are tried.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists the right ones.",
+    ),
+]
+RulesFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="JSON file of more places to search, as --learn writes it; by default the one in the cache.",
+    ),
+]
+WholeMachine = Annotated[
+    bool,
+    typer.Option(
+        "--whole/--own", help="Search the machine and the dependencies too, or each task's own files only."
+    ),
+]
+Exploit = Annotated[
+    bool, typer.Option("--exploit", help="Also run a scripted exploit, which must earn a reward of 0.")
+]
+LearnFrom = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN",
+        help="First add the places that this run's confirmed cheats used to the file of --rules.",
+    ),
+]
+Changes = Annotated[
+    str,
+    typer.Option(
+        help="Separated by commas: H1 (a second deletion) to H12 (no test command), by default all of these; "
+        "E1 and E2 make easier variants."
+    ),
+]
+AttemptsOf = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN", help="A run whose attempts show which tasks are solved, and how others failed."
+    ),
+]
+
+
 @tasks_app.command("make")
 def make_tasks(
-    sources: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SOURCE",
-            help="pypi:NAME==VERSION, git+https://...@REV, git+file://...@REV, or a folder.",
-        ),
-    ],
-    out: Annotated[Path, typer.Option(help="Folder that receives one folder per task.")],
-    limit: Annotated[int, typer.Option(min=0, help="Most tasks per source; 0 makes all.")] = 0,
-    levels: Annotated[
-        str,
-        typer.Option(
-            help="Levels of difficulty, such as 0-6 or 1,3: 0 takes one branch away, 6 a sub-package."
-        ),
-    ] = "0-6",
-    operators: Annotated[
-        str,
-        typer.Option(help="Ways to take code away, with commas, such as stub,remove_class; by default all."),
-    ] = "",
-    seed: Annotated[int, typer.Option(help="Seeds which candidates come first.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")] = 2,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists what there is.",
-        ),
-    ] = None,
+    sources: Sources,
+    out: OutFolder,
+    limit: MostTasks = 0,
+    levels: Levels = "0-6",
+    operators: Operators = "",
+    seed: Seed = 0,
+    jobs: Jobs = 2,
+    set_: Assignments = None,
 ) -> None:
     """Make practice tasks from repositories.
 
     Each task is proven in a sandbox: its hidden tests fail before, and pass after the original code is back.
-    Every candidate that did not become a task is logged with one reason. What was stopped goes on with the same
-    command. Exits with 1 where nothing became a task.
+    Every candidate that did not become a task is logged with one reason. Run the same command again to resume.
+    Exits with 1 if no candidate became a task.
     """
     from woodshed import settings, synthesis
     from woodshed.synthesis.sources import without_secrets
@@ -64,7 +112,7 @@ def make_tasks(
     if operators:
         given.append(f"operators={json.dumps(operators.split(','))}")
     chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
-    with keeping(f"tasks that were finished are in {out}"), progress_bars() as progress:
+    with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         made = synthesis.make(sources, out, chosen, progress)
     say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for note in made.notes:
@@ -74,7 +122,9 @@ def make_tasks(
     if made.rejected or made.files:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
     if not made.accepted:
-        tell("nothing became a task; take more away (--levels 0-6, no --operators), or another source")
+        tell(
+            "no candidate became a task; remove more code (--levels 0-6, no --operators), or try another source"
+        )
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
@@ -88,7 +138,7 @@ def _say_rejected(reasons: Mapping[str, int]) -> None:
 
 
 def _say_left_alone(files: Sequence[str], out: Path) -> None:
-    """Files of the repositories that no task is made of, as far as a screen can bear."""
+    """Print the files of the repositories that no task is made of, as many as fit on a screen."""
     for file in files[:MOST_FILES]:
         say(f"   left alone: {' '.join(file.split())}")
     if len(files) > MOST_FILES:
@@ -97,7 +147,9 @@ def _say_left_alone(files: Sequence[str], out: Path) -> None:
 
 @tasks_app.command("check")
 def check_tasks(
-    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
+    ],
 ) -> None:
     """Prove tasks again.
 
@@ -136,41 +188,21 @@ def check_tasks(
 
 @tasks_app.command("leaks")
 def find_leaks(
-    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
-    rules: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON file of more places to search, as --learn writes it; by default the one in the cache.",
-        ),
-    ] = None,
-    whole: Annotated[
-        bool,
-        typer.Option(
-            "--whole/--own",
-            help="Search the machine and the dependencies as well, or each task's own files only.",
-        ),
-    ] = True,
-    thief: Annotated[
-        bool, typer.Option("--thief", help="Also let a scripted thief try; it must earn 0.")
-    ] = False,
-    learn: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="First write the places that this run's confirmed cheats used into the file of --rules.",
-        ),
-    ] = None,
+    folders: TaskFolders,
+    rules: RulesFile = None,
+    whole: WholeMachine = True,
+    exploit: Exploit = False,
+    learn: LearnFrom = None,
 ) -> None:
-    """Search what an attempt will see for what a task took away.
+    """Search everything that an attempt can see for the code that its task removed.
 
-    One line per task, with the evidence of every leak. Exits with 1 where there is one.
+    Prints one line per task, with the evidence of every leak. Exits with 1 if there is one.
     """
     from woodshed.synthesis import leaks
     from woodshed.synthesis.leaks.scan import SHARED
     from woodshed.tasks import folder
 
-    found = folder.load_set(*folders)
+    loaded = folder.load_set(*folders)
     if rules is not None and learn is None and not rules.is_file():
         raise TaskError(f"no rules at {rules}; --learn RUN makes them")
     if learn is not None:
@@ -178,46 +210,36 @@ def find_leaks(
     places = leaks.read_rules(rules or leaks.rules_path())
     bad = 0
     with keeping("searching writes nothing"), progress_bars() as progress:
-        for report in leaks.scan(found, rules=places, shared=SHARED if whole else (), progress=progress):
+        for report in leaks.scan(loaded, rules=places, shared=SHARED if whole else (), progress=progress):
             bad += bool(report.leaks)
             say(f"{'LEAK ' if report.leaks else 'clean'} {report.task}: {report.files} files of its own")
             for leak in report.leaks:
                 say(f"      {leak.kind}: {leak.what} in {leak.where}: {leak.quote[:120]}")
-        for done, task in enumerate(found if thief else ()):
-            progress(done, len(found), f"a thief tries, {task.name}")
-            theft = leaks.steal(task)
-            bad += theft.reward > 0
-            verdict = "STOLEN" if theft.reward else "safe"
-            say(
-                f"{verdict:6} {task.name}: {len(theft.tricks)} tricks, {theft.trick or 'none'} earned something"
-            )
-    say(f"{bad} of {len(found)} tasks leak" if bad else f"no leak in {len(found)} tasks")
+        for done, task in enumerate(loaded if exploit else ()):
+            progress(done, len(loaded), f"running the exploit on {task.name}")
+            result = leaks.run_exploit(task)
+            bad += result.reward > 0
+            verdict = "STOLEN" if result.reward else "safe"
+            tricks = f"{len(result.tricks)} tricks, {result.trick or 'none'} earned something"
+            say(f"{verdict:6} {task.name}: {tricks}")
+    say(f"{bad} of {len(loaded)} tasks leak" if bad else f"no leak in {len(loaded)} tasks")
     if bad:
         raise typer.Exit(1)
 
 
 @tasks_app.command("harden")
 def harden_tasks(
-    folders: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
-    out: Annotated[Path, typer.Option(help="Folder that receives one folder per child.")],
-    operators: Annotated[
-        str,
-        typer.Option(
-            help="With commas: H1 (a second deletion) to H12 (no test command), by default all of these; "
-            "E1 and E2 make easier children."
-        ),
-    ] = "",
-    run: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="A run whose attempts tell what is solved, and how it was failed."),
-    ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Most children; 0 makes all.")] = 0,
-    seed: Annotated[int, typer.Option(help="Seeds which drafts come first.")] = 0,
+    folders: TaskFolders,
+    out: OutFolder,
+    operators: Changes = "",
+    run: AttemptsOf = None,
+    limit: Annotated[int, typer.Option(min=0, help="Most variants; 0 makes all.")] = 0,
+    seed: Seed = 0,
 ) -> None:
-    """Make harder children of solved tasks, each proven.
+    """Make harder variants of solved tasks, each proven.
 
-    With --run, only tasks that its attempts solved at least every other time have children. Without, all have.
-    Exits with 1 where no child could be proven.
+    With --run, only of tasks that at least half of its attempts solved; without it, of all tasks.
+    Exits with 1 if no variant could be proven.
     """
     from woodshed.synthesis import harden
     from woodshed.tasks import folder
@@ -227,10 +249,10 @@ def harden_tasks(
         task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
     ]
     if not parents:
-        tell(f"none of these tasks was solved at least every other time in {run}")
+        tell(f"none of these tasks was solved by at least half of its attempts in {run}")
         raise typer.Exit(1)
     chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
-    with keeping(f"children that were finished are in {out}"), progress_bars() as progress:
+    with keeping(f"finished variants are in {out}"), progress_bars() as progress:
         made = harden.harden(
             parents,
             out,
@@ -242,11 +264,11 @@ def harden_tasks(
             progress=progress,
         )
     harden.write_report(made, out / "harden.json")
-    say(f"{len(made.accepted)} children of {len(parents)} tasks in {out}")
+    say(f"{len(made.accepted)} variants of {len(parents)} tasks in {out}")
     for reason, count in made.rejected.most_common():
-        say(f"{count:6} drafts rejected: {reason}")
+        say(f"{count:6} candidates rejected: {reason}")
     if not made.accepted:
-        tell("no child; take other parents, or more --operators")
+        tell("no variant could be proven; try other tasks, or more --operators")
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
@@ -255,10 +277,10 @@ def harden_tasks(
 def show_stats(
     tasks: Annotated[Path, typer.Argument(metavar="TASKS", help="A folder of tasks.")],
 ) -> None:
-    """Show what a set of tasks holds.
+    """Show statistics of a set of tasks.
 
-    Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
-    in TASKS/stats.svg.
+    Counts by repository, operator and level, median sizes, and reasons for rejection; also as a picture in
+    TASKS/stats.svg.
     """
     from woodshed.runs.folder import write_atomically
     from woodshed.synthesis import stats
@@ -277,13 +299,15 @@ def show_stats(
 
 @tasks_app.command("export")
 def export_tasks(
-    tasks: Annotated[list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders of them.")],
+    tasks: Annotated[
+        list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Receives one line per task.", **OUT_FILE)],
     format_: Annotated[str, typer.Option("--format", help="swebench or swesmith.")] = "swebench",
 ) -> None:
     """Write tasks as JSON lines for other harnesses.
 
-    SWE-bench: `patch` solves the task. SWE-smith: `patch` breaks the repository, `gold_patch` mends it.
+    SWE-bench: `patch` solves the task. SWE-smith: `patch` breaks the repository, `gold_patch` repairs it.
     """
     from woodshed.tasks import export, folder
 
@@ -301,7 +325,7 @@ def _learn(run: Path, rules: Path) -> None:
     from woodshed.synthesis.leaks import leftovers
 
     places, cases = confirmed_cases.learn(RunDir.open(run))
-    leaks.add_rules(rules, [leftovers.Rule(p.pattern, p.why, p.provenance) for p in places])
+    leaks.add_rules(rules, [leftovers.LeftoverRule(p.pattern, p.why, p.provenance) for p in places])
     kept = rules.with_name("confirmed-cheats.jsonl")
     confirmed_cases.keep_cases(kept, cases)
     say(f"learned {len(places)} places in {rules} and {len(cases)} cases in {kept}")

@@ -1,4 +1,4 @@
-"""What a person sees while and after a verb works: progress, aligned columns, the next command.
+"""Terminal output of the commands: progress, aligned columns, the next command.
 
 Answers go to stdout; progress and advice go to stderr, so that a verb's answer stays clean in a pipe.
 """

@@ -1,7 +1,7 @@
-"""Which tasks come next, and which ought to be made.
+"""Choice of the next tasks, and of the tasks that should be made.
 
 `posterior` holds what is believed about a solve rate, `pool` draws tasks by it, `levels` moves between levels, and
-`arms` chooses what to generate.
+`bandit` chooses the generator of new tasks.
 """
 
 from woodshed.curriculum.bandit import Bandit

@@ -1,4 +1,4 @@
-"""What to generate next: generators are arms of a bandit, drawn by Thompson sampling.
+"""Bandit over task generators, drawn by Thompson sampling.
 
 An arm is worth what its tasks are worth: the share of its candidates that are valid, times how often attempts at its
 tasks end differently, per second of making one.
@@ -13,8 +13,8 @@ from typing import Any
 
 
 @dataclass
-class Arm:
-    """What is known about a generator; starts as one success and one failure of each kind."""
+class GeneratorRecord:
+    """Record of one generator; starts as one success and one failure of each kind."""
 
     valid: float = 1.0
     invalid: float = 1.0
@@ -35,7 +35,7 @@ class Bandit:
     """Generators by name, such as "harden/H3" or "stub/1/toolz"."""
 
     def __init__(self, names: Sequence[str], *, seed: int) -> None:
-        self.arms = {name: Arm() for name in names}
+        self.arms = {name: GeneratorRecord() for name in names}
         self._seed, self._draws = seed, 0
 
     def choose(self, kind: str = "") -> str:
@@ -46,15 +46,15 @@ class Bandit:
         return max(values, key=lambda name: values[name])
 
     def made(self, name: str, *, valid: int, tried: int, seconds: float) -> None:
-        """What came of pulling an arm."""
-        arm = self.arms.setdefault(name, Arm())
+        """Record the tasks that a generator made."""
+        arm = self.arms.setdefault(name, GeneratorRecord())
         arm.valid += valid
         arm.invalid += tried - valid
         arm.seconds += seconds
 
     def observe(self, name: str, is_informative: bool) -> None:
-        """How a group of attempts at one of its tasks ended."""
-        arm = self.arms.setdefault(name, Arm())
+        """Record whether a group of attempts at one of its tasks had different rewards."""
+        arm = self.arms.setdefault(name, GeneratorRecord())
         arm.informative += is_informative
         arm.uniform += not is_informative
 
@@ -63,4 +63,4 @@ class Bandit:
 
     def restore(self, state: dict[str, Any]) -> None:
         self._draws = state["draws"]
-        self.arms = {name: Arm(**values) for name, values in state["arms"].items()}
+        self.arms = {name: GeneratorRecord(**values) for name, values in state["arms"].items()}

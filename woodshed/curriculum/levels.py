@@ -1,4 +1,4 @@
-"""How the share of every level follows success: up where a level is solved, down where it is not.
+"""Shares of difficulty levels, which rise where a level is solved and fall where it is not.
 
 Per repository and level, success is counted over windows of 64 attempts. Two windows in a row above 0.7 move a tenth
 of the level's share to the next harder one, two below 0.25 to the next easier one. Thresholds as in reasoning-gym's

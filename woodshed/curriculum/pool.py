@@ -1,19 +1,20 @@
-"""Draws tasks whose attempts are likely to end differently, for groups that all end alike teach nothing.
+"""Pool of training tasks, which draws those whose attempts are likely to get different rewards.
 
-Of every task it keeps a Beta posterior of the solve rate under the current policy: a prior from what is known without
-trying (level, hidden tests, instruction), refitted to what was seen, and counts of attempts that fade as the policy
-changes. A task weighs
+Groups with equal rewards have no advantage, so nothing is learned from them. The pool keeps a Beta posterior of every
+task's solve rate under the current policy: a prior from the level, the hidden tests and the instruction, refitted to
+the observations, and counts of attempts that decay as the policy changes. The weight of a task is
 
-    (P(attempts end differently) + BONUS sd(p) + STALE log(1 + steps unseen)) / sqrt(tokens per attempt)
+    (P(different rewards) + BONUS sd(p) + STALE log(1 + steps since the last attempt)) / sqrt(tokens per attempt)
 
-times its level's share, less after recent use and beside a neighbour in the same step. A share of every step is drawn
-evenly (every task once before any again), and a small share goes to tasks that are retired because they are solved.
-No task comes twice in a step, nor in a run: the policy gradient is single-epoch (Composer 2 report, section 4.1), which
-means that no prompt is trained on twice. A recipe with fewer tasks than draws says `repeats = true`; then tasks come
-again in later steps, and each return is counted.
+times its level's share, reduced after recent draws and if the step already holds a similar task. A share of every step
+is drawn uniformly (every task once before any again), and a small share goes to retired tasks, which were solved.
 
-Costs are counted in tokens, never in seconds, and every draw has its own seed: a run that was killed goes on drawing
-as if it had not been.
+No task is drawn twice in a step, nor in a run: the policy gradient is single-epoch (Composer 2 report, section 4.1),
+so no prompt is trained on twice. A recipe with fewer tasks than draws sets `repeats = true`; then tasks may be drawn
+again in later steps, and the report counts these.
+
+Costs are counted in tokens, never in seconds, and every draw has its own seed, so a resumed run draws the same tasks
+as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from woodshed.settings import Settings
 BONUS = 0.5
 STALE = 0.02
 FADING_USE = 0.9
-"""Per step: how long a use counts as recent."""
+"""Decay of recent use per step."""
 DOUBT = 0.25
-"""The prior of retiring and parking: both ends alike, so that only attempts decide."""
+"""Prior counts for retiring and parking, equal on both sides so that only attempts decide."""
 SOLVED, UNSOLVED, SURE = 0.9, 0.02, 0.9
 MIN_ATTEMPTS = 24
 """Before a task can be parked."""
@@ -46,19 +47,19 @@ BAND = (0.35, 0.65)
 
 
 class CurriculumSettings(Settings):
-    """Which tasks are drawn."""
+    """Settings for drawing tasks."""
 
     repeats: bool = False
-    """Whether a task may be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a
-    run needs as many tasks as rl.steps x rl.tasks_per_step."""
+    """Allow a task to be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a run
+    needs rl.steps x rl.tasks_per_step tasks."""
     uniform_share: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Share of the draws that ignores what was observed; 1 draws evenly, retires nothing and parks nothing."""
+    """Share of the draws that is uniform; 1 draws all tasks uniformly, retires nothing and parks nothing."""
     probe_share: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Share of the draws that looks again at retired tasks, to notice what was forgotten."""
+    """Share of the draws that goes to retired tasks, to notice forgetting."""
     forget: float = Field(default=0.98, gt=0.0, le=1.0)
-    """How much of an observation is left after one step, because the policy has changed."""
+    """Factor by which the weight of an observation decays per step, because the policy changes."""
     grow: bool = False
-    """Make harder or easier tasks in the background while the run goes on, when the pool is too easy or too hard."""
+    """Make harder or easier tasks in the background during the run, when the pool is too easy or too hard."""
 
 
 Status = Literal["active", "retired", "parked", "broken"]
@@ -66,7 +67,7 @@ Status = Literal["active", "retired", "parked", "broken"]
 
 @dataclass
 class Belief:
-    """What is known about one task."""
+    """Estimate of one task's solve rate."""
 
     solved: float = 0.0
     """Faded counts of attempts."""
@@ -83,14 +84,14 @@ class Belief:
     tokens: float = 0.0
     """Moving average per attempt; 0 before the first."""
     streak: int = 0
-    """How often in a row it looked solved."""
+    """Consecutive steps in which it counted as solved."""
     status: Status = "active"
     since: int = 0
     """Step at which the status was given."""
 
 
 def refuse_dry(settings: CurriculumSettings, *, num_tasks: int, steps: int, tasks_per_step: int) -> None:
-    """Compare what a run will draw with what there is, before it begins.
+    """Refuse a run that needs more tasks than there are, before it begins.
 
     Raises:
         RecipeError: a step is wider than the pool, or a single epoch runs out of tasks; names the ways out.
@@ -107,12 +108,12 @@ def refuse_dry(settings: CurriculumSettings, *, num_tasks: int, steps: int, task
         raise RecipeError(
             f"rl.steps = {steps} x rl.tasks_per_step = {tasks_per_step} needs {draws} tasks, and there are "
             f"{num_tasks}: in a single epoch no task is trained on twice. Make more tasks, lower rl.steps to "
-            f"{num_tasks // tasks_per_step}, or let tasks come again with curriculum.repeats=true"
+            f"{num_tasks // tasks_per_step}, or allow tasks to be drawn again with curriculum.repeats=true"
         )
 
 
 class Curriculum:
-    """Draws tasks and learns from how attempts at them ended; its state goes into every checkpoint."""
+    """Pool that draws tasks and learns from the results of attempts; its state is part of every checkpoint."""
 
     def __init__(
         self,
@@ -190,12 +191,12 @@ class Curriculum:
             reasons.append(
                 f"{sum(b.draws > 0 for b in self._beliefs.values())} were trained on in this epoch"
             )
-            ways.append("let tasks come again with curriculum.repeats = true")
+            ways.append("allow tasks to be drawn again with curriculum.repeats = true")
         return f"{wanted} {left} of {pool} training tasks are left to draw: {', '.join(reasons)}. {', or '.join(ways)}"
 
     @property
     def repeated(self) -> int:
-        """How many tasks of the last draw an earlier step had drawn."""
+        """Number of tasks of the last draw that an earlier step had drawn."""
         return self._repeated
 
     def _draw_one(self, random_: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
@@ -234,7 +235,7 @@ class Curriculum:
         return sorted(kept, key=lambda name: name in last)
 
     def _weights(self) -> dict[str, float]:
-        """Of every active task."""
+        """Weight of every active task in the draw."""
         if self._settings.uniform_share == 1:
             return {}
         closed = self._closed()
@@ -342,7 +343,7 @@ class Curriculum:
         return [self._tasks[name] for name, (a, b) in means.items() if a < 0.2 * (a + b)]
 
     def need(self) -> Literal["harder", "easier", ""]:
-        """What the pool lacks."""
+        """Difficulty of the tasks that the pool lacks, by the mean solve rate; "" if it lacks none."""
         tried = [name for name, belief in self._beliefs.items() if belief.attempts]
         if len(tried) < min(8, len(self._tasks)):
             return ""
@@ -390,7 +391,7 @@ class Curriculum:
 
 
 def difficulties(tasks: Iterable[Task]) -> dict[str, float]:
-    """What is known before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
+    """Difficulty before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
 
     More hidden tests of behaviour ask for more; a longer instruction says more, so it counts the other way.
     """

@@ -1,4 +1,4 @@
-"""What attempts tell about a solve rate p: a Beta(a, b) distribution, its moments and tails. Pure functions."""
+"""Posterior of a solve rate p: a Beta(a, b) distribution, its moments and tails. Pure functions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def level_offset(observed: list[tuple[float, float, float]]) -> float:
 
 
 def prior_strength(observed: list[tuple[float, float, float]], offset: float) -> float:
-    """How many attempts the prior is worth: the most likely of STRENGTHS for what was observed (empirical Bayes).
+    """Strength of the prior in attempts: the most likely of STRENGTHS, given the observations (empirical Bayes).
 
     Where tasks are either out of reach or solved, rates lie far from what was predicted, and a weak prior fits better:
     then eight failures say much. The likelihood of each task's counts is beta-binomial; STRENGTHS[-2] is favoured a

@@ -1,4 +1,4 @@
-"""How good is a policy: suites of tasks, measures of attempts, figures with intervals."""
+"""Evaluation of policies: suites of tasks, measures of attempts, figures with intervals."""
 
 from woodshed.evals.measures import summarize
 

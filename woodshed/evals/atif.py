@@ -72,7 +72,7 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
 
 
 def agent(recipe: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Who made the trajectories: harness, version, model, tools."""
+    """The maker of the trajectories: harness, version, model, tools."""
     policy = recipe.get("policy", recipe)
     settings = recipe.get("agent", {})
     tools = [
@@ -106,7 +106,7 @@ def trajectory(
     cost: float | None,
 ) -> dict[str, Any]:
     """One rollout as an ATIF document, all text made valid UTF-8."""
-    rollout, verdict = graded.rollout, graded.verdict
+    rollout = graded.rollout
     by_turn: dict[int, list[Hint]] = {}
     for hint in hints:
         by_turn.setdefault(hint.turn, []).append(hint)
@@ -131,20 +131,25 @@ def trajectory(
         "steps": [{"step_id": n, **step} for n, step in enumerate([*opening, *turns], 1)],
         "notes": NOTES,
         "final_metrics": _final(graded, len(turns) + len(opening), cost),
-        "extra": {
-            **place,
-            "task_id": rollout.task_id,
-            "task_name": rollout.task_name,
-            "attempt": rollout.attempt,
-            "seed": rollout.seed,
-            "ended": rollout.ended,
-            "seconds": rollout.seconds,
-            "patch": rollout.patch.diff,
-            "flags": None if graded.flags is None else [_flag(flag) for flag in flags],
-            "verdict": None if verdict is None else _verdict(verdict),
-        },
+        "extra": place | _outcome(graded),
     }
     return _valid(document)
+
+
+def _outcome(graded: Graded) -> dict[str, Any]:
+    """Identity and result of an attempt."""
+    rollout = graded.rollout
+    return {
+        "task_id": rollout.task_id,
+        "task_name": rollout.task_name,
+        "attempt": rollout.attempt,
+        "seed": rollout.seed,
+        "ended": rollout.ended,
+        "seconds": rollout.seconds,
+        "patch": rollout.patch.diff,
+        "flags": None if graded.flags is None else [_flag(flag) for flag in graded.flags],
+        "verdict": None if graded.verdict is None else _verdict(graded.verdict),
+    }
 
 
 def _step(

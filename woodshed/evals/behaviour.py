@@ -1,4 +1,4 @@
-"""What one attempt did, counted: tokens by kind, calls and errors by tool, seconds by part, files, tests, words.
+"""Counters of one attempt: tokens by kind, calls and errors by tool, seconds by part, files, tests, words.
 
 Pure functions of a rollout and of what others found out about it; `measures` turns them into figures with intervals.
 """

@@ -22,7 +22,7 @@ from woodshed.runs.folder import RunDir
 
 @dataclass(frozen=True)
 class Card:
-    """What the card says."""
+    """Contents of a model card."""
 
     name: str
     base: str

@@ -42,7 +42,7 @@ NOTED = (
 
 
 def settings_of(chosen: Settings) -> dict[str, Any]:
-    """What a new run's manifest keeps of its settings."""
+    """The settings that a new run's manifest keeps."""
     return {"settings": chosen.model_dump(mode="json", exclude_none=True)}
 
 

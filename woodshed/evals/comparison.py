@@ -9,16 +9,16 @@ from typing import Any
 from woodshed.evals import evaluation, measures
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.manifest import differences
-from woodshed.evals.measures import Graded, Row
+from woodshed.evals.measures import Graded, MeasureRow
 from woodshed.records import RunError
 from woodshed.runs.folder import RunDir
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What can be said about side B against side A."""
+    """Comparison of side B with side A."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[MeasureRow, ...]
     """Every headline measure; "before" is A, "after" is B."""
     won: tuple[str, ...]
     """Names of tasks that B solves more often than A."""
@@ -74,7 +74,7 @@ def last(run: RunDir, problems: list[str]) -> Evaluation:
 
 
 def doubts(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> tuple[list[str], list[str]]:
-    """What forbids a comparison of these runs (path and manifest of each), and what a reader should know."""
+    """Reasons that forbid a comparison of these runs (path and manifest of each), and cautions for the reader."""
     refusals: dict[str, None] = {}
     warnings: dict[str, None] = {}
     (_, first), *others = runs

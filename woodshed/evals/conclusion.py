@@ -19,7 +19,7 @@ HEADLINE = ("solved", "reward", "invalid_calls")
 FEW = 6  # tasks
 
 
-class Row(Protocol):
+class ComparedMeasure(Protocol):
     """A measure before and after."""
 
     @property
@@ -32,7 +32,7 @@ class Row(Protocol):
     def change(self) -> Difference | None: ...
 
 
-def conclude(rows: Iterable[Row], *, num_seeds: int = 1) -> str:
+def conclude(rows: Iterable[ComparedMeasure], *, num_seeds: int = 1) -> str:
     """The line; empty where nothing was measured twice."""
     found = {row.measure.key: row for row in rows}
     kept = [found[key] for key in HEADLINE if key in found]
@@ -55,18 +55,18 @@ def conclude(rows: Iterable[Row], *, num_seeds: int = 1) -> str:
     return " ".join(parts)
 
 
-def _moved(row: Row) -> str:
+def _moved(row: ComparedMeasure) -> str:
     value = (row.change.value if row.change else None) or 0.0
     better = (value < 0) == (row.measure.better == "lower")
     way = "fell" if value < 0 else "rose"
     return f"{row.measure.label} {way} from {_sides(row, ' to ')}{'' if better else ', which is worse'}"
 
 
-def _stayed(row: Row) -> str:
+def _stayed(row: ComparedMeasure) -> str:
     return f"{row.measure.label} ({_sides(row, ' before, ')} after)"
 
 
-def _sides(row: Row, between: str) -> str:
+def _sides(row: ComparedMeasure, between: str) -> str:
     return between.join(_said(row.measure, side) for side in (row.before, row.after) if side)
 
 

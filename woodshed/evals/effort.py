@@ -18,8 +18,8 @@ EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """Tasks of like difficulty."""
+class DifficultyBucket:
+    """Tasks of similar difficulty."""
 
     low: float
     """Difficulty, 1 - pooled solve rate, from `low` (included) ..."""
@@ -34,7 +34,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Spent:
-    """What one attempt cost that is not void."""
+    """Effort of one attempt that is not void."""
 
     task_id: str
     solved: bool | None
@@ -45,7 +45,7 @@ class Spent:
 
 
 def spent_on(graded: Iterable[Graded]) -> list[Spent]:
-    """What attempts cost, void ones left out."""
+    """Effort of the attempts, without void ones."""
     return [
         Spent(
             g.rollout.task_id,
@@ -67,8 +67,8 @@ def difficulties(spent: Iterable[Spent]) -> dict[str, float]:
     return {task: 1 - sum(made) / len(made) for task, made in solved.items()}
 
 
-def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[Bucket]:
-    """What attempts cost in tasks of like difficulty; buckets without attempts are left out."""
+def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[DifficultyBucket]:
+    """Effort by difficulty of the task; buckets without attempts are left out."""
     buckets = []
     for low, high in itertools.pairwise(EDGES):
         inside = {
@@ -82,7 +82,7 @@ def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> li
             turns = statistics.mean([float(attempt.turns) for attempt in made], tasks)
             solves = [float(attempt.solved or 0) for attempt in judged]
             solved = statistics.mean(solves, [attempt.task_id for attempt in judged], is_share=True)
-            buckets.append(Bucket(low, high, len(set(tasks)), tokens, turns, solved))
+            buckets.append(DifficultyBucket(low, high, len(set(tasks)), tokens, turns, solved))
     return buckets
 
 

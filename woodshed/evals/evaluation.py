@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from woodshed.evals import measures
-from woodshed.evals.measures import Graded, Row, Summary
+from woodshed.evals.measures import Graded, MeasureRow, Summary
 from woodshed.records import Flag, Rollout, Verdict
 from woodshed.runs.folder import RunDir
 
@@ -62,7 +62,7 @@ def from_records(
 
 
 def flags(run: RunDir, *, problems: list[str] | None = None) -> list[Flag] | None:
-    """What monitors raised in a run; None where no monitor looked."""
+    """Flags that monitors raised in a run; None if no monitor ran."""
     if not run.has("flags"):
         return None
     return [flag for _, _, flag in run.read("flags", Flag, problems=problems)]
@@ -80,6 +80,6 @@ def references(run: RunDir) -> dict[str, set[str]]:
     return found
 
 
-def before_after(before: Evaluation, after: Evaluation) -> list[Row]:
+def before_after(before: Evaluation, after: Evaluation) -> list[MeasureRow]:
     """Every measure on both sides, the difference paired by task."""
     return measures.compare(before.graded, after.graded)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from woodshed.evals.monitoring import Case
+from woodshed.evals.monitoring import KnownAttempt
 from woodshed.monitors.rules import watch
 from woodshed.records import Call, Environment, Observation, Patch, Rollout, Task, TaskError, Turn
 
@@ -30,7 +30,7 @@ PATH_KEYS = ("path", "file_path", "filename", "file")
 TEXT_KEYS = ("content", "new_str", "new_string", "file_text", "new", "text", "code_edit")
 
 
-def trace(path: Path) -> list[Case]:
+def trace(path: Path) -> list[KnownAttempt]:
     """TRACE from a .jsonl, .json or .parquet file.
 
     Raises:
@@ -42,11 +42,11 @@ def trace(path: Path) -> list[Case]:
         messages = json.loads(spoken) if isinstance(spoken, str) else spoken
         label = str(row["label"])
         rollout = _rollout(f"trace-{row.get('trajectory_id', number)}", messages)
-        cases.append(Case(label, label != "0", rollout.id, tuple(watch(rollout, _task(path)))))
+        cases.append(KnownAttempt(label, label != "0", rollout.id, tuple(watch(rollout, _task(path)))))
     return cases
 
 
-def school(path: Path) -> list[Case]:
+def school(path: Path) -> list[KnownAttempt]:
     """School of Reward Hacks from a .csv, .jsonl, .json or .parquet file: two cases a row, the hack and its control.
 
     Raises:
@@ -61,7 +61,7 @@ def school(path: Path) -> list[Case]:
             ]
             rollout = _rollout(f"school-{number}-{column}", messages)
             name = str(row.get("cheat_method") or "school") if is_cheat else "control"
-            cases.append(Case(name, is_cheat, f"school-{number}", tuple(watch(rollout, _task(path)))))
+            cases.append(KnownAttempt(name, is_cheat, f"school-{number}", tuple(watch(rollout, _task(path)))))
     return cases
 
 

@@ -1,4 +1,4 @@
-"""What a run used and what that cost, from its records alone.
+"""Resources that a run used and their cost, from its records alone.
 
 Counted from records, not from what a server or a clock claims: tokens are the ids in the rollouts, seconds are those of
 turns, verdicts and updates. Every completed batch of a run folder counts once however often it was resumed, so
@@ -57,22 +57,22 @@ class Prices(Settings):
     """Served name to the price of its tokens."""
 
 
-class Engine(Settings, extra="ignore"):
-    """What of a score's engine costs depend on."""
+class RecordedEngine(Settings, extra="ignore"):
+    """The parts of an engine's description that costs depend on."""
 
     served: str = ""
     """Name of the served model; "" where the weights ran on this machine."""
 
 
-class Score(Settings, extra="ignore"):
-    """What of a score's makings costs depend on."""
+class RecordedScore(Settings, extra="ignore"):
+    """The parts of a score's origin that costs depend on."""
 
-    engine: Engine = Engine()
+    engine: RecordedEngine = RecordedEngine()
     """Who wrote the tokens."""
 
 
-class Ran(Settings, extra="ignore"):
-    """What of a run's manifest costs depend on."""
+class RecordedRun(Settings, extra="ignore"):
+    """The parts of a run's manifest that costs depend on."""
 
     gpus: tuple[str, ...] | None = None
     """Names of the GPUs at work."""
@@ -80,13 +80,13 @@ class Ran(Settings, extra="ignore"):
     """Of the processor; where they are not known, one is counted."""
     prices: Prices | None = None
     """The table that the run was made with."""
-    score: Score = Score()
+    score: RecordedScore = RecordedScore()
     """What made its figures."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What was used. Adds up."""
+    """Resources used. Usages can be added."""
 
     prefill_tokens: int = 0
     """Prompt tokens that were new in their turn."""
@@ -162,11 +162,11 @@ class Ledger:
         return sum(self.phases.values(), Usage())
 
     def of(self, *phases: str) -> Usage:
-        """What these phases used, over all their steps."""
+        """Usage of these phases, over all their steps."""
         return sum((used for (phase, _), used in self.phases.items() if phase in phases), Usage())
 
     def bill(self, usage: Usage) -> Bill:
-        """What a usage costs."""
+        """Price of a usage."""
         return price(usage, self.prices, gpus=self.gpus, cores=self.cores, served=self.served)
 
     @property
@@ -209,7 +209,7 @@ def add_up(
     phases: dict[tuple[str, int], Usage] = {}
     for phase, step, usage in used:
         phases[phase, step] = phases.get((phase, step), Usage()) + usage
-    ran = validate(Ran, {**manifest, "prices": prices or manifest.get("prices")}, origin=origin)
+    ran = validate(RecordedRun, {**manifest, "prices": prices or manifest.get("prices")}, origin=origin)
     return Ledger(
         phases,
         ran.prices or read_prices(),
@@ -221,7 +221,7 @@ def add_up(
 
 
 def of_rollout(rollout: Rollout) -> Usage:
-    """What one attempt used."""
+    """Usage of one attempt."""
     new = rollout.counters["context_tokens"]
     return Usage(
         prefill_tokens=new,
@@ -234,7 +234,7 @@ def of_rollout(rollout: Rollout) -> Usage:
 
 
 def of_verdicts(verdicts: Iterable[tuple[str, int, Verdict]]) -> Iterator[Used]:
-    """What verification used. Equal patches share one, which shows in its seconds, to their last bit."""
+    """Usage of verification. Equal patches share one verification, recognised by seconds equal to the last bit."""
     seen: set[tuple[str, int, str, float]] = set()
     for phase, step, verdict in verdicts:
         verification = (phase, step, verdict.task_id, verdict.seconds)
@@ -244,7 +244,7 @@ def of_verdicts(verdicts: Iterable[tuple[str, int, Verdict]]) -> Iterator[Used]:
 
 
 def of_metrics(metrics: Mapping[str, Any]) -> Usage:
-    """What a metrics line says was used."""
+    """Usage recorded in a line of metrics."""
     counted = {name: round(value) for name in METERED if isinstance(value := metrics.get(name), int | float)}
     seconds = metrics.get("seconds")
     update_s = seconds.get("update", 0.0) if isinstance(seconds, Mapping) else 0.0
@@ -268,7 +268,7 @@ def read_prices(path: Path | None = None) -> Prices:
 def price(
     usage: Usage, prices: Prices, *, gpus: Sequence[str] = (), cores: int = 1, served: str = ""
 ) -> Bill:
-    """What a usage costs on this machine, or with a model that somebody else serves."""
+    """Price of a usage on this machine, or with a model that somebody else serves."""
     items: dict[str, float] = {}
     unknown: list[str] = []
 
@@ -325,12 +325,12 @@ Solves = Sequence[tuple[str, bool | None]]
 
 
 def solves(graded: Iterable[Graded]) -> Solves:
-    """How the attempts of an evaluation ended."""
+    """Task and success of every attempt of an evaluation."""
     return [(g.rollout.task_id, None if g.verdict is None or g.is_void else g.verdict.solved) for g in graded]
 
 
 def costs(ledger: Ledger, evaluations: Sequence[Solves], change: Difference | None = None) -> Costs:
-    """What tasks, solves and additional solves cost.
+    """Cost per task, per solve and per additional solve.
 
     Args:
         evaluations: costs of evaluation are means over them.

@@ -1,4 +1,4 @@
-"""What makes a score, kept with every run so that two runs are compared with reason.
+"""Conditions that a score depends on, kept with every run so that comparisons of two runs are sound.
 
 The machine, versions and revision come from `machine.describe`; here is what an evaluation itself depends on: tools and
 prompt as hashes, the harness's source as a hash, budgets, sampling, resources, grading, tasks and engine. Resource

@@ -1,4 +1,4 @@
-"""What is measured of a policy's attempts, and how the figures are written for people.
+"""Measures of a policy's attempts, and their figures written for people.
 
 A measure is a ratio of two sums over attempts. To add one, add a line to `MEASURES` (the headline) or `BEHAVIOUR` (what
 the policy did on the way); tables, reports and intervals follow. An attempt whose sandbox was lost, or that could not
@@ -36,12 +36,12 @@ class Graded:
 
     @functools.cached_property
     def behaviour(self) -> Behaviour:
-        """What the attempt did, counted."""
+        """Counters of the attempt's behaviour."""
         return behaviour.of(self.rollout, self.verdict, flags=self.flags, reference=self.reference)
 
     @property
     def is_void(self) -> bool:
-        """Whether the infrastructure failed, so that this attempt says nothing about the policy."""
+        """True if the infrastructure failed, so that this attempt says nothing about the policy."""
         verdict = self.verdict
         is_invalid = verdict is not None and (
             verdict.status == "invalid" or not math.isfinite(verdict.reward)
@@ -71,7 +71,7 @@ class Measure(Figure):
 
 
 def is_fault(turn: Turn) -> bool:
-    """Whether the policy called wrongly at this turn."""
+    """True if the policy made an invalid call at this turn."""
     return turn.error_kind in CALL_FAULTS
 
 
@@ -237,7 +237,7 @@ AnyRow = TypeVar("AnyRow", bound=Named)
 
 
 @dataclass(frozen=True)
-class Row:
+class MeasureRow:
     """One measure before and after."""
 
     measure: Figure
@@ -278,7 +278,7 @@ def pair(
 def summarize(
     rollouts: Iterable[Rollout], verdicts: Iterable[Verdict], *, flags: Iterable[Flag] | None = None
 ) -> dict[str, Any]:
-    """What a run folder keeps as metrics: `summary` as plain values, measures by their keys at the top.
+    """Metrics that a run folder keeps: `summary` as plain values, measures by their keys at the top.
 
     Seconds of attempts stay out: they are in the records, and metrics of equal runs are equal.
     """
@@ -308,7 +308,7 @@ def summary(graded: Sequence[Graded]) -> Summary:
 
 
 def promise(graded: Graded) -> tuple[float, ...]:
-    """How good an attempt looks to somebody who cannot see its verdict: more is better, compared left to right.
+    """Promise of an attempt without knowledge of its verdict: more is better, compared left to right.
 
     It finished of its own accord, ran tests, ran them after its last change, made few faults, was sure of its words.
     """
@@ -369,13 +369,13 @@ def _by_name(
     return {name: _estimate(measure(name), attempts) for name, _ in names}
 
 
-def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[Row]:
+def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[MeasureRow]:
     """Every headline measure on both sides, and the difference paired by task. Void attempts enter neither."""
     return compare_arms([before], [after])
 
 
-def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[Row]:
-    """The same for arms of several runs that differ in their seed only; the interval is then over seeds and tasks."""
+def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[MeasureRow]:
+    """Compare variants of several runs that differ in their seed only; the interval is then over seeds and tasks."""
     sides = [[[a for a in run if not a.is_void] for run in arm] for arm in (before, after)]
     rows = []
     for measure in MEASURES:
@@ -388,7 +388,7 @@ def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Gr
         else:
             figures = [_estimate(measure, arm) for arm in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")
-        rows.append(Row(measure, figures[0], figures[1], change, statistics.record(*totals)))
+        rows.append(MeasureRow(measure, figures[0], figures[1], change, statistics.record(*totals)))
     return beside_the_average(rows, _pass_rows(sides))
 
 
@@ -398,7 +398,7 @@ def beside_the_average(rows: Sequence[AnyRow], more: Sequence[AnyRow]) -> list[A
     return [*rows[:place], *more, *rows[place:]]
 
 
-def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[Row]:
+def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[MeasureRow]:
     """pass@k and best@k of both sides, where tasks have several attempts."""
     tables = [[passes.by_task(tries(run)) for run in arm] for arm in sides]
     rows = []
@@ -407,7 +407,7 @@ def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[Row]:
         totals = [passes.pooled(arm) for arm in seeds]
         change = statistics.arms(*seeds, is_share=True)
         figures = [passes.estimate(arm) for arm in seeds]
-        rows.append(Row(pass_figure(name), figures[0], figures[1], change, statistics.record(*totals)))
+        rows.append(MeasureRow(pass_figure(name), figures[0], figures[1], change, statistics.record(*totals)))
     return rows
 
 
@@ -460,7 +460,7 @@ def write_detectable(measure: Figure, detectable: float | None) -> str:
 
 
 def write_counts(measure: Figure, estimate: Estimate) -> str:
-    """What the figure was counted from: "83 / 437 turns"; the whole alone where the part is not a count."""
+    """The counts behind a figure, as in "83 / 437 turns"; the total alone if the part is not a count."""
     if measure.kind == "share" and float(estimate.part).is_integer():
         return f"{estimate.part:.0f} / {estimate.whole:.0f} {measure.of}"
     return f"{estimate.whole:.0f} {measure.of}"

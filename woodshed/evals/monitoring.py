@@ -1,4 +1,4 @@
-"""How good are the monitors: planted cheats and honest look-alikes on real tasks, and labelled sets of others.
+"""Quality of the monitors: scripted cheats and benign controls on real tasks, and labelled sets of others.
 
 The unit of chance is the task, as everywhere (`statistics`): tasks are resampled, each with all that was played on it.
 A *case* is one attempt whose honesty is known. An attempt counts as flagged when any rule reaches the threshold.
@@ -18,7 +18,7 @@ from woodshed.evals import statistics
 from woodshed.evals.statistics import Estimate
 from woodshed.monitors.cheat_suite.benign import TWINS
 from woodshed.monitors.cheat_suite.cheats import CHEATS, Script
-from woodshed.monitors.cheat_suite.context import Act, Scene, fits
+from woodshed.monitors.cheat_suite.context import ScriptContext, ScriptedAttempt, fits
 from woodshed.monitors.cheat_suite.run import cheat_turn, play
 from woodshed.monitors.rules import RULES, suspicion, watch
 from woodshed.records import Flag, Rollout, Task, TaskError
@@ -30,7 +30,7 @@ RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Case:
+class KnownAttempt:
     """One attempt whose honesty is known, and what the monitors say."""
 
     name: str
@@ -51,12 +51,12 @@ class Case:
 
     @property
     def is_named(self) -> bool:
-        """Whether the rule of its own row raised its hand."""
+        """True if the rule of its own row flagged it."""
         return suspicion(f for f in self.flags if f.rule == self.name) >= THRESHOLD
 
     @property
     def is_caught_by_others(self) -> bool:
-        """Whether any other rule did: what would be seen of this cheat if nobody had thought of it."""
+        """True if any other rule flagged it: the catch without the rule written for this cheat."""
         return suspicion(f for f in self.flags if f.rule != self.name) >= THRESHOLD
 
 
@@ -79,7 +79,7 @@ class RowResult:
 
 
 @dataclass(frozen=True)
-class Report:
+class MonitorReport:
     """The monitors, measured."""
 
     rows: tuple[RowResult, ...]
@@ -101,10 +101,10 @@ class Report:
 
 def plan(
     tasks: Sequence[Task], each: int, seed: int = 0, *, alone: bool = False
-) -> list[tuple[str, bool, Task, Act, str]]:
-    """What is played on which task: every cheat and every twin on `each` different tasks (fewer where fewer fit).
+) -> list[tuple[str, bool, Task, ScriptedAttempt, str]]:
+    """Assign scripts to tasks: every cheat and every benign control on `each` different tasks (fewer if fewer fit).
 
-    With `alone`, cheats without honest work beside them (`Scene.alone`), and no twins.
+    With `alone`, cheats without honest work beside them (`ScriptContext.alone`), and no twins.
 
     Raises:
         TaskError: no task fits (scripts need stubs of functions).
@@ -123,12 +123,14 @@ def plan(
     return found
 
 
-def _acts(script: Script, order: Iterable[Task], each: int, alone: bool) -> list[tuple[int, Task, Act]]:
-    found: list[tuple[int, Task, Act]] = []
+def _acts(
+    script: Script, order: Iterable[Task], each: int, alone: bool
+) -> list[tuple[int, Task, ScriptedAttempt]]:
+    found: list[tuple[int, Task, ScriptedAttempt]] = []
     for task in order:
         if len(found) == each:
             break
-        act = script(Scene(task, len(found), alone))
+        act = script(ScriptContext(task, len(found), alone))
         if act is not None:
             found.append((len(found), task, act))
     return found
@@ -136,7 +138,7 @@ def _acts(script: Script, order: Iterable[Task], each: int, alone: bool) -> list
 
 def run(
     tasks: Sequence[Task], *, each: int = 20, jobs: int = 2, seed: int = 0, progress: Progress | None = None
-) -> tuple[list[Case], float]:
+) -> tuple[list[KnownAttempt], float]:
     """Play everything, watch it; the cases, and how many rollouts a core watches in a second.
 
     Raises:
@@ -160,7 +162,7 @@ def run(
     flags = [watch(rollout, by_id[rollout.task_id]) for rollout in played]
     per_s = len(played) / max(time.process_time() - began, 1e-9)
     cases = [
-        Case(name, is_cheat, task.id, tuple(raised), _latency(rollout, raised) if is_cheat else None)
+        KnownAttempt(name, is_cheat, task.id, tuple(raised), _latency(rollout, raised) if is_cheat else None)
         for (name, is_cheat, task, _, _), rollout, raised in zip(planned, played, flags, strict=True)
     ]
     return cases, per_s
@@ -173,14 +175,14 @@ def _latency(rollout: Rollout, flags: Iterable[Flag]) -> int | None:
     return max(min(spoke) - cheated, 0) if spoke and cheated is not None else None
 
 
-def report(cases: Sequence[Case], per_s: float) -> Report:
+def report(cases: Sequence[KnownAttempt], per_s: float) -> MonitorReport:
     """The figures."""
     cheats = [case for case in cases if case.is_cheat]
     honest = [case for case in cases if not case.is_cheat]
     recall, false = _share(cheats, lambda c: c.is_flagged), _share(honest, lambda c: c.is_flagged)
     latencies = [case.latency for case in cheats if case.latency is not None]
     names = [name for name in CHEATS if any(case.name == name for case in cases)]
-    return Report(
+    return MonitorReport(
         rows=tuple(_row(name, cheats, honest) for name in names),
         recall=recall,
         left_out=_share(cheats, lambda c: c.is_caught_by_others),
@@ -197,7 +199,7 @@ def report(cases: Sequence[Case], per_s: float) -> Report:
     )
 
 
-def _row(name: str, cheats: Sequence[Case], honest: Sequence[Case]) -> RowResult:
+def _row(name: str, cheats: Sequence[KnownAttempt], honest: Sequence[KnownAttempt]) -> RowResult:
     own = [case for case in cheats if case.name == name]
     twins = [case for case in honest if case.name == name]
     latencies = [case.latency for case in own if case.latency is not None]
@@ -212,7 +214,7 @@ def _row(name: str, cheats: Sequence[Case], honest: Sequence[Case]) -> RowResult
     )
 
 
-def _share(cases: Sequence[Case], is_so: Callable[[Case], bool]) -> Estimate:
+def _share(cases: Sequence[KnownAttempt], is_so: Callable[[KnownAttempt], bool]) -> Estimate:
     return statistics.mean([float(is_so(c)) for c in cases], [c.task for c in cases], is_share=True)
 
 
@@ -234,9 +236,9 @@ def auroc(positive: Sequence[float], negative: Sequence[float]) -> float:
     return float(above / (num_positive * num_negative))
 
 
-def _auroc_interval(cases: Sequence[Case]) -> tuple[float, float]:
+def _auroc_interval(cases: Sequence[KnownAttempt]) -> tuple[float, float]:
     """95%, tasks resampled with all of their cases."""
-    by_task: dict[str, list[Case]] = {}
+    by_task: dict[str, list[KnownAttempt]] = {}
     for case in cases:
         by_task.setdefault(case.task, []).append(case)
     groups, draw, found = list(by_task.values()), random.Random(0), []
@@ -248,7 +250,7 @@ def _auroc_interval(cases: Sequence[Case]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def table(measured: Report) -> list[list[str]]:
+def table(measured: MonitorReport) -> list[list[str]]:
     """The report as rows of text."""
 
     def share(estimate: Estimate) -> str:

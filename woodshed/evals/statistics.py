@@ -59,7 +59,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """After minus before, paired by task."""
+    """Difference, after minus before, paired by task."""
 
     value: float | None
     low: float | None
@@ -71,7 +71,7 @@ class Difference:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval excludes zero, by more than rounding."""
+        """True if the interval excludes zero by more than rounding."""
         if self.low is None or self.high is None:
             return False
         return self.low > _ROUNDING or self.high < -_ROUNDING
@@ -79,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Record:
-    """On how many common tasks the second side's rate is higher, lower and the same."""
+    """Number of common tasks for which the second side's rate is higher, lower and equal."""
 
     up: int
     down: int
@@ -152,7 +152,7 @@ def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Differen
 
 
 def record(before: Sums, after: Sums) -> Record:
-    """Whether each common task went up or down; tasks with nothing to count on a side are left out."""
+    """Direction of change of each common task; tasks with nothing to count on a side are left out."""
     gains = [
         after[task][0] / after[task][1] - before[task][0] / before[task][1]
         for task in set(before) & set(after)
@@ -305,18 +305,18 @@ Side = tuple[np.ndarray, np.ndarray]  # part, whole: (N) or (S, N)
 
 
 def standard_error(sides: Sequence[Side], signs: Sequence[float]) -> float:
-    """Of sum(sign * part / whole) over tasks that all sides share, by linearisation (the delta method)."""
+    """Standard error of sum(sign * part / whole) over tasks that all sides share, by the delta method."""
     pulls = [sign * _pull(part_N, whole_N) for sign, (part_N, whole_N) in zip(signs, sides, strict=True)]
     return float(np.std(sum(pulls), ddof=1) / math.sqrt(len(sides[0][0])))
 
 
 def _pull(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """How far each cell pulls the ratio of sums, times the number of cells: (S, N) or (N)."""
+    """Influence of each cell on the ratio of sums, times the number of cells: (S, N) or (N)."""
     return (part - part.sum() / whole.sum() * whole) / whole.mean()
 
 
 def _detectable(error: float, degrees: float) -> float:
-    """Of a test at 5% that shall succeed with `POWER`; agrees with the noncentral t to a percent from 10 tasks on."""
+    """Difference that a test at 5% finds with `POWER`; within a percent of the noncentral t from 10 tasks on."""
     return error * (_t(degrees) + float(special.stdtrit(degrees, POWER)))
 
 
@@ -360,7 +360,7 @@ def _over_tasks(value: float, sides: Sequence[Side]) -> tuple[float, float]:
 def _gain_interval(
     value: float, sides: Sequence[Side], middle: float, error: float, degrees: float
 ) -> tuple[float, float]:
-    """Of a difference in shares: Student's t around `middle`, or the exact bound where nothing differs."""
+    """Interval of a difference in shares: Student's t around `middle`, or the exact bound if nothing differs."""
     if _is_constant(sides) or not error:
         return _exact(value, sides[0][0].shape[-1], paired=True)
     return max(middle - _t(degrees) * error, -1.0), min(middle + _t(degrees) * error, 1.0)
@@ -376,7 +376,7 @@ def _bootstrap(sides: Sequence[Side], signs: Sequence[float]) -> tuple[float, fl
 
 
 def _is_constant(sides: Sequence[Side]) -> bool:
-    """Whether every task says the same 0 or 1 on every side, but for rounding."""
+    """True if every task has the same value, 0 or 1, on every side, up to rounding."""
     return all(
         bool(np.all(np.abs(part_N) <= _ROUNDING * whole_N))
         or bool(np.all(np.abs(whole_N - part_N) <= _ROUNDING * whole_N))
@@ -405,7 +405,7 @@ def _resample(sides: Sequence[Side], signs: Sequence[float], num_tasks: int) -> 
 
 
 def _weights(num_tasks: int) -> Iterator[np.ndarray]:
-    """How often each resample holds each task, some resamples at a time; the same ones each time."""
+    """Number of times that each resample holds each task, a block of resamples at a time; always the same ones."""
     rng = np.random.default_rng(0)
     for _ in range(RESAMPLES // _CHUNK):
         yield rng.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=_CHUNK).astype(float)

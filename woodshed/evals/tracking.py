@@ -46,7 +46,7 @@ def following(run: RunDir, tracker: Tracker, *, project: str = "woodshed") -> It
 
 
 class Mirror:
-    """Tells a tracker what it has not seen of a run's metrics."""
+    """Mirror of a run's metrics in a tracker, which sends each line once."""
 
     def __init__(self, run: RunDir, tracker: Tracker, project: str) -> None:
         self.run, self.tracker = run, tracker
@@ -102,7 +102,7 @@ def numbers(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 def _open(tracker: Tracker, path: Path, project: str) -> tuple[Log, Callable[[], object]]:
-    """How to tell a tracker a line, and how to end.
+    """Open a tracker: return one function that logs a line and one that ends.
 
     Raises:
         RecipeError: it is not installed.
@@ -156,7 +156,7 @@ def _wandb(path: Path, project: str) -> tuple[Log, Callable[[], object]]:
 
 
 def _wandb_id(path: Path) -> str:
-    """The same for every process that goes on with the run, and another for every other run of that name."""
+    """Id of a run: equal for every process that resumes it, different for every other run of that name."""
     file = path / "wandb-id"
     if not file.exists():
         import secrets

@@ -1,4 +1,4 @@
-"""Attempts in flight: each goes on as soon as its own message or tool is done, and nobody waits for the slowest.
+"""Collector of attempts in flight: each goes on as soon as its own message or tool is done.
 
 An attempt depends on its own seed and sandbox only; threads change when a tool runs, never what it sees. But where an
 engine's numerics depend on the batch, which attempts stand in a batch together matters in the last digit. With
@@ -29,7 +29,7 @@ Backend = Literal["bwrap", "subprocess"]
 
 
 class RolloutSettings(Settings):
-    """How attempts are made together."""
+    """Settings for attempts that are made together."""
 
     attempts: int = Field(default=4, ge=1)
     """Attempts at each task: the group that shares a baseline."""

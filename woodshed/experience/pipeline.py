@@ -1,4 +1,4 @@
-"""From tasks to experience: attempts, verdicts and the monitors' flags, each kept in the run folder as it ends."""
+"""Pipeline from tasks to experience: attempts, verdicts and flags, each kept in the run folder when it is done."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class HarnessSettings:
-    """Settings of what stands between a policy and its experience."""
+    """Settings of the harness between a policy and its experience."""
 
     rollout: RolloutSettings
     agent: AgentSettings
@@ -32,7 +32,7 @@ class HarnessSettings:
 
 @dataclass(frozen=True)
 class Occasion:
-    """When attempts are made, and how many at each task."""
+    """Occasion on which attempts are made, and the number of attempts at each task."""
 
     phase: str
     step: int

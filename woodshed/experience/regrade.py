@@ -18,7 +18,7 @@ from woodshed.tasks import folder
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangedVerdict:
     """One attempt whose verdict is another one now, or that other rules flag."""
 
     before: Verdict
@@ -33,7 +33,7 @@ class Change:
 
     @property
     def why(self) -> str:
-        """What the two verdicts differ in, in one line."""
+        """The difference between the two verdicts, in one line."""
         lost = [
             test for test, outcome in self.now.outcomes.items() if outcome != self.before.outcomes.get(test)
         ]
@@ -59,8 +59,8 @@ def settings_of(run: RunDir, overrides: Sequence[str] = ()) -> GradingSettings:
 
 def judge_again(
     run: RunDir, settings: GradingSettings, *, progress: Callable[[int, int, str], None] | None = None
-) -> tuple[int, list[Change]]:
-    """How many stored attempts were judged again, and those of which something changed; nothing is written.
+) -> tuple[int, list[ChangedVerdict]]:
+    """Judge stored attempts again: return how many, and those that changed. Nothing is written.
 
     Raises:
         RunError: the run holds no verdicts, or not its tasks.
@@ -75,7 +75,9 @@ def judge_again(
     threshold = recipe.get("monitors", {}).get("threshold", MonitorSettings().threshold)
     raised = [flag for _, _, flag in run.read("flags", Flag) if not flag.rule.startswith(f"{JUDGE}:")]
     today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= threshold]
-    pairs = [Change(before[r.id], now[r.id], _rules(raised, r.id), _rules(today, r.id)) for r in rollouts]
+    pairs = [
+        ChangedVerdict(before[r.id], now[r.id], _rules(raised, r.id), _rules(today, r.id)) for r in rollouts
+    ]
     return len(pairs), [pair for pair in pairs if pair.is_one]
 
 

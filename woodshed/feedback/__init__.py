@@ -1,4 +1,4 @@
-"""What should it have known, and at which turn: detectors find the faulty turns, each gets one short hint."""
+"""Targeted feedback: detectors find the faulty turns, and each gets one short hint."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def long_message(task: Task, rollout: Rollout) -> Iterator[Fault]:
 
 
 def words_outside_calls(turn: Turn) -> int:
-    """How many words a message has besides its calls."""
+    """Number of words in a message outside its calls."""
     text = turn.text
     for call in turn.calls:
         text = text.replace(call.raw, "", 1)

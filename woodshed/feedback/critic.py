@@ -37,7 +37,7 @@ _SENTENCE = re.compile(r"[.!?](?:\s|$)")
 
 
 class CriticSettings(Settings):
-    """Who reads attempts, and how."""
+    """Settings of the critic, a model that reads attempts."""
 
     rollouts: int = Field(default=0, ge=0)
     """Attempts of each step that are read: unsolved ones about which no rule had anything to say; 0 reads none."""

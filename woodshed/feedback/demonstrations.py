@@ -1,4 +1,4 @@
-"""What a teacher is shown before the first turn: the task's solution, or an example of a good answer.
+"""Demonstrations that a teacher sees before the first turn: the solution, or an example of a good answer.
 
 Unlike a hint, a demonstration holds what the policy could not have known. It is for learning a subject (SDFT, arXiv
 2601.19897; OPSD, arXiv 2601.18734), not for saying where an attempt went wrong.
@@ -15,7 +15,7 @@ SOLUTION, EXAMPLE = "solution", "example"
 
 
 def solutions(rollouts: Sequence[Rollout], tasks: Mapping[str, Task]) -> list[Hint]:
-    """For each attempt the solution of its task; an empty text where a task has none, which packing counts.
+    """Solution of each attempt's task; "" if a task has none, which packing counts.
 
     Raises:
         KeyError: an attempt's task is not among `tasks`.

@@ -1,4 +1,4 @@
-"""Which turns went wrong in a way that can be said in words, found by rules alone.
+"""Detectors of turns that went wrong in a way that words can correct, by rules alone.
 
 A detector looks at a whole rollout and yields the turns at which its fault was committed. It says nothing about
 what the policy should have known; that is `feedback.hints`.
@@ -95,7 +95,7 @@ def syntax_error(task: Task, rollout: Rollout) -> Iterator[Fault]:
 
 
 def is_untested(rollout: Rollout) -> bool:
-    """Whether the policy finished without having run a command since its last change, or at all."""
+    """True if the policy finished without having run a command since its last change, or at all."""
     tested = False
     for turn in rollout.turns:
         for call, seen in executed(turn):
@@ -130,7 +130,7 @@ def executed(turn: Turn) -> Iterator[tuple[Call, Observation]]:
 
 
 def _key(call: Call) -> str:
-    """What makes two calls the same; calls that could not be read are compared as they were written."""
+    """Key by which two calls are the same; calls that could not be parsed are compared as they were written."""
     return json.dumps([call.tool, call.arguments] if call.arguments else [call.raw], sort_keys=True)
 
 

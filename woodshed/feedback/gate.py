@@ -1,9 +1,10 @@
-"""Hints must help or go: what is measured of a class of hints, and what it has to reach.
+"""Gate for classes of hints: the measurements of a class, and the thresholds that they must reach.
 
-Two prototypes: a hint that names a line which is no longer there made the next turn worse, and a policy that was never
-shown reminders erred *more* under one although the faulty tokens had become less likely. So two things are measured at
-faulty turns, both against a placebo and a hint of another class: how much less likely the hint makes the faulty
-tokens, and how often the turn is faulty again when it is drawn anew under the hint.
+Prototypes showed two ways in which hints fail. A hint that named a line which no longer existed made the next turn
+worse; and a policy that had never seen reminders made *more* mistakes under one, although the faulty tokens had become
+less likely. So two quantities are measured at faulty turns: the change of the faulty tokens' log-prob under the hint,
+and the share of turns that are faulty again when they are sampled anew under it. Both are compared with a placebo and
+with a hint of another class.
 """
 
 from __future__ import annotations
@@ -21,30 +22,31 @@ Side = Literal["plain", "hint", "placebo", "wrong"]
 SIDES: tuple[Side, ...] = ("plain", "hint", "placebo", "wrong")
 
 
-ROUNDING = 1e-9  # 3/20 less 2/20 is a twentieth, and in floating point a little less
+ROUNDING = 1e-9  # 3/20 - 2/20 should be 1/20; in floating point it is slightly smaller
 
 
 class GateSettings(Settings):
-    """What a class of hints must show before it is trained on."""
+    """Evidence that a class of hints must show before it is trained on."""
 
     every: int = Field(default=0, ge=0)
     """Steps between measurements; 0 never measures, and every class is trained on."""
     turns: int = Field(default=24, ge=1)
-    """Faulty turns of each class that are measured, spread evenly over the step's."""
+    """Most faulty turns to measure in each class, spread evenly over those of the step."""
     min_turns: int = Field(default=8, ge=1)
-    """A class with fewer is not judged: it stays as it was."""
+    """Fewest measured turns for a decision; with fewer, a class stays on or off as it was."""
     max_gain: float = -1.0
-    """The hint must change the faulty turn's log-prob by at most this many nats, in the mean."""
+    """Largest mean change of a faulty turn's log-prob under the hint, in nats: -1 demands a drop by one nat."""
     min_lowered: float = Field(default=0.95, ge=0, le=1)
-    """Share of turns whose log-prob the hint must lower."""
+    """Smallest share of turns whose log-prob the hint lowers."""
     max_ratio: float = Field(default=0.5, ge=0)
-    """Drawn again under the hint, turns must be faulty at most this times as often as without."""
+    """Largest ratio of the fault rate under the hint to the fault rate without it, of turns sampled anew."""
     margin: float = Field(default=0.05, ge=0)
-    """... and by at least this share less often than under a placebo and than under a hint of another class."""
+    """Smallest advantage of the hint's fault rate over the rates under a placebo and under another class's hint: 0.05
+    demands five percentage points less."""
 
 
 @dataclass(frozen=True)
-class Measured:
+class GateMeasurement:
     """One class of hints on the turns of one step."""
 
     detector: str
@@ -54,15 +56,15 @@ class Measured:
     lowered: float
     """Share of turns whose log-prob the hint lowers."""
     faulty: dict[str, int]
-    """Side to how many of the turns were faulty again when drawn anew."""
+    """Side to the number of turns that were faulty again when they were sampled anew."""
 
     def rate(self, side: Side) -> float:
-        """Share of turns that are faulty when they are drawn again."""
+        """Fault rate of the turns when they are sampled anew."""
         return self.faulty[side] / self.num_turns
 
 
-def why_not(measured: Measured, settings: GateSettings) -> str | None:
-    """Why a class of hints must not be trained on; "" where it may; None where too little was seen to say."""
+def why_not(measured: GateMeasurement, settings: GateSettings) -> str | None:
+    """Reason to switch a class of hints off; "" if it may be trained on, None if too few turns were measured."""
     if measured.num_turns < settings.min_turns:
         return None
     if measured.gain["hint"] > settings.max_gain:
@@ -82,11 +84,11 @@ def why_not(measured: Measured, settings: GateSettings) -> str | None:
 
 
 def switched_off(
-    before: Mapping[str, str], found: Sequence[Measured], settings: GateSettings
+    before: Mapping[str, str], measurements: Sequence[GateMeasurement], settings: GateSettings
 ) -> dict[str, str]:
-    """The classes that are not trained on from here, with the reason. A class that passes comes back."""
+    """Classes that are switched off from now on, with the reason. A class that passes is switched on again."""
     now = dict(before)
-    for measured in found:
+    for measured in measurements:
         reason = why_not(measured, settings)
         if reason:
             now[measured.detector] = reason
@@ -96,6 +98,6 @@ def switched_off(
 
 
 def another_class(detector: str) -> str:
-    """The class whose hint is the wrong one for this: half the list away, so that neighbours in kind are not taken."""
+    """Class whose hint is a wrong one for this class: half the list away, because neighbours are similar."""
     names = list(DETECTORS)
     return names[(names.index(detector) + len(names) // 2) % len(names)] if detector in names else names[0]

@@ -1,4 +1,4 @@
-"""What to say about a fault: one short reminder, to be read right before the turn that committed it.
+"""Hints: one short reminder each, to be read right before the turn that committed the fault.
 
 A reminder holds only what was known before the turn: tools, forms, rules. Never anything that was observed later,
 and nothing about the state of a file, which an earlier edit may have changed: a hint that names a line which is no
@@ -55,7 +55,7 @@ def hint_text(
 
 
 class _Subject:
-    """What a reminder may mention."""
+    """Names that a reminder may mention."""
 
     def __init__(self, tools: Sequence[ToolSpec], codec: Codec, tool: str | None, test_command: str) -> None:
         known = {spec.name for spec in tools}

@@ -1,4 +1,4 @@
-"""Whether a hint says something that could not have been known before its turn.
+"""Detection of hints that say something that could not have been known before their turn.
 
 A teacher that was told the answer teaches the student to guess it. What was known is the task, the tools, everything
 before the turn, and the turn's own message; what was not is everything observed later, hidden tests and the solution.
@@ -82,7 +82,7 @@ _LIGHT = frozenset(
 
 @dataclass(frozen=True)
 class _Secret:
-    """What a hint must not say, worked out once for a turn."""
+    """Everything that a hint must not say, worked out once for a turn."""
 
     names: dict[str, str]
     """Spelt as one word: as it is written."""
@@ -93,7 +93,7 @@ class _Secret:
 
 
 def leak(text: str, task: Task, rollout: Rollout, turn: int, *, hidden: Iterable[str] = ()) -> str:
-    """What the hint gives away, or "".
+    """The text that the hint gives away, or "".
 
     Args:
         hidden: texts that the policy never sees, such as hidden tests and the original code.
@@ -122,7 +122,7 @@ def _before(task: Task, rollout: Rollout, turn: int) -> str:
 
 @functools.cache
 def _always() -> str:
-    """What every policy is told: the rules of the work, the tools and their forms."""
+    """Text that every policy is told: the rules of the work, the tools and their forms."""
     parts = [system_prompt(), system_prompt(max_calls=2)]
     for codec in CODECS.values():
         parts += [codec.describe(TOOLS), *(codec.format(name, EXAMPLES[name], TOOLS) for name in EXAMPLES)]
@@ -170,7 +170,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
 
 
 def _names(text: str) -> list[str]:
-    """What looks like code: names that are no plain words."""
+    """Names that look like code, not like plain words."""
     return [name for name in _NAME.findall(folded(text)) if re.search(r"[_./\d]|[a-z][A-Z]", name)]
 
 
@@ -226,7 +226,7 @@ def _name(text: str, said: Sequence[Token], secret: _Secret) -> str:
 
 
 def _is_prose(words: Sequence[Token]) -> bool:
-    """Whether two tokens that together are a name may as well be two words: "test command" beside test_command."""
+    """True if two tokens that make up a name may as well be two words: "test command" beside test_command."""
     return len(words) == 2 and all(len(word.text) > 1 and word.text in _everyday() for word in words)
 
 
@@ -247,7 +247,7 @@ def _number(text: str, said: Sequence[Token], secret: _Secret) -> str:
 
 
 def _is_value(said: Sequence[Token], at: int) -> bool:
-    """Whether a small number in words is a value: "return two", "two times x", and not "two short sentences"."""
+    """True if a small number in words is a value: "return two", "two times x", and not "two short sentences"."""
     before = said[at - 1].text if at else ""
     if before == "a" or before == "the":
         before = said[at - 2].text if at > 1 else ""
@@ -260,7 +260,7 @@ def _is_value(said: Sequence[Token], at: int) -> bool:
 
 
 def _count(text: str, known: str) -> str:
-    """Of tests that passed or failed, and of rewards."""
+    """Number of tests that passed or failed, or a reward, that the text gives."""
     seen = set(_OUTCOME.findall(folded(known)))
     for sentence in _SENTENCE.split(text):
         words = in_digits(tokens(sentence))

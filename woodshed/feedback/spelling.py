@@ -74,7 +74,7 @@ def _lowered(character: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """Words in small letters, split where names are joined; numbers as digits; operators as signs."""
+    """Words in lower case, split where names are joined; numbers as digits; operators as signs."""
     plain = folded(text)
     found: list[Token] = []
     for match in _TOKEN.finditer(plain):
@@ -87,7 +87,7 @@ def tokens(text: str) -> list[Token]:
 
 
 def in_digits(words: Sequence[Token]) -> list[Token]:
-    """The same tokens with numbers that are written in words as digits ("forty two" as 42)."""
+    """Tokens with numbers in words turned into digits ("forty two" as 42)."""
     made: list[Token] = []
     at = 0
     while at < len(words):
@@ -136,7 +136,7 @@ def joined(words: Sequence[Token], most: int = 24) -> Iterator[tuple[str, int, i
 
 
 def readings(text: str) -> Iterator[str]:
-    """What a text says to who decodes it: entities and escapes, base64, hexadecimal, rot13, from right to left."""
+    """Decodings of a text: entities and escapes, base64, hexadecimal, rot13, reversed."""
     yield html.unescape(urllib.parse.unquote(text))
     yield re.sub(
         r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})", lambda m: chr(int(m[1] or m[2], 16)), text, flags=re.IGNORECASE

@@ -18,7 +18,7 @@ from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
 from woodshed.feedback import NAMED, PLACEBOS, hint_text
 from woodshed.feedback.detectors import Detector
-from woodshed.feedback.gate import SIDES, GateSettings, Measured, Side, another_class
+from woodshed.feedback.gate import SIDES, GateMeasurement, GateSettings, Side, another_class
 from woodshed.learning import packing
 from woodshed.learning.packing import Placement, Target
 from woodshed.learning.policy import Policy
@@ -53,7 +53,7 @@ def measure(
     micro_batch_tokens: int,
     placement: Placement = "system",
     threads: int = 1,
-) -> list[Measured]:
+) -> list[GateMeasurement]:
     """Every class of hints among `hints`, on up to `settings.turns` of its turns.
 
     Args:
@@ -84,7 +84,7 @@ def measure(
             continue
         gains = _gains(kept, policy, temperature, micro_batch_tokens)
         found.append(
-            Measured(
+            GateMeasurement(
                 detector,
                 len(kept),
                 {side: sum(values) / len(values) for side, values in gains.items()},

@@ -200,7 +200,7 @@ def _command(words: list[str], variables: Mapping[str, str]) -> Command:
 
 
 def _options(words: list[str]) -> int:
-    """How many words a wrapper takes: itself, its options, and for timeout the duration."""
+    """Number of words that a wrapper takes: itself, its options, and for timeout the duration."""
     at = 1
     while at < len(words) and words[at].startswith("-"):
         at += 2 if words[at] in TAKES_VALUE else 1

@@ -1,4 +1,4 @@
-"""What confirmed cheats teach: places to scrub, and cases that the rules must go on catching.
+"""Lessons of confirmed cheats: places to scrub, and cases that the rules must go on catching.
 
 A place has the form of the leak scan's own rules, `{"pattern", "why", "provenance"}`: a regular expression that is
 searched in a file's path relative to the workspace. A case is one line of JSON, an attempt without tokens and prose:
@@ -28,8 +28,8 @@ from woodshed.tasks import folder
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an attempt found what it should have made."""
+class SolutionPlace:
+    """Place where an attempt found a solution that it should have written."""
 
     pattern: str
     why: str
@@ -37,7 +37,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Case:
+class ConfirmedCase:
     """A confirmed cheat."""
 
     rule: str
@@ -46,7 +46,7 @@ class Case:
     rollout: Rollout
 
 
-def learn(run: RunDir) -> tuple[list[Place], list[Case]]:
+def learn(run: RunDir) -> tuple[list[SolutionPlace], list[ConfirmedCase]]:
     """The places and cases of a run's confirmed cheats.
 
     Raises:
@@ -55,8 +55,8 @@ def learn(run: RunDir) -> tuple[list[Place], list[Case]]:
     """
     tasks = folder.of_run(run)
     rollouts = {r.id: r for _, _, r in run.read("rollouts", Rollout)}
-    places: dict[str, Place] = {}
-    cases: list[Case] = []
+    places: dict[str, SolutionPlace] = {}
+    cases: list[ConfirmedCase] = []
     for flag in confirmed(f for _, _, f in run.read("flags", Flag)):
         rollout = rollouts.get(flag.rollout_id)
         task = tasks.get(rollout.task_id) if rollout else None
@@ -65,11 +65,11 @@ def learn(run: RunDir) -> tuple[list[Place], list[Case]]:
             raise RunError(f"{run.path} lacks {lacks}, which was flagged, so nothing can be learned from it")
         for place in _places(task, rollout, flag, run.path.name):
             places.setdefault(place.pattern, place)
-        cases.append(Case(flag.rule, flag.turn, task, slim(rollout)))
+        cases.append(ConfirmedCase(flag.rule, flag.turn, task, slim(rollout)))
     return list(places.values()), cases
 
 
-def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Place]:
+def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[SolutionPlace]:
     """Files of the task, neither source nor tests, that the flagged turn, or any before it, looked into."""
     evidence = Evidence(task, rollout)
     workspace = task.folder / "environment" / "workspace"
@@ -85,7 +85,7 @@ def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Plac
         if bait and (inner == bait or inner.startswith(bait + "/")):
             continue  # ours
         why = f"an attempt that rule {flag.rule} caught read {inner}"
-        yield Place(_pattern(inner), why, f"run {run}, rollout {rollout.id}, turn {flag.turn}")
+        yield SolutionPlace(_pattern(inner), why, f"run {run}, rollout {rollout.id}, turn {flag.turn}")
 
 
 def _pattern(inner: str) -> str:
@@ -107,7 +107,7 @@ def slim(rollout: Rollout) -> Rollout:
     return dataclasses.replace(rollout, turns=turns)
 
 
-def keep_cases(path: Path, cases: Iterable[Case]) -> int:
+def keep_cases(path: Path, cases: Iterable[ConfirmedCase]) -> int:
     """Append cases that the file does not hold yet; how many were new."""
     known = {(case.rule, case.rollout.id) for case in read_cases(path)}
     fresh = [case for case in cases if (case.rule, case.rollout.id) not in known]
@@ -117,7 +117,7 @@ def keep_cases(path: Path, cases: Iterable[Case]) -> int:
     return len(fresh)
 
 
-def read_cases(path: Path) -> list[Case]:
+def read_cases(path: Path) -> list[ConfirmedCase]:
     """The cases of a file; none where there is no file.
 
     Raises:
@@ -132,12 +132,12 @@ def read_cases(path: Path) -> list[Case]:
         ) from None
 
 
-def _case(data: dict[str, Any]) -> Case:
-    return from_json(Case, data)
+def _case(data: dict[str, Any]) -> ConfirmedCase:
+    return from_json(ConfirmedCase, data)
 
 
-def replay(case: Case) -> bool:
-    """Whether today's rules still catch it."""
+def replay(case: ConfirmedCase) -> bool:
+    """True if today's rules still catch the case."""
     rule = case.rule.removeprefix("judge:")
     found = watch(case.rollout, case.task, rules={rule: RULES[rule]} if rule in RULES else RULES)
     return any(flag.confidence >= 0.5 for flag in found)

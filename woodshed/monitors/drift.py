@@ -160,7 +160,7 @@ def _part(counts: Counter[str], name: str) -> float:
 
 
 def _sigmas(before: tuple[int, int], now: tuple[int, int]) -> float:
-    """How many standard errors the second rate lies above the first; half a hit is added to each side."""
+    """Number of standard errors by which the second rate exceeds the first, with half a hit added to each side."""
     if not before[1] or not now[1]:
         return 0.0
     first, second = ((hits + 0.5) / (total + 1) for hits, total in (before, now))

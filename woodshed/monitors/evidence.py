@@ -12,7 +12,7 @@ from woodshed.monitors import commands
 from woodshed.monitors.commands import Command
 from woodshed.monitors.paths import SYSTEM_HOOKS, absolute, looks_like_path
 from woodshed.pysource import code, syntax
-from woodshed.pysource.code import Place, Scan
+from woodshed.pysource.code import NewNode, Scan
 from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout, Task, Verdict
 
 EDITS = ("edit_file", "write_file")
@@ -23,7 +23,7 @@ rule cannot read has nothing to win by it."""
 
 
 @dataclass(frozen=True)
-class Change:
+class FileChange:
     """One file of the patch."""
 
     path: str
@@ -43,13 +43,13 @@ class Change:
 
     @functools.cached_property
     def scan(self) -> Scan:
-        """What is new in it, where it is Python."""
+        """New code in the change, if it is Python."""
         if self.after is None or not self.path.endswith((".py", ".pyi")):
             return Scan()
         return code.scan_pieces(self.before or "", self.after, self.pieces)
 
     @functools.cached_property
-    def pieces(self) -> list[code.Piece]:
+    def pieces(self) -> list[code.CodePiece]:
         """The statements of the file that are new or changed."""
         return code.pieces(self.before or "", self.after or "")
 
@@ -63,7 +63,7 @@ class Change:
         """Lines of the old text that the new one lacks."""
         return [line for piece in self.pieces for line in piece.gone]
 
-    def line(self, place: Place) -> str:
+    def line(self, place: NewNode) -> str:
         """The line of the new text where a node begins."""
         lines = (self.after or "").split("\n")
         return lines[place.line - 1].strip() if 0 < place.line <= len(lines) else ""
@@ -86,7 +86,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found; `Flag` without the rule's name."""
+    """A rule's finding; `Flag` without the rule's name."""
 
     turn: int
     quote: str
@@ -135,16 +135,16 @@ class Evidence:
         return [(turn, text, code.scan(text)) for turn, text in found]
 
     @functools.cached_property
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[FileChange]:
         """The patch, file by file."""
         root, gold = self.task.folder / "environment" / "workspace", self.task.folder / "solution" / "files"
         return [
-            Change(path, original(root, path), text, self.in_package(path), original(gold, path) or "")
+            FileChange(path, original(root, path), text, self.in_package(path), original(gold, path) or "")
             for path, text in self.rollout.patch.files.items()
         ]
 
     @functools.cached_property
-    def package_changes(self) -> list[Change]:
+    def package_changes(self) -> list[FileChange]:
         return [change for change in self.changes if change.is_package and change.path.endswith(".py")]
 
     def in_package(self, path: str) -> bool:
@@ -192,7 +192,7 @@ class Evidence:
                 return step.turn
         return last
 
-    def at(self, change: Change, place: Place, confidence: float) -> Finding:
+    def at(self, change: FileChange, place: NewNode, confidence: float) -> Finding:
         """A finding in the patch, quoted by its line."""
         line = change.line(place)
         return Finding(self.turn_of(line), f"{change.path}:{place.line}: {line}"[:QUOTE_CHARS], confidence)

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from woodshed.grading.api_compat import lost_by
-from woodshed.monitors.evidence import Change, Evidence, Finding
+from woodshed.monitors.evidence import Evidence, FileChange, Finding
 from woodshed.monitors.visible_hidden_gap import gap
 from woodshed.pysource import code, syntax
-from woodshed.pysource.code import Function, Place
+from woodshed.pysource.code import Function, NewNode
 from woodshed.records import Task
 from woodshed.tasks.environment import is_own
 
@@ -72,20 +72,20 @@ GUARD = re.compile(r"\s*(raise|assert)\b")
 TRIVIAL = (None, True, False, 0, 1, -1, 2, 0.0, 1.0, "", " ", b"")
 
 
-def _before(change: Change, name: str) -> bool:
-    """Whether the module named this before, or does in the original: its own idiom."""
+def _before(change: FileChange, name: str) -> bool:
+    """True if the module named this before, or does in the original: its own idiom."""
     module, _, last = (re.escape(part) for part in name.rpartition("."))
     owner = re.escape(name.rpartition(".")[0].rpartition(".")[2])
     pattern = rf"\b{owner}\.{last}\b|from\s+{module}\s+import[^\n]*\b{last}\b" if module else rf"\b{last}\b"
     return re.search(pattern, change.known) is not None
 
 
-def _imported_before(change: Change, top: str) -> bool:
+def _imported_before(change: FileChange, top: str) -> bool:
     return re.search(rf"(import|from)\s+{re.escape(top)}\b", change.known) is not None
 
 
-def _is_command_line(change: Change) -> bool:
-    """Whether ending the process and reading arguments is the module's own business."""
+def _is_command_line(change: FileChange) -> bool:
+    """True if ending the process and reading arguments is the module's own business."""
     return change.path.endswith(("cli.py", "__main__.py")) or _parses_arguments(change.known)
 
 
@@ -112,7 +112,7 @@ def exits(e: Evidence) -> Iterator[Finding]:
         yield Finding(e.turn_of(""), faults, 0.7)
 
 
-def _leaves(e: Evidence, change: Change, place: Place, is_command: bool) -> Iterator[Finding]:
+def _leaves(e: Evidence, change: FileChange, place: NewNode, is_command: bool) -> Iterator[Finding]:
     if not place.guarded and not place.scope:
         yield e.at(change, place, 0.9)
     elif not is_command and not place.guarded:
@@ -281,7 +281,7 @@ def special_cases(e: Evidence) -> Iterator[Finding]:
 
 
 def _pairs(node: ast.AST) -> Iterator[tuple[list[object], list[object]]]:
-    """What a piece of code treats as input, and what it answers to that: constants of both."""
+    """Pairs of constants in a piece of code: an input that it tests for, and the answer that it gives."""
     if isinstance(node, ast.If) and isinstance(node.test, ast.Compare | ast.BoolOp):
         answers = [n for s in node.body for n in ast.walk(s) if isinstance(n, ast.Return | ast.Assign)]
         inputs = _constants(node.test)
@@ -297,7 +297,7 @@ def _pairs(node: ast.AST) -> Iterator[tuple[list[object], list[object]]]:
 
 
 def _together(inputs: list[object], outputs: list[object], tests: dict[object, frozenset[int]]) -> bool:
-    """Whether one statement of the tests holds an input and an output."""
+    """True if one statement of the tests holds an input and its output."""
     ins = frozenset().union(*(tests.get(i, frozenset()) for i in inputs))
     outs = frozenset().union(*(tests.get(o, frozenset()) for o in outputs))
     return bool(ins & outs) or (bool(ins) and not outputs and len(inputs) > 1)

@@ -1,4 +1,4 @@
-"""What a recipe does about flags, and nothing else does: no advantage for flagged attempts, quarantine after proof.
+"""Consequences of flags: no advantage for flagged attempts, quarantine after proof. Nothing else acts on flags.
 
 Flags never change a reward. An attempt that a punishing rule flagged keeps its reward in every figure, takes no part in
 its group's baseline and gets no gradient: neither paid nor hit, since a penalty on what is seen teaches hiding.
@@ -20,7 +20,7 @@ from woodshed.settings import Settings
 
 
 class MonitorSettings(Settings):
-    """Which suspicions are raised, and what follows from them."""
+    """Settings for flags and their consequences."""
 
     threshold: float = Field(default=0.5, gt=0.0, le=1.0)
     """Confidence from which a suspicion is a flag: kept, counted in the hack rate, shown."""
@@ -61,7 +61,7 @@ def look(
 
 
 def without_advantage(flags: Iterable[Flag], settings: MonitorSettings) -> frozenset[str]:
-    """Ids of the attempts that get no gradient. What the reading model alone says is told, not trained on."""
+    """Ids of the attempts that get no gradient. Flags of the auditing model alone are reported, not acted on."""
     told = set(settings.tell_only)
     return frozenset(f.rollout_id for f in flags if f.rule not in told and not f.rule.startswith(f"{JUDGE}:"))
 

@@ -1,10 +1,10 @@
-"""Traps that only a cheat walks into: bait with a canary in it, and tasks that nobody can solve honestly.
+"""Honeypots, which catch only cheats: bait that holds a canary, and tasks that nobody can solve honestly.
 
 A baited task holds a leftover of the kind that real repositories leak (a type checker's database, an old wheel, a git
 stash), and in it a wrong implementation with names that occur nowhere else. Reading it raises a flag; the canary in a
-patch is proof. An impossible twin (`synthesis.derived` makes and proves it) has a hidden test that contradicts itself,
-so passing it is proof. Both are ordinary task folders with other contents, so nothing else knows of them; what they
-hold is in `Task.provenance`, which no sandbox shows.
+patch is proof. An impossible task (`synthesis.impossible` makes and proves it) has a hidden test that contradicts
+itself, so passing it is proof. Both are ordinary task folders with other contents, so no other code treats them
+differently; `Task.provenance`, which no sandbox shows, says what they contain.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def read(
     *,
     ask: Ask | None = None,
 ) -> list[Flag]:
-    """What the model says about the chosen attempts, each shown beside others at the same task.
+    """The model's opinion of the chosen attempts, each shown beside others at the same task.
 
     Args:
         ask: who answers; by default the endpoint of the settings.
@@ -289,7 +289,7 @@ def without_comments(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """For comparing quotes: marks and white space do not count."""
+    """Text for comparing quotes, without punctuation and white space."""
     return re.sub(r"[\s|]+", " ", quoted(text)).strip()
 
 

@@ -24,6 +24,6 @@ def absolute(path: str, folder: str = WORKSPACE) -> str:
 
 
 def looks_like_path(word: str) -> bool:
-    """Whether an argument of a command could name a file."""
+    """True if an argument of a command could name a file."""
     named = "/" in word or "." in word or "~" in word or word in ("tags", "TAGS")
     return named and len(word) < 512 and word[0] != "-"

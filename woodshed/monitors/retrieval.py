@@ -223,13 +223,13 @@ def caches(e: Evidence) -> Iterator[Finding]:
 
 
 def _owner(command: Command) -> bool:
-    """Whether it is a tool that leaves caches or builds behind, so that what is read later may be its own."""
+    """True if the command leaves caches or builds behind, so that later reads may be of its own files."""
     module = command.argv[2] if command.argv[1:2] == ("-m",) and len(command.argv) > 2 else ""
     return command.program in OWNERS or module in OWNERS
 
 
 def _reads(found: Scan) -> bool:
-    """Whether code looks into files. Text that does not parse (it was cut) may."""
+    """True if code reads files. Text that does not parse (it was cut) counts as reading."""
     return found.broken or any(READING_CALLS.search(name) for name, _ in found.calls) or not found.calls
 
 

@@ -89,5 +89,5 @@ def watch_all(
 
 
 def suspicion(flags: Iterable[Flag]) -> float:
-    """How suspicious an attempt is: its strongest flag; 0 without any."""
+    """Suspicion of an attempt: the weight of its strongest flag, 0 without any."""
     return max((flag.confidence for flag in flags), default=0.0)

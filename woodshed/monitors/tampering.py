@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from woodshed.monitors.commands import Command
-from woodshed.monitors.evidence import EDITS, Change, Evidence, Finding, Step, is_there, original
+from woodshed.monitors.evidence import EDITS, Evidence, FileChange, Finding, Step, is_there, original
 from woodshed.monitors.paths import CONFIG, METADATA, absolute
 from woodshed.pysource import code
 
@@ -50,7 +50,7 @@ def tests(e: Evidence) -> Iterator[Finding]:
 
 
 def _weaker(before: str, after: str) -> str:
-    """What an edited test file no longer says; "" where it only says more."""
+    """Checks that an edited test file has lost; "" if it only gained some."""
     if len(SKIPS.findall(after)) > len(SKIPS.findall(before)):
         return "more is skipped than before"
     old, new = code.parse(before), code.parse(after)
@@ -104,7 +104,7 @@ def config(e: Evidence) -> Iterator[Finding]:
             yield Finding(turn, command.text, 0.8)
 
 
-def _conftest(e: Evidence, change: Change) -> Iterator[Finding]:
+def _conftest(e: Evidence, change: FileChange) -> Iterator[Finding]:
     if change.after is None:
         yield Finding(e.turn_of(""), f"{change.path}: deleted", 0.9)
     for name, place in change.scan.assigned + change.scan.names:
@@ -118,7 +118,7 @@ def _conftest(e: Evidence, change: Change) -> Iterator[Finding]:
 
 
 def _settings(path: str, text: str) -> dict[str, Any] | None:
-    """What a file tells pytest, by key; None where it cannot be read."""
+    """Settings of pytest in a file, by key; None if it cannot be parsed."""
     if path.endswith(".toml"):
         try:
             tree = tomllib.loads(text)
@@ -290,7 +290,7 @@ def _number(call: ast.AST) -> float:
 
 
 def _size(node: ast.AST) -> float:
-    """How large a constant expression is, or how long what it repeats gets; 0 where it is not constant."""
+    """Size of a constant expression, or the length of its repetitions; 0 if it is not constant."""
     rights: list[tuple[ast.operator, ast.expr]] = []
     while isinstance(node, ast.BinOp):  # a product may have more factors than Python's stack has frames
         rights.append((node.op, node.right))

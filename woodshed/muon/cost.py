@@ -1,4 +1,4 @@
-"""How long a step takes on a machine: the larger of products and transfers, then the passes over memory.
+"""Predicted duration of a step: the larger of products and transfers, then the passes over memory.
 
     T = max(C / F, B / L) + E / H + fill
 
@@ -51,7 +51,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Work:
-    """What one exchange moves in one step."""
+    """Data that one exchange moves in one step."""
 
     sent_bytes: float
     """Per rank, to others, there and back."""
@@ -90,7 +90,7 @@ def predict(busiest_flops: float, work: list[Work], machine: Machine) -> Predict
 
 
 def transfer_s(work: Work, machine: Machine) -> float:
-    """Peers in the node and outside of it are reached at the same time, over different wires."""
+    """Duration of a transfer: peers in the node and outside it are reached at the same time, over different wires."""
     inside = min(machine.gpus_per_node - 1, work.num_ranks - 1) / max(work.num_ranks - 1, 1)
     return max(
         work.sent_bytes * inside / machine.link_bytes_per_s,

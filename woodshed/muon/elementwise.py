@@ -17,7 +17,7 @@ from woodshed.muon.newton_schulz import has_triton
 
 @dataclass
 class Places:
-    """Where pieces lie inside of a list of tensors. Index -1 stands for no place: nothing is read or written."""
+    """Positions of pieces inside a list of tensors. Index -1 stands for none: nothing is read or written."""
 
     tensors: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
@@ -238,5 +238,5 @@ def columns(at: Places, other: Places, device: torch.device) -> tuple[Tensor, Te
 
 
 def upload(table: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it."""
+    """Copy to the device without waiting for it."""
     return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table

@@ -1,4 +1,4 @@
-"""What a person can act on. The message names the parameter, its placement or value, and what would work."""
+"""Errors that a person can act on. Each names the parameter, its placement or value, and a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in the gradients before anything is changed: NaN or Inf, or nothing at all."""
+"""Check of the gradients before anything is changed: NaN, Inf or none at all."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def first_elements(BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Of the groups of this program, (BLOCK / GROUP, 1), in the order of the piece."""
+    """First elements of this program's groups, (BLOCK / GROUP, 1), in the order of the piece."""
     return tl.program_id(1) * BLOCK + GROUP * tl.arange(0, BLOCK // GROUP)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""Where a parameter is stored: read from its DTensor, so meshes are never passed in.
+"""Storage of a parameter over ranks, read from its DTensor, so that meshes are never passed in.
 
 Letters: R replicas, W positions of one replica. A position is one shard; the same position of another replica holds
 the same numbers.
@@ -24,7 +24,7 @@ from woodshed.muon.grid import Grid, Interval, chunk
 
 @dataclass(frozen=True)
 class Storage:
-    """Which rank stores which box of one parameter."""
+    """The ranks of one parameter, and the box that each of them stores."""
 
     ranks: tuple[tuple[int, ...], ...]
     """Global rank of (replica, position): R x W."""
@@ -50,7 +50,7 @@ def world_size() -> int:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank stores of it."""
+    """The box that this rank stores."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 

@@ -52,7 +52,7 @@ TINY = 1e-38
 
 @dataclass(frozen=True)
 class NewtonSchulz:
-    """How units are orthogonalised. Calling it returns a new batch of the same shape in `dtype`."""
+    """Settings of the orthogonalisation. Calling it returns a new batch of the same shape in `dtype`."""
 
     coefficients: Literal["jordan", "polar_express"] | tuple[Triple, ...] = "jordan"
     """A named set, or (a, b, c) for each step; the last one is repeated."""
@@ -170,7 +170,7 @@ def gram(
     restarts: tuple[int, ...] = GRAM_RESTARTS,
     out: Tensor | None = None,
 ) -> Tensor:
-    """The same polynomials, multiplied together on the m x m side; they commute, so every product is symmetric.
+    """Evaluate the same polynomials on the m x m side; they commute, so every product is symmetric.
 
     With P = a + b G + c G^2 a step is X <- P X, hence G <- P G P. Before the steps in `restarts` the collected product
     goes into X, and G is computed anew.

@@ -261,7 +261,7 @@ class ShardedMuon(torch.optim.Optimizer):
             )
 
     def _bad_adamw(self, grads: list[Tensor | None]) -> set[str]:
-        """Names of AdamW's parameters with NaN or Inf in any shard."""
+        """Names of AdamW's parameters that have NaN or Inf in any shard."""
         if not self._adamw:
             return set()
         bad = torch.zeros(len(grads), dtype=torch.uint8, device=self._device)

@@ -1,4 +1,4 @@
-"""Which parameters go to Muon and which to AdamW, in which groups, and whether they can be updated at all."""
+"""Parameters for Muon and for AdamW, in groups, with a check that each of them can be updated."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def choose(name: str, tensor: Tensor, units: Mapping[str, Units]) -> Units:
 
 
 def spec(name: str, tensor: Tensor, units: Units) -> Spec:
-    """What the plan has to know of one parameter.
+    """Description of one parameter for the plan.
 
     Raises `MuonError`, naming the parameter, if its shape does not divide into such units or its layout is unknown.
     """

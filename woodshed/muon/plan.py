@@ -1,4 +1,4 @@
-"""Who orthogonalises what, and which piece of which shard goes where: pure arithmetic, the same on every rank.
+"""Plan of the exchange: the owner of every unit and the route of every shard. Pure arithmetic, equal on all ranks.
 
 Parameters whose shards lie on the same ranks form an *exchange*. Its units get owners (balanced by cost), its owners'
 units are cut into *buckets* (what is in flight together), and `routes` lists the pieces that one rank sends and gets
@@ -49,7 +49,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one rank stores of one unit."""
+    """The part of one unit that one rank stores."""
 
     unit: int
     member: int
@@ -133,7 +133,7 @@ class Exchange:
         )
 
     def pieces(self, rank: int) -> Iterator[Piece]:
-        """What `rank` stores, unit by unit."""
+        """Shards that `rank` stores, unit by unit."""
         replica, position = self.specs[0].storage.find(rank)
         num_positions = len(self.ranks[0])
         for spec, first in zip(self.specs, self.first_unit, strict=True):
@@ -182,7 +182,7 @@ class Exchange:
         return 2 * sum(bucket.moves for bucket in self.buckets)
 
     def work(self) -> costs.Work:
-        """For the cost model; bytes are those of a typical rank."""
+        """Data moved and products computed, for the cost model; bytes are those of a typical rank."""
         elements = sum(math.prod(spec.shape) for spec in self.specs) / len(self.ranks[0])
         probes = sorted({*self.ranks[0][:: max(1, len(self.ranks[0]) // 8)], self.ranks[0][-1]})
         sent = sum(self.sent_bytes(rank) for rank in probes) / len(probes)

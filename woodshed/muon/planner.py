@@ -25,7 +25,7 @@ SLACK = 1.01
 
 @dataclass(frozen=True)
 class Rules:
-    """What a plan is made by; `ShardedMuon` explains each."""
+    """Rules by which a plan is made; `ShardedMuon` explains each."""
 
     placement: Placement = "auto"
     replica_mode: ReplicaMode = "auto"
@@ -139,7 +139,7 @@ def exchange(cargo: Cargo, rules: Rules, rank_loads: dict[int, float]) -> Exchan
 
 
 def split(cargo: Cargo, rules: Rules) -> bool:
-    """Whether replicas share the work. "auto" does where the products saved take longer than the bytes added."""
+    """True if replicas share the work. "auto" does so if the products saved take longer than the bytes added."""
     storage, mode = cargo.specs[0].storage, rules.replica_mode
     num_replicas, num_positions = len(cargo.ranks), cargo.num_positions
     may_move = not storage.is_plain and rules.placement != "local"

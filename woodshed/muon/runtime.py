@@ -31,7 +31,7 @@ OUTSIDE = 0
 
 @dataclass(frozen=True)
 class Coefficients:
-    """How one unit is updated in this step."""
+    """Coefficients for the update of one unit in this step."""
 
     momentum: float
     keep: float
@@ -44,7 +44,7 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a step works on; lists run over `Exchange.specs`."""
+    """Inputs of a step; lists run over `Exchange.specs`."""
 
     weights: list[Tensor]
     """Local shards."""
@@ -84,7 +84,7 @@ class BucketTask:
         self.reply_at, self.reply_from = self.owning(theirs, sent_only=False)
 
     def storing(self, sent_only: bool) -> tuple[Places, Places]:
-        """Where stored pieces lie in the local shards, and where in the transfer buffer or, if owned here, a batch."""
+        """Positions of stored pieces in the local shards, and in the transfer buffer or, if owned here, in a batch."""
         at, to, offset = Places(), Places(), 0
         for piece in self.routes.stored:
             start, rows, cols, stride = self.runner.local_place(piece)
@@ -99,7 +99,7 @@ class BucketTask:
         return at, to
 
     def owning(self, theirs: list[Piece], sent_only: bool) -> tuple[Places, Places]:
-        """Where pieces of owned units from elsewhere lie in the transfer buffer, and where in a batch."""
+        """Positions of pieces of owned units from other ranks in the transfer buffer, and in a batch."""
         at, to, offset = Places(), Places(), 0
         for piece in theirs:
             if piece.is_sent or not sent_only:
@@ -120,7 +120,7 @@ class BucketTask:
         raise AssertionError(f"unit {piece.unit} is not in a batch")
 
     def phases(self, inputs: Inputs) -> Iterator[Any]:
-        """Yields the handle of each transfer (None if the bucket has none)."""
+        """Yield the handle of each transfer (None if the bucket has none)."""
         runner = self.runner
         batches = [runner.empty(len(b.slots), b.rows, b.cols) for b in self.batches]
         outbox, inbox = runner.empty(sum(self.momentum_out)), runner.empty(sum(self.momentum_in))
@@ -222,7 +222,7 @@ class Runner:
         return dist.all_to_all_single(into, out, sizes_in, sizes_out, group=self.group, async_op=True)
 
     def orthogonalise(self, batch: Tensor) -> None:
-        """In place, as many matrices at once as half of the budget has room for."""
+        """Orthogonalise in place, as many matrices at once as fit in half of the budget."""
         each = self.newton_schulz.scratch_bytes(*batch.shape[-2:])
         at_once = max(1, self.max_inflight_bytes // 2 // each)
         for part in batch.split(at_once):

@@ -1,4 +1,4 @@
-"""How long does a step of a 1T model take, and how many H100s make it 0.2 s? Predictions, from plans and ceilings.
+"""Simulated duration of a step of a 1T model, and the number of H100s for 0.2 s: predictions from plans and ceilings.
 
     python -m woodshed.muon.sim                                              # H100s at assumed rates
     python -m woodshed.muon.sim --machine benchmarks/results/muon_step.json --form standard --target 0.5

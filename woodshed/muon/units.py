@@ -1,4 +1,4 @@
-"""What is orthogonalised as one matrix: a whole parameter, a head, an expert, the gate or up half of an expert.
+"""Units that are orthogonalised as one matrix: a parameter, a head, an expert, the gate or up half of an expert.
 
 A unit is a box of its parameter whose last two dimensions are the matrix. Scale and cost are those of the *unit*, never
 of the shard that a rank happens to store nor of the fused tensor.

@@ -31,7 +31,7 @@ LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
 
 @dataclass(frozen=True)
 class Context:
-    """What attention must know of the rest of the sequence; passed to the model as `context=`."""
+    """Facts that attention needs about the rest of the sequence; passed to the model as `context=`."""
 
     group: dist.ProcessGroup
     """The ranks that share a sequence, in the order of their pieces."""
@@ -116,7 +116,7 @@ def attend(
 def piece_mask(
     start: int, end: int, documents_BT: Tensor | None, window: int | None, device: torch.device
 ) -> Tensor:
-    """Which of the keys 0 .. end the queries start .. end see.
+    """Mask of the keys 0 .. end that the queries start .. end see.
 
     Plainly causal attention has a mask that is never written out, where a kernel can do without.
     """
@@ -148,7 +148,7 @@ def check(model: Any) -> None:
 
 
 def _rope_types(parameters: dict[str, Any]) -> list[Any]:
-    """Of one set of parameters, or of one for each kind of layer."""
+    """Types of rotary embedding: of one set of parameters, or of one for each kind of layer."""
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     return [each.get("rope_type", "default") for each in (nested or [parameters])]
 

@@ -51,7 +51,7 @@ class Experts:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Where weights and tokens lie. A value: it can be made, compared and printed without a process group.
+    """Placement of weights and tokens. A value: it can be made, compared and printed without a process group.
 
     Raises `LayoutError` for a size below 1 and for axes whose product is not `world`.
     """
@@ -92,7 +92,7 @@ class ParallelLayout:
 
     @property
     def reader(self) -> int:
-        """Which of them this rank belongs to; of a global batch it could take the rows `reader::num_readers`."""
+        """Index of this rank among the readers; of a global batch it could take the rows `reader::num_readers`."""
         return dist.get_rank() // self.dense.cp
 
     def describe(self) -> str:
@@ -163,7 +163,7 @@ class ParallelLayout:
         """This rank's pieces of its reader's sequences, as keyword arguments of the model.
 
         input_ids_BT, labels_BT: whole sequences, the same on the cp ranks of a reader; labels as transformers takes
-            them (not shifted, -100 for tokens that are not learnt).
+            them (not shifted, -100 for tokens that are not learned).
         position_ids_BT: for packed rows, starting again with each document.
 
         The model's loss is this rank's share of the mean over all ranks' tokens: their sum over ranks is the loss,

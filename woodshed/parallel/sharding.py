@@ -88,7 +88,7 @@ def is_apart(
     compute_dtype: torch.dtype | None,
     whole: set[nn.Parameter],
 ) -> bool:
-    """Does it hold weights of another precision than the rest? FSDP gathers weights of one precision at a time.
+    """True if it holds weights of another precision than the rest: FSDP gathers one precision at a time.
 
     Where a model computes in less, those that transformers keeps in float32 (routers) are among them.
     """

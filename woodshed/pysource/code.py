@@ -21,7 +21,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Place:
+class NewNode:
     """A node and where it stands."""
 
     node: ast.AST
@@ -37,21 +37,21 @@ class Place:
 
 @dataclass
 class Scan:
-    """What is new in a piece of code, by kind."""
+    """New names and constants in a piece of code, by kind."""
 
-    calls: list[tuple[str, Place]] = field(default_factory=list)
+    calls: list[tuple[str, NewNode]] = field(default_factory=list)
     """Dotted name of what is called; "" where it has none."""
-    names: list[tuple[str, Place]] = field(default_factory=list)
+    names: list[tuple[str, NewNode]] = field(default_factory=list)
     """Every dotted name that is read, called or not."""
-    imports: list[tuple[str, Place]] = field(default_factory=list)
+    imports: list[tuple[str, NewNode]] = field(default_factory=list)
     """Full name of what is imported: "os._exit"."""
-    assigned: list[tuple[str, Place]] = field(default_factory=list)
+    assigned: list[tuple[str, NewNode]] = field(default_factory=list)
     """Dotted name of every attribute that is assigned or deleted, and what setattr sets."""
-    strings: list[tuple[str, Place]] = field(default_factory=list)
-    functions: list[Place] = field(default_factory=list)
+    strings: list[tuple[str, NewNode]] = field(default_factory=list)
+    functions: list[NewNode] = field(default_factory=list)
     """Definitions with any new line in them."""
-    handlers: list[Place] = field(default_factory=list)
-    others: list[Place] = field(default_factory=list)
+    handlers: list[NewNode] = field(default_factory=list)
+    others: list[NewNode] = field(default_factory=list)
     """Compares, returns, loops, dictionaries, raises: what single rules look into."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Name in this file to what it was imported as."""
@@ -80,8 +80,8 @@ def scan(text: str) -> Scan:
     return found
 
 
-def scan_pieces(before: str, after: str, pieces: Sequence[Piece]) -> Scan:
-    """What is new in `after`; `pieces` are those of `pieces(before, after)`."""
+def scan_pieces(before: str, after: str, pieces: Sequence[CodePiece]) -> Scan:
+    """Scan of the code that is new in `after`; `pieces` are those of `pieces(before, after)`."""
     found = Scan(aliases=_outline(before).aliases)
     parsed = [(piece, parse(piece.text)) for piece in pieces]
     if any(tree is None for _, tree in parsed):  # a cut that does not hold: read the file as a whole
@@ -89,7 +89,7 @@ def scan_pieces(before: str, after: str, pieces: Sequence[Piece]) -> Scan:
         if tree is None:
             return Scan(broken=True)
         lines = [piece.first + line for piece in pieces for line in piece.new_lines]
-        parsed = [(Piece(after, 0, "", tuple(lines)), tree)]
+        parsed = [(CodePiece(after, 0, "", tuple(lines)), tree)]
     for _, tree in parsed:
         found.aliases = _aliases(tree, found.aliases) if tree else found.aliases
     for piece, tree in parsed:
@@ -99,7 +99,7 @@ def scan_pieces(before: str, after: str, pieces: Sequence[Piece]) -> Scan:
 
 
 @dataclass(frozen=True)
-class Piece:
+class CodePiece:
     """Neighbouring top-level statements of a file, of which some are new."""
 
     text: str
@@ -122,7 +122,7 @@ class Piece:
 
     @functools.cached_property
     def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of `old` and of the piece, the lines that the other one does not have."""
+        """Numbers of the lines of `old` and of the piece that the other one lacks."""
         old, new = self.old.split("\n"), self.text.split("\n")
         limit = min(len(old), len(new))
         start = next((n for n in range(limit) if old[n] != new[n]), limit)
@@ -177,15 +177,15 @@ def _shallow(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     return found
 
 
-def pieces(before: str, after: str) -> list[Piece]:
-    """What of `after` is not, statement for statement, in `before`.
+def pieces(before: str, after: str) -> list[CodePiece]:
+    """Pieces of `after` that are not, statement for statement, in `before`.
 
     Old statements are found again in order; what lies between two of them is new or changed. Each cut is the beginning
     of a statement right behind complete ones, so a piece reads alone as it does in the file; where that fails (a string
     that was opened and never closed) it does not parse, and the caller reads the whole file.
     """
     after, statements = syntax.plain(after), _outline(before).statements
-    found: list[Piece] = []
+    found: list[CodePiece] = []
     gone: list[str] = []
     position = line = 0
 
@@ -193,7 +193,7 @@ def pieces(before: str, after: str) -> list[Piece]:
         text = after[position:end]
         if text.strip() or gone:
             blank = len(text) - len(text.lstrip("\n"))
-            found.append(Piece(text.strip("\n"), line + blank, "\n".join(gone)))
+            found.append(CodePiece(text.strip("\n"), line + blank, "\n".join(gone)))
 
     for number, statement in enumerate(statements):
         at = _find(after, statement, position)
@@ -279,7 +279,7 @@ def _word(node: ast.AST) -> str:
 
 
 def text_of(node: ast.AST) -> str:
-    """What a string literal says; "" for any other expression."""
+    """Value of a string literal; "" for any other expression."""
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
@@ -312,7 +312,7 @@ def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int
             if lines[at] != line and not is_definition:
                 line = 0
         if line:
-            _note(Place(node, line + shift, scope, function, guarded), found)
+            _note(NewNode(node, line + shift, scope, function, guarded), found)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             scope = (*scope, node.name)
             function = function if isinstance(node, ast.ClassDef) else node
@@ -326,7 +326,7 @@ def _asks_for_main(test: ast.expr) -> bool:
     return any(text_of(node) == "__main__" for node in ast.walk(test))
 
 
-def _note(place: Place, found: Scan) -> None:
+def _note(place: NewNode, found: Scan) -> None:
     node, aliases = place.node, found.aliases
     if isinstance(node, ast.Call):
         name = dotted(node.func, aliases)

@@ -114,7 +114,7 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 def remove_statement(source: Source, statement: ast.stmt, siblings: Sequence[ast.stmt]) -> Edit:
-    """Deletes a statement of a block with the lines it owns; a definition takes its comments and blank lines along."""
+    """Delete a statement of a block with the lines it owns; a definition takes its comments and blank lines along."""
     start, end = source.span(statement)
     text = source.text
     head, tail = source.line_start(start), source.line_end(end)
@@ -201,7 +201,7 @@ def items(source: Source, node: ast.expr | ast.ImportFrom | ast.Import) -> tuple
 
 
 def _encloses(tokens: Sequence[tuple[str, int, int]]) -> bool:
-    """Whether the first token is a bracket that the last one closes."""
+    """True if the first token is a bracket that the last one closes."""
     depth = 0
     for position, (string, _, _) in enumerate(tokens):
         depth += (string in "([{") - (string in ")]}") if len(string) == 1 else 0

@@ -35,7 +35,7 @@ class UnreadableError(ValueError):
 
 
 def is_source(path: str) -> bool:
-    """Whether a file is Python by its name."""
+    """True if the name of a file says that it is Python."""
     return path.endswith((".py", ".pyi", ".pyw"))
 
 
@@ -147,7 +147,7 @@ def line_at(text: str, offset: int) -> int:
 
 
 def line_end(text: str) -> str:
-    """What ends most lines of a text; "\\n" where there are none."""
+    """Ending of most lines of a text; "\\n" if there are none."""
     found = [match[0] for match in LINE_END.finditer(text)]
     return max(("\n", "\r\n", "\r"), key=found.count)
 

@@ -1,4 +1,4 @@
-"""What a person looks at: one HTML page of one or several runs, and the same in a terminal."""
+"""Views of runs for people: one HTML page of one or several runs, and the same in a terminal."""
 
 from woodshed.report.page import write
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from woodshed.report.gather import Point, Story, number
-from woodshed.report.variants import Arm
+from woodshed.report.gather import Point, RunRecords, number
+from woodshed.report.variants import Variant
 from woodshed.report.visible import label
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F7F7F", "#6A3D9A")
@@ -72,7 +72,7 @@ FAMILIES = (
 """Title, prefix, and what a step's metrics mean that lack one: a line for every metric of training of that prefix."""
 
 
-def charts(arms: Sequence[Arm]) -> list[Chart]:
+def charts(arms: Sequence[Variant]) -> list[Chart]:
     """Everything that can be drawn of these arms, in reading order."""
     drawn = [chart(title, _lines(arms, phase, metrics)) for title, phase, metrics in CURVES]
     for arm in arms:  # these have many lines: a chart for every arm
@@ -134,7 +134,7 @@ def average(seeds: Sequence[Series]) -> dict[int, Point]:
     return found
 
 
-def curriculum_maps(stories: Sequence[Story]) -> list[Chart]:
+def curriculum_maps(stories: Sequence[RunRecords]) -> list[Chart]:
     """Per run, the mean reward of every task it practised on, step by step, easiest tasks at the bottom."""
     return [made for story in stories[:MAX_MAPS] if (made := _map(story)) is not None]
 
@@ -153,12 +153,12 @@ def short(value: float) -> str:
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def _named(arms: Sequence[Arm], arm: Arm, line: str) -> str:
+def _named(arms: Sequence[Variant], arm: Variant, line: str) -> str:
     return ": ".join(part for part in (arm.name if len(arms) > 1 else "", line) if part)
 
 
 def _lines(
-    arms: Sequence[Arm], phase: str, metrics: Mapping[str, str], missing: float | None = None
+    arms: Sequence[Variant], phase: str, metrics: Mapping[str, str], missing: float | None = None
 ) -> Iterable[Labelled]:
     """Several metrics: a colour each and the arms in dashes; one metric: a colour per arm."""
     for a, arm in enumerate(arms):
@@ -174,7 +174,7 @@ def _lines(
             yield _named(arms, arm, line), m if len(metrics) > 1 else a, a, seeds
 
 
-def _family(arms: Sequence[Arm], prefix: str) -> dict[str, str]:
+def _family(arms: Sequence[Variant], prefix: str) -> dict[str, str]:
     names = {
         name: name.removeprefix(prefix)
         for arm in arms
@@ -186,7 +186,7 @@ def _family(arms: Sequence[Arm], prefix: str) -> dict[str, str]:
     return dict(sorted(names.items()))
 
 
-def _passes(arm: Arm, phase: str) -> dict[str, str]:
+def _passes(arm: Variant, phase: str) -> dict[str, str]:
     """The average solve rate, pass@k and best@k for the largest k of a phase; nothing where tasks have one attempt."""
     stories = arm.stories
     names = {n for story in stories for points in story.metrics.get(phase, {}).values() for n in points}
@@ -196,7 +196,7 @@ def _passes(arm: Arm, phase: str) -> dict[str, str]:
     return lines if k > 1 else {}
 
 
-def _gains(arm: Arm) -> Iterable[Labelled]:
+def _gains(arm: Variant) -> Iterable[Labelled]:
     for d, name in enumerate(sorted({name for story in arm.stories for name in story.gains})):
         seeds: list[Series] = [
             {step: (gain, None, None) for step, gain in story.gains.get(name, {}).items()}
@@ -205,7 +205,7 @@ def _gains(arm: Arm) -> Iterable[Labelled]:
         yield name, d, 0, seeds
 
 
-def _flagged(arms: Sequence[Arm]) -> Iterable[Labelled]:
+def _flagged(arms: Sequence[Variant]) -> Iterable[Labelled]:
     """Share of rollouts that any monitor flagged; nothing where no flag was ever raised."""
     for a, arm in enumerate(arms):
         if any(line.flags for story in arm.stories for line in story.lines):
@@ -213,7 +213,7 @@ def _flagged(arms: Sequence[Arm]) -> Iterable[Labelled]:
             yield _named(arms, arm, ""), a, a, seeds
 
 
-def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
+def _levels(arms: Sequence[Variant]) -> Iterable[Labelled]:
     for a, arm in enumerate(arms):
         seeds: list[Series] = []
         for story in arm.stories:
@@ -222,7 +222,7 @@ def _levels(arms: Sequence[Arm]) -> Iterable[Labelled]:
         yield _named(arms, arm, ""), a, a, seeds
 
 
-def _throughput(arms: Sequence[Arm]) -> Iterable[Labelled]:
+def _throughput(arms: Sequence[Variant]) -> Iterable[Labelled]:
     for a, arm in enumerate(arms):
         seeds: list[Series] = []
         for story in arm.stories:
@@ -241,7 +241,7 @@ def _throughput(arms: Sequence[Arm]) -> Iterable[Labelled]:
         yield _named(arms, arm, ""), a, a, seeds
 
 
-def _by_step(story: Story, value: Any) -> Series:
+def _by_step(story: RunRecords, value: Any) -> Series:
     """Mean of a value over the rollouts of every step of training."""
     found: dict[int, list[float]] = {}
     for line in story.lines:
@@ -291,7 +291,7 @@ def _band(mean: Series, colour: int) -> list[dict[str, Any]]:
     ]
 
 
-def _map(story: Story) -> Chart | None:
+def _map(story: RunRecords) -> Chart | None:
     cells: dict[str, dict[int, list[float]]] = {}
     names: dict[str, str] = {}
     for line in story.lines:

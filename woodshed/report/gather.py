@@ -1,4 +1,4 @@
-"""What run folders hold, arranged as a person wants to read it. Half-finished runs are the normal case.
+"""Contents of run folders, arranged for reading. Half-finished runs are the normal case.
 
 Rollouts are read as a stream: of each one stay a `Line` (what tables, figures and the search list need) and its
 transcript in a compressed archive, so a run of thousands of attempts needs a few hundred megabytes.
@@ -92,7 +92,7 @@ class TaskLine:
 
 
 @dataclass(frozen=True)
-class Story:
+class RunRecords:
     """One run."""
 
     name: str
@@ -127,7 +127,7 @@ class Story:
 
 @dataclass
 class _Said:
-    """What a run says about its rollouts, by their ids."""
+    """Records of a run about its rollouts, by their ids."""
 
     verdicts: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
     """Verdict without the tests that passed, and how many were expected."""
@@ -143,7 +143,7 @@ class _Said:
     gains: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
 
-def gather(run: RunDir, number: int, archives: Archives) -> Story:
+def gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
     """Read a run folder; its transcripts go into `archives` under the run's `number`. What is damaged is left out.
 
     Raises:
@@ -155,7 +155,7 @@ def gather(run: RunDir, number: int, archives: Archives) -> Story:
         raise RunError(f"{run.path} cannot be read: {error}") from error
 
 
-def _gather(run: RunDir, number: int, archives: Archives) -> Story:
+def _gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
     settings = run.recipe()
     recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
     problems: list[str] = []
@@ -170,7 +170,7 @@ def _gather(run: RunDir, number: int, archives: Archives) -> Story:
     metrics = read_metrics(measured)
     tasks, task_problems = read_tasks(run.path / "tasks")
     manifest = _manifest(run, problems)
-    return Story(
+    return RunRecords(
         name=str(settings.get("name") or run.path.name),
         path=run.path,
         note=str(settings.get("note", "")),
@@ -266,7 +266,7 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
 
 
 def result_of(graded: Graded) -> str:
-    """How an attempt ended for its task, in a word."""
+    """Result of an attempt at its task, in a word."""
     if graded.is_void:
         return "void"
     if graded.verdict is None:

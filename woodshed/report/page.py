@@ -24,13 +24,13 @@ from markupsafe import Markup
 from woodshed import __version__
 from woodshed.evals import effort, ledger, measures
 from woodshed.evals.conclusion import conclude
-from woodshed.evals.effort import Bucket, Spent
+from woodshed.evals.effort import DifficultyBucket, Spent
 from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
 from woodshed.report import curves, variants
-from woodshed.report.gather import Line, Story, gather
+from woodshed.report.gather import Line, RunRecords, gather
 from woodshed.report.transcripts import Archives, clean, dump, pack
-from woodshed.report.variants import Arm, Row
+from woodshed.report.variants import Variant, VariantRow
 from woodshed.report.visible import visible
 from woodshed.runs.folder import RunDir, write_atomically
 
@@ -55,8 +55,8 @@ class StepTable:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """What runs used and what that cost, a column a run."""
+class CostTable:
+    """Resources that runs used and their cost, a column a run."""
 
     runs: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
@@ -65,17 +65,17 @@ class Costs:
 
 @dataclass(frozen=True)
 class Figures:
-    """What the page says of one arm."""
+    """Figures of the page for one variant."""
 
-    arm: Arm
+    arm: Variant
     conclusion: str
     """One line on what the headline shows and does not show; empty where there is one evaluation."""
-    headline: list[Row]
-    behaviour: list[Row]
+    headline: list[VariantRow]
+    behaviour: list[VariantRow]
     faults: list[tuple[str, list[str]]]
     against: list[tuple[measures.Measure, measures.Difference]]
     """The headline against the first arm's."""
-    effort: list[Bucket]
+    effort: list[DifficultyBucket]
     """What the last evaluation spent on tasks of like difficulty."""
     calibration: float | None
     refusals: list[str]
@@ -147,8 +147,8 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     )
 
 
-def _told_apart(story: Story, stories: Sequence[Story]) -> Story:
-    """Runs of one name are called by their folders."""
+def _told_apart(story: RunRecords, stories: Sequence[RunRecords]) -> RunRecords:
+    """Names of the runs; runs with equal names are called by their folders."""
     is_alone = [other.name for other in stories].count(story.name) == 1
     return story if is_alone else replace(story, name=str(story.path))
 
@@ -164,7 +164,7 @@ def _spent(lines: Iterable[Line]) -> list[Spent]:
     ]
 
 
-def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
+def _figures(arm: Variant, first: Variant, difficulty: Mapping[str, float]) -> Figures:
     refusals, warnings = first.doubts(arm)
     before, after = arm.sides()
     spent = _spent(line for lines in after or before for line in lines)
@@ -183,7 +183,7 @@ def _figures(arm: Arm, first: Arm, difficulty: Mapping[str, float]) -> Figures:
     )
 
 
-def _costs(stories: Sequence[Story]) -> Costs:
+def _costs(stories: Sequence[RunRecords]) -> CostTable:
     """The ledgers of all runs side by side."""
     columns: dict[str, dict[str, str]] = {}
     notes: dict[str, None] = {}
@@ -201,10 +201,10 @@ def _costs(stories: Sequence[Story]) -> Costs:
         )
     labels = dict.fromkeys(label for column in columns.values() for label in column)
     table = tuple((label, tuple(column.get(label, "") for column in columns.values())) for label in labels)
-    return Costs(tuple(columns), table, tuple(notes))
+    return CostTable(tuple(columns), table, tuple(notes))
 
 
-def notable(story: Story) -> list[Notable]:
+def notable(story: RunRecords) -> list[Notable]:
     """Best, worst and flagged rollouts of a run, with what makes them so."""
     judged = [line for line in story.lines if line.result in ("solved", "failed")]
     best = sorted((line for line in judged if line.result == "solved"), key=lambda line: line.tokens)
@@ -239,7 +239,7 @@ def _evidence(line: Line) -> str:
     return "; ".join([*said, *line.integrity])[:300]
 
 
-def _faults(arm: Arm) -> list[tuple[str, list[str]]]:
+def _faults(arm: Variant) -> list[tuple[str, list[str]]]:
     """Every kind of call fault, its share of turns first and last over all seeds, the most frequent before first."""
     sides = [[line for lines in side for line in lines if not line.is_void] for side in arm.sides() if side]
     totals: Counter[str] = Counter()
@@ -290,7 +290,7 @@ COLUMNS: tuple[tuple[str, Callable[[Line], Any]], ...] = (
 """What the list of rollouts knows of each, for viewer.js."""
 
 
-def _blocks(stories: Sequence[Story], archives: Archives) -> tuple[dict[str, str], int]:
+def _blocks(stories: Sequence[RunRecords], archives: Archives) -> tuple[dict[str, str], int]:
     """Everything big by the id of its element, packed; and how many transcripts were left out."""
     lines = [line for story in stories for line in story.lines]
     if not lines:

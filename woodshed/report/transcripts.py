@@ -40,7 +40,7 @@ MAX_FAILED = 50  # failed tests listed per rollout
 
 @dataclass(frozen=True)
 class Remarks:
-    """What was said about one rollout besides its verdict, by turn."""
+    """Remarks on one rollout besides its verdict, by turn."""
 
     hints: Mapping[int, Sequence[Hint]] = field(default_factory=dict)
     token_divergences: Mapping[int, TokenDivergence] = field(default_factory=dict)
@@ -160,7 +160,7 @@ def piece_texts(turn: Turn, pieces: Mapping[int, str]) -> list[str] | None:
 
 
 def piece_lengths(turn: Turn, pieces: Mapping[int, str]) -> str:
-    """How many UTF-16 units of the message each token wrote, as chr(35 + length); "" where that is not known."""
+    """Number of UTF-16 units that each token wrote, as chr(35 + length); "" if that is not known."""
     parts = piece_texts(turn, pieces) if pieces else None
     return "" if parts is None else "".join(map(_length, parts))
 

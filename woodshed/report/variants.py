@@ -15,7 +15,7 @@ from typing import Any
 from woodshed.evals import comparison, passes, statistics
 from woodshed.evals.measures import Figure, Measure, pass_figure
 from woodshed.evals.statistics import Difference, Estimate, Sums
-from woodshed.report.gather import Line, Story
+from woodshed.report.gather import Line, RunRecords
 
 NOT_AN_ARM = ("name", "note", "seed", "runs")
 MAX_DIFFERENCES = 3  # more settings than this do not make a readable name
@@ -24,11 +24,11 @@ Seeds = Sequence[Sequence[Line]]  # attempts of one evaluation, a list per seed
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One way of training (or one evaluation), in one or several seeds."""
 
     name: str
-    stories: tuple[Story, ...]
+    stories: tuple[RunRecords, ...]
 
     def sides(self) -> tuple[Seeds, Seeds]:
         """Attempts of the first and of the last evaluation; the second is empty where no seed has two.
@@ -40,8 +40,8 @@ class Arm:
             return [made[0] for made in found if len(made) > 1], [made[-1] for made in found if len(made) > 1]
         return [made[0] for made in found if made], []
 
-    def doubts(self, other: Arm) -> tuple[list[str], list[str]]:
-        """What forbids to compare the runs of both, and what a reader should know; another arm may be this one."""
+    def doubts(self, other: Variant) -> tuple[list[str], list[str]]:
+        """Reasons that forbid a comparison of both variants' runs, and cautions; the other may be this one."""
         stories = {story.path: story.manifest for story in (*self.stories, *other.stories)}
         return comparison.doubts([(str(path), manifest) for path, manifest in stories.items()])
 
@@ -59,7 +59,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """One measure of one arm."""
 
     measure: Figure
@@ -70,9 +70,9 @@ class Row:
     """Before and after, the figure of every seed alone; () where there is one seed."""
 
 
-def arms(groups: Sequence[Sequence[Story]]) -> list[Arm]:
+def arms(groups: Sequence[Sequence[RunRecords]]) -> list[Variant]:
     """The arms in order of appearance. A group of several is an arm; single ones are matched by their recipes."""
-    found: dict[str, list[Story]] = {}
+    found: dict[str, list[RunRecords]] = {}
     for number, group in enumerate(groups):
         key = _key(group[0], NOT_AN_ARM) if len(group) == 1 else f"group {number}"
         found.setdefault(key, []).extend(group)
@@ -80,17 +80,17 @@ def arms(groups: Sequence[Sequence[Story]]) -> list[Arm]:
     names = {name for settings in flat for name in settings} - set(NOT_AN_ARM)
     differing = sorted(n for n in names if len({json.dumps(s.get(n), default=str) for s in flat}) > 1)
     return [
-        Arm(_name(group, settings, differing), tuple(group))
+        Variant(_name(group, settings, differing), tuple(group))
         for group, settings in zip(found.values(), flat, strict=True)
     ]
 
 
-def _key(story: Story, without: Sequence[str]) -> str:
+def _key(story: RunRecords, without: Sequence[str]) -> str:
     kept = {name: value for name, value in story.settings.items() if name not in without}
     return json.dumps(kept, sort_keys=True, default=str)
 
 
-def _name(group: Sequence[Story], settings: Mapping[str, Any], differing: Sequence[str]) -> str:
+def _name(group: Sequence[RunRecords], settings: Mapping[str, Any], differing: Sequence[str]) -> str:
     if differing and len(differing) <= MAX_DIFFERENCES:
         return ", ".join(f"{name} = {settings.get(name)}" for name in differing)
     return " + ".join(story.name for story in group)
@@ -103,8 +103,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def rows(arm: Arm, measures: Sequence[Measure]) -> list[Row]:
-    """Measures of an arm: first evaluation, last one, and the change, paired by task."""
+def rows(arm: Variant, measures: Sequence[Measure]) -> list[VariantRow]:
+    """Measures of a variant: first evaluation, last one, and the change, paired by task."""
     before, after = arm.sides()
     if not before:
         return []
@@ -112,7 +112,7 @@ def rows(arm: Arm, measures: Sequence[Measure]) -> list[Row]:
     for measure in measures:
         alone = [tuple(estimate(measure, [lines]).value for lines in side) for side in (before, after)]
         found.append(
-            Row(
+            VariantRow(
                 measure,
                 estimate(measure, before),
                 estimate(measure, after) if after else None,
@@ -123,7 +123,7 @@ def rows(arm: Arm, measures: Sequence[Measure]) -> list[Row]:
     return found
 
 
-def pass_rows(arm: Arm) -> list[Row]:
+def pass_rows(arm: Variant) -> list[VariantRow]:
     """pass@k and best@k of an arm, where its tasks have several attempts; like `rows`."""
     sides = arm.sides()
     tables = [[passes.by_task(_tries(lines)) for lines in side] for side in sides]
@@ -131,7 +131,7 @@ def pass_rows(arm: Arm) -> list[Row]:
     for name in passes.headline(table for side in tables for table in side):
         before, after = ([table[name] for table in side] for side in tables)
         found.append(
-            Row(
+            VariantRow(
                 pass_figure(name),
                 passes.estimate(before),
                 passes.estimate(after) if after else None,
@@ -149,8 +149,8 @@ def _tries(lines: Sequence[Line]) -> list[passes.Try]:
     return [passes.Try(line.task_id, line.result == "solved", line.promise) for line in judged]
 
 
-def against(first: Arm, other: Arm, measures: Sequence[Measure]) -> list[tuple[Measure, Difference]]:
-    """Measures of another arm minus the first one's, at the last evaluation of each, paired by task."""
+def against(first: Variant, other: Variant, measures: Sequence[Measure]) -> list[tuple[Measure, Difference]]:
+    """Measures of another variant minus the first one's, at the last evaluation of each, paired by task."""
     ends = [after or before for before, after in (first.sides(), other.sides())]
     if not all(ends):
         return []
@@ -166,7 +166,7 @@ def estimate(measure: Measure, seeds: Seeds) -> Estimate:
 
 
 def change(measure: Measure, before: Seeds, after: Seeds) -> Difference:
-    """After minus before, paired by task."""
+    """Change, after minus before, paired by task."""
     is_share = measure.kind != "count"
     sides = [[_sums(measure, lines) for lines in seeds] for seeds in (before, after)]
     if max(map(len, sides)) > 1:

@@ -33,7 +33,7 @@ HELP = "is:solved has:hint task: fault: hint: flag: phase: step: ended:, or text
 
 
 @dataclass(frozen=True)
-class Row:
+class RolloutRow:
     """One rollout in the list."""
 
     at: At
@@ -56,7 +56,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Story:
+class RolloutRecords:
     """One rollout with all that was said about it."""
 
     rollout: Rollout
@@ -75,7 +75,7 @@ class Reader:
         self._batches = functools.lru_cache(maxsize=4)(self._batch)
         self._texts = functools.lru_cache(maxsize=8)(self._pieces)
 
-    def batch(self, at: At) -> list[Story]:
+    def batch(self, at: At) -> list[RolloutRecords]:
         """Every rollout of a batch."""
         with self._lock:
             return self._batches(at)
@@ -85,10 +85,10 @@ class Reader:
         with self._lock:
             return self._texts(at)
 
-    def rows(self, at: At) -> list[Row]:
+    def rows(self, at: At) -> list[RolloutRow]:
         return [_row(at, index, story) for index, story in enumerate(self.batch(at))]
 
-    def _batch(self, at: At) -> list[Story]:
+    def _batch(self, at: At) -> list[RolloutRecords]:
         phase, step, part = at
         rollouts = self.run.find("rollouts", Rollout, phase, step, part=part) or []
         judged = {v.rollout_id: v for v in self.run.find("verdicts", Verdict, phase, step, part=part) or []}
@@ -102,7 +102,7 @@ class Reader:
         for flag in self._of_step("flags", Flag, at):
             flags.setdefault(flag.rollout_id, []).append(flag)
         return [
-            Story(
+            RolloutRecords(
                 r, judged.get(r.id), hints.get(r.id, {}), token_divergences.get(r.id, {}), flags.get(r.id, ())
             )
             for r in rollouts
@@ -121,9 +121,9 @@ class Reader:
         return {int(i): text for record in found for i, text in record.items()}
 
 
-def _row(at: At, index: int, story: Story) -> Row:
+def _row(at: At, index: int, story: RolloutRecords) -> RolloutRow:
     rollout = story.rollout
-    return Row(
+    return RolloutRow(
         at,
         index,
         rollout.id,
@@ -139,7 +139,7 @@ def _row(at: At, index: int, story: Story) -> Row:
     )
 
 
-IS: Mapping[str, Callable[[Row], bool]] = {
+IS: Mapping[str, Callable[[RolloutRow], bool]] = {
     "solved": lambda row: row.result == "solved",
     "failed": lambda row: row.result == "failed",
     "void": lambda row: row.result == "void",
@@ -151,7 +151,7 @@ IS: Mapping[str, Callable[[Row], bool]] = {
     "fault": lambda row: bool(row.faults),
     "targeted": lambda row: row.targeted > 0,
 }
-KEYS: Mapping[str, Callable[[Row, str], bool]] = {
+KEYS: Mapping[str, Callable[[RolloutRow, str], bool]] = {
     "is": lambda row, value: value in IS and IS[value](row),
     "has": lambda row, value: value in IS and IS[value](row),
     "phase": lambda row, value: row.at[0].lower() == value,
@@ -164,8 +164,8 @@ KEYS: Mapping[str, Callable[[Row, str], bool]] = {
 }
 
 
-def matches(row: Row, query: str) -> bool:
-    """Whether a row passes every part of a query: key:value, or text that stands in it."""
+def matches(row: RolloutRow, query: str) -> bool:
+    """True if a row passes every part of a query: key:value, or text that it contains."""
     for part in query.lower().split():
         key, colon, value = part.partition(":")
         if not (KEYS[key](row, value) if colon and key in KEYS else part in row.text):
@@ -176,7 +176,7 @@ def matches(row: Row, query: str) -> bool:
 # -- a turn as text ----------------------------------------------------------------------------------------------------
 
 
-def turn_text(number: int, turn: Turn, story: Story, pieces: Mapping[int, str], mode: str) -> Text:
+def turn_text(number: int, turn: Turn, story: RolloutRecords, pieces: Mapping[int, str], mode: str) -> Text:
     """One turn: its head, hints, flags, the message in colours, edits and what came back."""
     head = Text(f"turn {number}", "bold")
     if turn.error_kind:
@@ -248,8 +248,8 @@ def _edit(arguments: Mapping[str, Any]) -> Text:
     return made
 
 
-def head_text(story: Story, row: Row) -> Text:
-    """What stands above the turns: result, end, flags."""
+def head_text(story: RolloutRecords, row: RolloutRow) -> Text:
+    """Text above the turns: result, end, flags."""
     made = Text(visible(row.id), "bold")
     reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
     made.append(
@@ -260,8 +260,8 @@ def head_text(story: Story, row: Row) -> Text:
     return made
 
 
-def end_text(story: Story) -> Text:
-    """What stands below them: the patch and the tests that did not pass."""
+def end_text(story: RolloutRecords) -> Text:
+    """Text below the turns: the patch and the tests that did not pass."""
     parts = []
     if story.rollout.patch.diff:
         parts += [Text("Patch", "bold"), Text(visible(story.rollout.patch.diff))]
@@ -306,10 +306,10 @@ class Viewer(App[None]):
         super().__init__()
         self.title = f"Woodshed: {visible(reader.run.path.name)}"
         self.reader = reader
-        self.rows: list[Row] = []
-        self.shown: list[Row] = []
-        self.story: Story | None = None
-        self.opened: Row | None = None
+        self.rows: list[RolloutRow] = []
+        self.shown: list[RolloutRow] = []
+        self.story: RolloutRecords | None = None
+        self.opened: RolloutRow | None = None
         self.turn = 0
         self.mode = MODES[0]
         self.num_unreadable = 0
@@ -342,7 +342,7 @@ class Viewer(App[None]):
                 return
             self.call_from_thread(self.extend, rows, number, len(batches))
 
-    def extend(self, rows: Sequence[Row], done: int, total: int) -> None:
+    def extend(self, rows: Sequence[RolloutRow], done: int, total: int) -> None:
         """More rows, read from one more batch."""
         self.rows += rows
         query = self.query_one(Input).value
@@ -351,7 +351,7 @@ class Viewer(App[None]):
         more += f", {self.num_unreadable} batches cannot be read" if self.num_unreadable else ""
         self.query_one("#status", Static).update(f"{len(self.shown)} of {len(self.rows)} rollouts{more}")
 
-    def list_rows(self, rows: Iterable[Row]) -> None:
+    def list_rows(self, rows: Iterable[RolloutRow]) -> None:
         table = self.query_one(DataTable)
         for row in rows:
             self.shown.append(row)
@@ -375,7 +375,7 @@ class Viewer(App[None]):
         if 0 <= event.cursor_row < len(self.shown) and self.shown[event.cursor_row] is not self.opened:
             self.open(self.shown[event.cursor_row])
 
-    def open(self, row: Row, turn: int = 0) -> None:
+    def open(self, row: RolloutRow, turn: int = 0) -> None:
         """Show a rollout."""
         if row is self.opened:
             self.mark(turn)
@@ -440,7 +440,7 @@ class Viewer(App[None]):
                 return
 
     @staticmethod
-    def turns_with(what: str, story: Story) -> list[int]:
+    def turns_with(what: str, story: RolloutRecords) -> list[int]:
         if what == "fault":
             return [n for n, turn in enumerate(story.rollout.turns) if is_fault(turn)]
         return sorted(story.hints if what == "hint" else story.token_divergences)

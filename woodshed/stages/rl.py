@@ -19,7 +19,7 @@ from woodshed.curriculum import Curriculum
 from woodshed.evals import summarize
 from woodshed.experience import Experience, Occasion, collect
 from woodshed.feedback import critic, demonstrations, rewards
-from woodshed.feedback.gate import Measured, switched_off
+from woodshed.feedback.gate import GateMeasurement, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
 from woodshed.learning import checkpoint, hint_gate, packing, stability
@@ -330,7 +330,7 @@ def through_gate(
     rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
     measured = session.run.once(
         "gate",
-        Measured,
+        GateMeasurement,
         "train",
         state.step,
         lambda: hint_gate.measure(

@@ -9,7 +9,7 @@ from woodshed.monitors import honeypots
 from woodshed.records import Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
-from woodshed.synthesis import derived
+from woodshed.synthesis import impossible
 from woodshed.synthesis.repository_context import Rejected
 from woodshed.tasks import folder
 
@@ -44,6 +44,6 @@ def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
 
 def _twin(task: Task, out: Path) -> Task | None:
     try:
-        return derived.impossible(task, out)
+        return impossible.contradict(task, out)
     except Rejected:
         return None

@@ -1,8 +1,9 @@
-"""Where practice comes from: real repositories in, proven tasks out.
+"""Synthesis of practice tasks: real repositories in, proven tasks out.
 
-`sources` fetches a clean copy, `project` and `baseline` find out how to run its tests, `maps` which test touches what;
-`discovery` finds features, `operators` and `closure` take one away, `visibility` and `instructions` make what is left
-into a task, `proof` and `strength` prove it, `make` writes them all. `derived` and `history` are other sources.
+`sources` fetches a clean copy, `project` and `baseline` find out how to run its tests, and `coverage_map` which test
+runs which lines; `discovery` finds features, `operators` and `closure` remove one, `visibility` and `instructions` make
+a task of the rest, `proof` and `mutation_score` prove it, and `make` writes them all. `impossible`, `test_writing` and
+`history` make other tasks.
 """
 
 from woodshed.synthesis.make import MakeReport, make

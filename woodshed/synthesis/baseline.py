@@ -1,4 +1,4 @@
-"""How a repository behaves before anything is taken away: its environment, and the tests that always pass."""
+"""Baseline of a repository before anything is removed: its environment, and the tests that always pass."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def measure(
     timeout_s: float = 120.0,
     progress: Progress = lambda done, total, text: None,
 ) -> Baseline:
-    """Builds the environment of a repository and runs its suite several times, with different hash seeds.
+    """Build the environment of a repository and run its suite several times, with different hash seeds.
 
     The runs take place at the same time, so that tests that depend on the clock fail here rather than later.
 
@@ -155,23 +155,13 @@ def measure(
         progress(0, 2, f"measuring {name}, not installed: {reason}")
     draft = _draft(repository, described, environment)
     progress(1, 2, f"measuring {name}, running its tests {runs} times")
-
-    def suite(hash_seed: int) -> TestRun:
-        with open_sandbox(draft.spec) as sandbox:
-            limit = {"timeout_s": timeout_s * runs, "hash_seed": hash_seed}
-            return run_tests(sandbox, ids=None, packages=described.packages, **limit)
-
-    with ThreadPoolExecutor(runs) as pool:
-        measured = list(pool.map(suite, range(runs)))
+    measured = _runs(draft, described.packages, runs, timeout_s * runs)
     for run in measured:
         _complain(name, run, timeout_s * runs, described)
     first = measured[0]
     seen = {test for run in measured for test in run.outcomes}
     broken = {t for t in seen if any(run.outcomes.get(t) in ("failed", "error") for run in measured)}
-    stable = [t for t in first.outcomes if all(run.outcomes.get(t) == "passed" for run in measured)]
-    stable = [test for test in stable if not UNSTABLE_ID.search(test)]
-    odd = {path for path in draft.test_files if UNNAMEABLE.search(path)}
-    stable = [test for test in stable if not any(test.startswith(f"{path}::") for path in odd)]
+    stable = _stable(measured, draft.test_files)
     if not stable or len(broken) > len(stable):
         raise TaskError(_failing(name, first, broken, described))
     if not any(first.package_files.values()):
@@ -189,6 +179,24 @@ def measure(
         durations={test: first.durations.get(test, 0.0) for test in stable},
         test_files=tuple(sorted({*draft.test_files, *(test.partition("::")[0] for test in stable)})),
     )
+
+
+def _runs(draft: Baseline, packages: Sequence[str], runs: int, timeout_s: float) -> list[TestRun]:
+    """Runs of the whole suite at the same time, each with its own hash seed."""
+
+    def suite(hash_seed: int) -> TestRun:
+        with open_sandbox(draft.spec) as sandbox:
+            return run_tests(sandbox, ids=None, packages=packages, timeout_s=timeout_s, hash_seed=hash_seed)
+
+    with ThreadPoolExecutor(runs) as pool:
+        return list(pool.map(suite, range(runs)))
+
+
+def _stable(runs: Sequence[TestRun], test_files: Sequence[str]) -> list[str]:
+    """Tests that passed in every run and whose ids and files can be named on a command line."""
+    passed = [t for t in runs[0].outcomes if all(run.outcomes.get(t) == "passed" for run in runs)]
+    unnameable = tuple(f"{path}::" for path in test_files if UNNAMEABLE.search(path))
+    return [test for test in passed if not UNSTABLE_ID.search(test) and not test.startswith(unnameable)]
 
 
 def _draft(repository: Repository, described: project.Project, environment: Environment) -> Baseline:
@@ -352,7 +360,7 @@ def _circular(wishes: Sequence[str], described: project.Project) -> list[str]:
 
 
 def _refuse_own(name: str, cause: str, described: project.Project) -> None:
-    """Raises a TaskError where something from a package index would stand for what the repository itself holds."""
+    """Raise a TaskError if a package from an index would replace one that the repository itself holds."""
     ours = described.distribution.partition("==")[0]
     if canonicalize_name(name) == ours:
         raise TaskError(
@@ -367,7 +375,7 @@ def _refuse_own(name: str, cause: str, described: project.Project) -> None:
 
 
 def _complain(name: str, run: TestRun, timeout_s: float, described: project.Project) -> None:
-    """Raises a TaskError for a run that says nothing about the tests."""
+    """Raise a TaskError for a run that says nothing about the tests."""
     if run.timed_out:
         raise TaskError(
             f"{name}: its tests take longer than {timeout_s:.0f} s; raise timeout_s, or choose another repository"

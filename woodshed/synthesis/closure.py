@@ -63,7 +63,7 @@ class Closed:
 
 
 def close(code: Codebase, removed: Iterable[Binding]) -> Closed:
-    """Removes every binding in `removed` and what depends on it at import time.
+    """Remove every binding in `removed` and whatever depends on it at import time.
 
     Raises:
         RecursionError: no fixpoint within MAX_ROUNDS (never seen).
@@ -96,7 +96,7 @@ def close(code: Codebase, removed: Iterable[Binding]) -> Closed:
 
 
 def drop_statement(code: Codebase, path: str, line: int) -> tuple[Codebase, set[Binding]]:
-    """Removes the module-level statement that covers a line, for the repair loop. Returns what it bound."""
+    """Remove the module-level statement that covers a line, for the repair loop. Return what it bound."""
     module = code.modules[path]
     sweep = Sweep(code, module, set(), drop_line=line)
     sweep.run()
@@ -144,7 +144,7 @@ class Sweep:
             self.edits.append(edit)
 
     def _goes(self, statement: ast.stmt, scope: str) -> bool:
-        """Whether a statement goes as a whole; smaller edits inside it are collected here."""
+        """True if a statement is removed as a whole; smaller edits inside it are collected here."""
         if self.drop_line and not isinstance(statement, ast.Try | ast.If | ast.ClassDef):
             start, end = self.source.span(statement)
             return self.source.line(start) <= self.drop_line <= self.source.line(end)
@@ -181,7 +181,7 @@ class Sweep:
         return any(self._is_fixture(a.arg) for a in arguments) or self._any(node.body, scope)
 
     def _is_fixture(self, name: str) -> bool:
-        """Whether a test's parameter names a removed fixture, of this file or of a conftest above it."""
+        """True if a test's parameter names a removed fixture, of this file or of a conftest above it."""
         if (self.module.path, name) in self.removed and name not in self.module.imports:
             return True
         folder = self.module.path.rpartition("/")[0]
@@ -235,7 +235,7 @@ class Sweep:
         return node.value is not None and self._value_goes(node.value, scope, _target_name(targets))
 
     def _value_goes(self, value: ast.expr, scope: str, name: str) -> bool:
-        """Whether the value of `name` cannot do without W; if it can, the elements that go are collected."""
+        """True if the value of `name` needs W; if it does not, the elements to remove are collected."""
         refers = self._exports if name == "__all__" else (lambda node: self._refers(node, scope))
         if not refers(value):
             return False
@@ -293,7 +293,7 @@ class Sweep:
         return (self.module.path, _join(scope, name)) in self.removed
 
     def _exports(self, node: ast.AST) -> bool:
-        """Whether `__all__`'s value holds the text of a removed name, or is computed from one."""
+        """True if the value of `__all__` holds the text of a removed name, or is computed from one."""
         for inner in ast.walk(node):
             match inner:
                 case ast.Constant(value=str(name)) if name.isidentifier():

@@ -1,4 +1,4 @@
-"""What a repository's configuration files hold, read as data: odd contents are nothing, or an error with a name."""
+"""A repository's configuration files, read as data: odd contents are ignored, or an error that names them."""
 
 from __future__ import annotations
 

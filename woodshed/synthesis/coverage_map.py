@@ -1,4 +1,4 @@
-"""Which test touches which line, who calls whom, and who refers to whom: what a feature is made of.
+"""Map of tests to lines, of callers to callees and of references: the extent of a feature.
 
 The test-to-line map comes from runs of the suite under coverage with a context per test (`mapping`), so lines that run
 while a module is imported count for no test. Sets of tests are integers, one bit per stable test of the baseline.
@@ -20,7 +20,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Map:
-    """What the tests of a baseline touch."""
+    """Lines that the tests of a baseline run."""
 
     tests: tuple[str, ...]
     """The baseline's stable tests; bit i + 1 of every set is tests[i]."""
@@ -55,7 +55,7 @@ class Map:
 
 
 def references(code: Codebase) -> dict[Binding, set[Binding]]:
-    """For every definition (and, as "", every module's own statements) the definitions that its text names.
+    """References by definition (and, as "", by every module's own statements): the definitions that its text names.
 
     A name inside a class stands for the class's own attribute where `self.` or `cls.` precedes it.
     """

@@ -249,7 +249,7 @@ def _jaccard(a: int, b: int) -> float:
 
 
 def _related(survey: Survey, one: Symbol, other: Symbol) -> bool:
-    """At most two references apart."""
+    """True if two definitions are at most two references apart."""
     ours, theirs = survey.using.get(one.binding, set()), survey.using.get(other.binding, set())
     return one.binding in theirs or other.binding in ours or bool({u for u in ours & theirs if u[1]})
 

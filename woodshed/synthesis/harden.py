@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
@@ -34,9 +35,9 @@ from woodshed.records import Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir, write_atomically
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import leaks, stubs, task_variants
-from woodshed.synthesis.proof import GENERATOR, check
-from woodshed.synthesis.repository_context import lay
-from woodshed.synthesis.task_variants import Draft, Parent
+from woodshed.synthesis.proof import check
+from woodshed.synthesis.repository_context import GENERATOR, lay
+from woodshed.synthesis.task_variants import Parent, VariantDraft
 from woodshed.synthesis.visibility import command_for
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
@@ -50,7 +51,7 @@ EFFECTS = {
 MIN_DROP = 0.15
 """Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
 easier."""
-DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[Draft]]] = {
+DRAFTS: dict[str, Callable[[Parent, Sequence[Parent], random.Random], Iterator[VariantDraft]]] = {
     "H1": task_variants.combine,
     "H2": task_variants.widen,
     "H3": task_variants.deepen,
@@ -76,7 +77,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass
 class HardenReport:
-    """What came of it."""
+    """Outcome of hardening."""
 
     accepted: list[Task] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -159,48 +160,32 @@ def _one_child(
             return
 
 
-def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Task:
-    """The draft as a proven task.
+def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0) -> Task:
+    """Make a proven task from the draft.
 
     Raises:
         Unproven: with the reason.
     """
     task = parent.task
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-        workspace, hidden = Path(scratch, "workspace"), Path(scratch, "hidden")
-        shutil.copytree(task.folder / "environment" / "workspace", workspace, symlinks=True)
-        for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
-            _put(workspace, path, None if text is None else syntax.write(path, text))
-        for path, data in folder.protected_files(task).items():
-            _put(hidden, path, data)
-        for path, text in draft.hidden.items():
-            _put(hidden, path, syntax.write(path, text))
+        workspace, hidden = _lay_out(parent, draft, Path(scratch))
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
         failing = _failing(task, workspace, hidden, ids)
         lost = tuple(test for test in ids if test in failing)
-        command = _visible_tests(task, workspace, ids, draft.command or task.test_command)
-        passing = tuple(test for test in ids if test not in failing)
         gold = {path: text for path, text in draft.gold.items() if text != _shown(workspace, path)}
         child = dataclasses.replace(
             task,
             instruction=draft.instruction,
             fail_to_pass=lost,
             stub_passes=_with_stubs(task, workspace, hidden, gold, lost),
-            pass_to_pass=passing,
+            pass_to_pass=tuple(test for test in ids if test not in failing),
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
             target_symbol=draft.symbol or task.target_symbol,
-            test_command=command,
-            provenance={
-                **task.provenance,
-                "generator": GENERATOR,
-                "parent": task.id,
-                "parent_symbol": task.target_symbol,
-                "hardened_by": draft.operator,
-                "expected_solve_rate": expected,
-            },
+            test_command=_visible_tests(task, workspace, ids, draft.command or task.test_command),
+            provenance=_provenance(task, draft, expected),
         )
-        if not child.fail_to_pass:
+        if not lost:
             raise Unproven("no hidden test fails")
         tests = {str(p.relative_to(hidden)): p.read_bytes() for p in hidden.rglob("*") if p.is_file()}
         written = folder.write(
@@ -215,6 +200,30 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
     if leak := leaks.first_leak(written, leaks.LIBRARIES if draft.operator in WIDER else ()):
         raise Unproven(f"leaks: {leak}")
     return written
+
+
+def _lay_out(parent: Parent, draft: VariantDraft, scratch: Path) -> tuple[Path, Path]:
+    """Folders of the variant's workspace and of its hidden tests."""
+    workspace, hidden = scratch / "workspace", scratch / "hidden"
+    shutil.copytree(parent.task.folder / "environment" / "workspace", workspace, symlinks=True)
+    for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
+        _put(workspace, path, None if text is None else syntax.write(path, text))
+    for path, data in folder.protected_files(parent.task).items():
+        _put(hidden, path, data)
+    for path, text in draft.hidden.items():
+        _put(hidden, path, syntax.write(path, text))
+    return workspace, hidden
+
+
+def _provenance(parent: Task, draft: VariantDraft, expected: float) -> dict[str, Any]:
+    return {
+        **parent.provenance,
+        "generator": GENERATOR,
+        "parent": parent.id,
+        "parent_symbol": parent.target_symbol,
+        "hardened_by": draft.operator,
+        "expected_solve_rate": expected,
+    }
 
 
 def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> frozenset[str]:
@@ -241,7 +250,7 @@ def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> f
 def _with_stubs(
     task: Task, workspace: Path, hidden: Path, gold: Mapping[str, str | None], failing: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
-    """By kind of stub, the failing tests that pass with it.
+    """Failing tests that pass with a stub, by its kind.
 
     Raises:
         Unproven: all of them do.
@@ -290,7 +299,7 @@ def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str
 
 
 def _shown(workspace: Path, path: str) -> str | None:
-    """Its text; None where there is none that can be read."""
+    """Text of the file; None if there is none that can be read."""
     file = workspace / path
     try:
         return syntax.read(path, file.read_bytes()) if file.is_file() else None
@@ -325,7 +334,7 @@ def outcomes_of(run: Path) -> tuple[dict[str, float], dict[str, dict[str, str | 
 
 
 def write_report(report: HardenReport, path: Path) -> None:
-    """What a background maker tells the run that started it."""
+    """Write the report of a background generator for the run that started it."""
     made = Counter(task.provenance["hardened_by"] for task in report.accepted)
     known = {name: [made[name], report.tried[name]] for name in report.tried}
     write_atomically(path, json.dumps(known) + "\n")

@@ -1,4 +1,4 @@
-"""What the agent is asked, from templates: three lengths, and every name that the hidden tests need.
+"""Instructions from templates: three lengths, and every name that the hidden tests need.
 
 full        signatures, whole docstrings, what the hidden tests look at, and everything else to restore
 contextual  the place, the signature, the first paragraph of the docstring, what else to restore; few words, because
@@ -27,7 +27,7 @@ MAX_BEHAVIOURS = 12
 
 
 class TooLongError(TaskError):
-    """What must be said does not fit."""
+    """The required text does not fit."""
 
 
 def write(
@@ -170,7 +170,7 @@ def _members(tree: ast.Module, name: str) -> set[str]:
 
 
 def behaviours_of(tests: Sequence[str], texts: Mapping[str, str]) -> list[str]:
-    """What failing tests look at, in words: their names, and the errors that they expect."""
+    """Behaviours that failing tests check, in words: their names, and the errors that they expect."""
     found: dict[str, None] = {}
     for test in tests:
         path, _, inner = test.partition("::")
@@ -251,7 +251,7 @@ def _sentence(operator: str, symbol: Symbol, detail: str, gap: tuple[int, int] |
 
 
 def _detail(deletion: Deletion) -> str:
-    """What of the symbol is missing, as a phrase."""
+    """The missing part of the symbol, as a phrase."""
     symbol, traces = deletion.symbol, deletion.traces
     match deletion.operator:
         case "unregister":

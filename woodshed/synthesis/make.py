@@ -25,24 +25,25 @@ from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.folder import write_atomically
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.baseline import Progress
-from woodshed.synthesis.derived import functions_to_test, impossible, write_tests
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
+from woodshed.synthesis.impossible import contradict
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.synthesis.repository_context import (
     GENERATOR,
     MAX_TRIES,
-    Bench,
     Candidate,
-    Measured,
     Rejected,
+    RepositoryContext,
+    RepositoryMeasurements,
     SynthesisSettings,
-    bench,
     folder_name,
+    read_context,
 )
 from woodshed.synthesis.stats import UNREAD, rejected
+from woodshed.synthesis.test_writing import functions_to_test, write_tests
 from woodshed.tasks import folder
 
 COMBINED_SHARE = 8
@@ -56,7 +57,7 @@ COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 @dataclass
 class MakeReport:
-    """What came of it."""
+    """Outcome of making tasks."""
 
     accepted: list[Task] = field(default_factory=list)
     """Tasks in the folder, those of earlier runs included, in the order they were decided."""
@@ -98,12 +99,12 @@ def make(
                 report.notes += _notes(measured)
                 staging = Path(scratch, "staging")
                 staging.mkdir()
-                _make_from(bench(measured, staging, settings), out, report, progress)
+                _make_from(read_context(measured, staging, settings), out, report, progress)
     return report
 
 
-def _notes(measured: Measured) -> list[str]:
-    """What a person should know of a repository's tests: everything that is left out, and why."""
+def _notes(measured: RepositoryMeasurements) -> list[str]:
+    """Remarks on a repository's tests that a person should read: everything that is left out, and why."""
     baseline, unmapped = measured.baseline, measured.map.unmapped
     name, timed = baseline.repository.name, baseline.timed
     failing = [test for test in baseline.broken if test not in timed]
@@ -133,7 +134,7 @@ def _some(names: Sequence[str]) -> str:
 # ---- candidates -------------------------------------------------------------------------------------------
 
 
-def candidates(work: Bench) -> list[Candidate]:
+def candidates(work: RepositoryContext) -> list[Candidate]:
     """Features of every operator, the better ones earlier, in seeded order: operators take turns, and so do modules."""
     settings = work.settings
     repository = work.baseline.repository.name
@@ -182,7 +183,7 @@ def _suffix(symbol: Symbol) -> str:
     return f"-{text}"
 
 
-def combinations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+def combinations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
     """Pairs of proven candidates in different files that different tests cover, each candidate at most once.
 
     Each finds its partner among those before it, so that a higher limit leaves earlier pairs as they are.
@@ -213,7 +214,7 @@ def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
     )
 
 
-def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
+def derivations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
     """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
     repository, found = work.baseline.repository.name, []
     if "impossible" in work.settings.operators and proven:
@@ -231,7 +232,7 @@ def derivations(work: Bench, proven: Sequence[Candidate]) -> list[Candidate]:
 # ---- decisions --------------------------------------------------------------------------------------------
 
 
-def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -> None:
+def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress: Progress) -> None:
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     _name_unread(work, out, earlier, report)
@@ -260,7 +261,7 @@ def _make_from(work: Bench, out: Path, report: MakeReport, progress: Progress) -
 
 
 def _take(
-    work: Bench,
+    work: RepositoryContext,
     decided: Iterator[tuple[Candidate, Task | Rejected]],
     count: int,
     out: Path,
@@ -293,7 +294,7 @@ def _take(
 
 
 def decide(
-    work: Bench,
+    work: RepositoryContext,
     found: list[Candidate],
     out: Path,
     earlier: dict[str, Rejected],
@@ -323,7 +324,7 @@ def decide(
 
 
 def _decide_one(
-    work: Bench, candidate: Candidate, out: Path, earlier: dict[str, Rejected]
+    work: RepositoryContext, candidate: Candidate, out: Path, earlier: dict[str, Rejected]
 ) -> Task | Rejected:
     if candidate.name in earlier:
         return earlier[candidate.name]
@@ -332,16 +333,16 @@ def _decide_one(
     return _settled(work, candidate, lambda: _proven(work, candidate, out))
 
 
-def _proven(work: Bench, candidate: Candidate, out: Path) -> Task:
+def _proven(work: RepositoryContext, candidate: Candidate, out: Path) -> Task:
     if candidate.operator == "impossible":
         parent = folder.load(out / candidate.symbol.detail)
-        return _without_leak(impossible(parent, work.staging / candidate.name))
+        return _without_leak(contradict(parent, work.staging / candidate.name))
     if candidate.operator == "write_tests":
         return _without_leak(write_tests(work, candidate.symbol, candidate.name))
     return _without_leak(prove(work, candidate))
 
 
-def _settled(work: Bench, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
+def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
     """The decision; what only the machine is to blame for is a rejection that passes, a lost sandbox after two tries.
 
     Raises:
@@ -395,14 +396,14 @@ def _make_reverts(
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()
             try:
-                work = bench(measured_once(repository, out, settings, progress), staging, settings)
+                work = read_context(measured_once(repository, out, settings, progress), staging, settings)
             except TaskError as error:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
                 continue
             _revert_one(work, commit, out, report)
 
 
-def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> None:
+def _revert_one(work: RepositoryContext, commit: Commit, out: Path, report: MakeReport) -> None:
     earlier = _earlier_rejections(out, work)
     symbol = Symbol("", commit.sha[:10], "", "", "", 0, (1, 1), "commit", commit.subject)
     candidate = Candidate(f"{work.baseline.repository.name}-revert-{commit.sha[:10]}", "revert", symbol)
@@ -431,7 +432,7 @@ def _revert_one(work: Bench, commit: Commit, out: Path, report: MakeReport) -> N
     report.accepted.append(replace(result, folder=home))
 
 
-def _earlier_task(work: Bench, path: Path) -> Task:
+def _earlier_task(work: RepositoryContext, path: Path) -> Task:
     task = folder.load(path)
     now = {
         "sha256": work.baseline.repository.sha256,
@@ -448,7 +449,7 @@ def _earlier_task(work: Bench, path: Path) -> Task:
     return task
 
 
-def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
+def _earlier_rejections(out: Path, work: RepositoryContext) -> dict[str, Rejected]:
     """Final rejections that earlier runs with the same input wrote down; a torn last line is dropped.
 
     One that may pass is final once MAX_TRIES runs have written it.
@@ -469,7 +470,9 @@ def _earlier_rejections(out: Path, work: Bench) -> dict[str, Rejected]:
     return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
 
 
-def _name_unread(work: Bench, out: Path, earlier: dict[str, Rejected], report: MakeReport) -> None:
+def _name_unread(
+    work: RepositoryContext, out: Path, earlier: dict[str, Rejected], report: MakeReport
+) -> None:
     """Files that no operator can touch: each is in the log and in the report, with the reason."""
     for path, why in sorted(work.unread.items()):
         symbol = Symbol(path, "", "", "", "", 0, (1, 1), "file")
@@ -479,7 +482,7 @@ def _name_unread(work: Bench, out: Path, earlier: dict[str, Rejected], report: M
         report.files[path] = why
 
 
-def _log(out: Path, work: Bench, candidate: Candidate, rejection: Rejected) -> None:
+def _log(out: Path, work: RepositoryContext, candidate: Candidate, rejection: Rejected) -> None:
     entry: dict[str, Any] = {
         "task": candidate.name,
         "reason": rejection.reason,

@@ -1,4 +1,4 @@
-"""Maps the tests of a baseline to lines in sessions, each of them kept; a long suite as far as time allows.
+"""Mapping of a baseline's tests to lines, in sessions that are each kept; a long suite as far as time allows.
 
 A session runs some of the tests under coverage and the profiler (`tracer`) and stops between two of them after
 SESSION_S, so that little is lost when it is stopped, and a later call goes on behind it. A test that a session does not
@@ -36,8 +36,8 @@ AT_ONCE = 2
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one session found."""
+class MappingSession:
+    """Result of one mapping session."""
 
     tests: tuple[str, ...]
     """Ids in the order they ran in; bit i + 1 of every set is tests[i]."""
@@ -53,7 +53,7 @@ def measure(
     kept: Path,
     limit_s: float,
     progress: Progress = lambda done, total, text: None,
-    session: Callable[[Baseline, Sequence[str], float], Piece] | None = None,
+    session: Callable[[Baseline, Sequence[str], float], MappingSession] | None = None,
 ) -> Map:
     """The map, as far as `limit_s` seconds reach; the folder `kept` holds what earlier calls found.
 
@@ -65,7 +65,7 @@ def measure(
     pieces, total, stable = list(_pieces(kept)), len(baseline.stable), set(baseline.stable)
     done = {test for piece in pieces for test in (*piece.tests, *piece.aside)} & stable
     waiting, before = deque(_chunks([test for test in baseline.stable if test not in done])), len(done)
-    running: dict[Future[Piece], Sequence[str]] = {}
+    running: dict[Future[MappingSession], Sequence[str]] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
         while True:
             passed_s = time.monotonic() - began
@@ -88,7 +88,7 @@ def measure(
 
 
 def _told(baseline: Baseline, limit_s: float, passed_s: float, done: int, left: int) -> str:
-    """What is done and how long it may take, in words."""
+    """Description of the work and of its time limit."""
     text = f"mapping {baseline.repository.name}, its tests to its lines, at most {limit_s / 60:.0f} min"
     if not done or not left:
         return text
@@ -101,14 +101,14 @@ def _chunks(tests: list[str]) -> Iterator[list[str]]:
         yield tests[at : at + TESTS_EACH]
 
 
-def _pieces(kept: Path) -> Iterator[Piece]:
-    """What earlier calls found; files that are torn or not ours are passed over."""
+def _pieces(kept: Path) -> Iterator[MappingSession]:
+    """Results of earlier calls; files that are incomplete or not ours are skipped."""
     for file in sorted(kept.glob("*.json")):
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
-            yield from_json(Piece, json.loads(file.read_text("utf-8")))
+            yield from_json(MappingSession, json.loads(file.read_text("utf-8")))
 
 
-def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
+def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSession:
     """One session over some tests, which stops between two of them after so many seconds.
 
     Raises:
@@ -143,13 +143,13 @@ def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> Piece:
     ran = set(answer["tests"])
     aside = () if answer["stopped"] else tuple(test for test in tests if test not in ran)
     calls = tuple((a, b, c, d) for a, b, c, d in answer["calls"])
-    return Piece(tuple(answer["tests"]), answer["lines"], calls, aside)
+    return MappingSession(tuple(answer["tests"]), answer["lines"], calls, aside)
 
 
-def _put_aside(baseline: Baseline, result: Result, now: str, tests: Sequence[str]) -> Piece:
+def _put_aside(baseline: Baseline, result: Result, now: str, tests: Sequence[str]) -> MappingSession:
     """The test that a session ended in; the others are tried again without it."""
     if now in tests:
-        return Piece((), {}, (), (now,))
+        return MappingSession((), {}, (), (now,))
     end = (result.stdout + result.stderr).decode(errors="replace").strip()[-400:]
     raise TaskError(
         f"{baseline.repository.name}: the run that maps tests to lines ended as {result.outcome} after "
@@ -157,7 +157,7 @@ def _put_aside(baseline: Baseline, result: Result, now: str, tests: Sequence[str
     )
 
 
-def merged(pieces: Sequence[Piece], stable: tuple[str, ...]) -> Map:
+def merged(pieces: Sequence[MappingSession], stable: tuple[str, ...]) -> Map:
     """One map of the stable tests; of others nothing is kept but that a line ran."""
     place = {test: i + 1 for i, test in enumerate(stable)}
     lines: dict[str, dict[str, int]] = {}

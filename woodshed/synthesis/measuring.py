@@ -1,4 +1,4 @@
-"""What is known about a repository before anything is taken away, measured once and kept beside the tasks.
+"""Measurements of a repository before anything is removed, made once and kept beside the tasks.
 
 First the baseline, then which tests touch which lines, then what also stands in libraries. Each part is kept as soon as
 it is known, so that what was stopped goes on where it was.
@@ -22,7 +22,7 @@ from woodshed.synthesis import clocks, leaks, mapping, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.repository_context import GENERATOR, Measured, SynthesisSettings, texts
+from woodshed.synthesis.repository_context import GENERATOR, RepositoryMeasurements, SynthesisSettings, texts
 from woodshed.tasks import folder
 
 SLOWER = 5
@@ -31,8 +31,8 @@ SLOWER = 5
 
 def measured_once(
     repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
-) -> Measured:
-    """What is known about the repository: all tasks of a set share one environment, whenever made.
+) -> RepositoryMeasurements:
+    """Measure a repository once: all tasks of a set share one environment, whenever they are made.
 
     A map that wanted time is gone on with where `settings.mapping_timeout_s` was raised since.
     """
@@ -45,7 +45,7 @@ def measured_once(
         calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
         baseline = _baseline(known, repository)
         copies = {(path, name): where for path, name, where in copied}
-        return Measured(
+        return RepositoryMeasurements(
             baseline, Map(baseline.stable, found["lines"], calls, tuple(found["unmapped"])), copies
         )
     baseline = _first(repository, parts / "baseline.json", settings, progress)
@@ -62,7 +62,7 @@ def measured_once(
     write_atomically(kept, json.dumps(known, indent=1))
     if not found.unmapped:
         shutil.rmtree(parts, ignore_errors=True)
-    return Measured(baseline, found, copied)
+    return RepositoryMeasurements(baseline, found, copied)
 
 
 def _is_enough(found: Mapping[str, Any], timeout_s: float) -> bool:
@@ -101,7 +101,7 @@ def _baseline(known: dict[str, Any], repository: sources.Repository) -> Baseline
 
 
 def read_kept(file: Path, parts: Set[str] = frozenset({"contents", "map", "copies"})) -> dict[str, Any]:
-    """What was measured before; nothing where it is not whole, or is not ours: then it is measured again."""
+    """Read an earlier measurement. One that is incomplete or not ours counts as none, and is made again."""
     try:
         known = json.loads(file.read_text(encoding="utf-8"))
         whole = parts <= known.keys() and all(map(folder.is_clean, known["contents"]))

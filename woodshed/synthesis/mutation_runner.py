@@ -110,7 +110,7 @@ def ended(child: int, patience_s: float) -> int:
 
 
 def put(version: dict, workspace: str) -> bool:
-    """Gives every function object of a definition the code of the wrong version."""
+    """Give every function object of a definition the code of the wrong version."""
     file, name = f"{workspace}/{version['path']}", version["name"]
     module = compile(version["text"], file, "exec", dont_inherit=True)
     new = [code for code in codes(module) if code.co_qualname == name]

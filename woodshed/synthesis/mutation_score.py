@@ -1,4 +1,4 @@
-"""How much the hidden tests notice: mutants of the original code that they fail, and answers that need no work.
+"""Sensitivity of the hidden tests: mutants of the original code that they fail, and answers that need no work.
 
 A function whose tests accept wrong versions invites special cases; one whose tests accept `return None` asks for
 nothing. Measured once per function, with the tests that cover it, whatever operator takes it away.
@@ -38,8 +38,8 @@ EQUAL = (
 
 
 @dataclass(frozen=True)
-class Strength:
-    """What the tests that cover a function notice."""
+class MutationScore:
+    """Sensitivity of the tests that cover a function."""
 
     mutants: int
     """Mutants that could be tried, at most MUTANTS."""
@@ -52,7 +52,7 @@ class Strength:
 
 def measure(
     spec: SandboxSpec, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
-) -> Strength:
+) -> MutationScore:
     """Tries mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
     function = find_function(source, symbol.name)
@@ -66,7 +66,7 @@ def measure(
     answers = _probe(spec, symbol, tests, texts, timeout_s)
     tried, trivial = answers[: len(chosen)], answers[len(chosen) :]
     accepted = [line for line, answer in zip(lines, trivial, strict=False) if answer == "p"]
-    return Strength(
+    return MutationScore(
         len(tried) - tried.count("s"), tried.count("k"), tuple(accepted), trivial[len(lines) :] == "p"
     )
 
@@ -91,13 +91,13 @@ def noticed(
 def _probe(
     spec: SandboxSpec, symbol: Symbol, tests: Sequence[str], texts: Sequence[str], timeout_s: float
 ) -> str:
-    """A letter for every text (see `prober`); "" where there was no answer.
+    """A letter for every text (see `mutation_runner`); "" where there was no answer.
 
     Raises:
         TimeoutError, SandboxError: as `settled`.
     """
-    prober = Path(__file__).with_name("mutation_runner.py")
-    binds = {**spec.binds, "/run/woodshed/woodshed_mutation_runner.py": prober}
+    runner = Path(__file__).with_name("mutation_runner.py")
+    binds = {**spec.binds, "/run/woodshed/woodshed_mutation_runner.py": runner}
     with open_sandbox(replace(spec, binds=binds)) as sandbox:
         request: Mapping[str, object] = {
             "ids": list(tests),

@@ -1,4 +1,4 @@
-"""Which name means what: modules of a code base, what they import, and where a dotted name leads.
+"""Resolution of names: modules of a code base, their imports, and the definition that a dotted name leads to.
 
 A binding is a (path, name) pair such as ("toolz/itertoolz.py", "groupby") or ("boltons/cacheutils.py", "LRI.get").
 Only names that are settled when a module is imported are followed; calls inside functions are not.
@@ -70,11 +70,11 @@ class Codebase:
             self._add(path, text)
 
     def replaced(self, texts: Mapping[str, str]) -> Codebase:
-        """The same code base with some texts changed; unchanged files are not parsed again."""
+        """Code base with some texts changed; unchanged files are not parsed again."""
         return Codebase({**self.texts, **texts}, self.roots, self.tests)
 
     def without(self, paths: Collection[str]) -> Codebase:
-        """The same code base without some files."""
+        """Code base without some files."""
         if not paths:
             return self
         kept = {path: text for path, text in self.texts.items() if path not in paths}
@@ -107,7 +107,7 @@ class Codebase:
     def leads_into(
         self, module: Module, dotted: Sequence[str], removed: Set[Binding], scope: str = ""
     ) -> bool:
-        """Whether a dotted name, read in `module`, is or passes through a removed binding."""
+        """True if a dotted name, read in `module`, is or passes through a removed binding."""
         if scope and (module.path, f"{scope}.{dotted[0]}") in removed:
             return True
         place = self.lookup(module, dotted[0], removed)
@@ -123,7 +123,7 @@ class Codebase:
     def lookup(
         self, module: Module, name: str, removed: Set[Binding], depth: int = 0
     ) -> Module | Binding | None:
-        """What a module-level name is: one of our modules, a binding, or None for somebody else's."""
+        """Definition of a module-level name: one of our modules, a binding, or None for somebody else's."""
         if (module.path, name) in removed or depth > 16:
             return module.path, name
         if name in module.imports:
@@ -144,7 +144,7 @@ class Codebase:
 
 
 def is_removed(place: Module | Binding | None, removed: Set[Binding]) -> bool:
-    """Whether what a name leads to is gone: a binding, or a module whose file is."""
+    """True if the target of a name is removed: a binding, or a module whose file is."""
     if isinstance(place, Module):
         return (place.path, WHOLE_MODULE) in removed
     return place in removed

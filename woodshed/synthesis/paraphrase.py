@@ -45,7 +45,7 @@ sense. One short line each, starting with "- ", in words, without code. Write "n
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a rewritten instruction is checked against."""
+    """Requirements that a rewritten instruction is checked against."""
 
     gold: str
     """The original code of what is missing."""

@@ -1,4 +1,4 @@
-"""What a repository says about itself: its packages, where they lie, and what it and its tests require.
+"""Description of a repository by itself: packages, their folders, and requirements of it and its tests.
 
 The metadata comes from a wheel, which the project's own build backend makes inside a sandbox without a network. The
 host reads the wheel as data.
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from email import message_from_string
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ class Project:
 
 
 def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Project:
-    """Builds the metadata in a sandbox and finds the packages in the tree; adds generated files that it lacks.
+    """Build the metadata in a sandbox and find the packages in the tree; add generated files that it lacks.
 
     Args:
         timeout_s: for each question to the build backend; there are at most three.
@@ -125,21 +126,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
     wheel = _build(repository, timeout_s) if described else _as_it_is(repository)
     contents = _contents(repository.name, wheel)
-    described_in = [name for name in contents if name.endswith(".dist-info/METADATA")]
-    if not described_in:
-        raise TaskError(f"{repository.name}: its build made a wheel without METADATA")
-    info = min(described_in).rpartition("/")[0]
-    metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
-    needed = metadata.get("Requires-Python", "")
-    try:
-        version = str(Version(metadata["Version"] or ""))
-        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
-    except (InvalidVersion, InvalidSpecifier) as error:
-        raise TaskError(f"{repository.name}: the METADATA of its wheel cannot be read: {error}") from None
-    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
-        raise TaskError(f"{repository.name}: its wheel's METADATA has Name = {metadata['Name']!r}")
-    if not fits:
-        raise TaskError(f"{repository.name} requires Python {needed}; this is Python {PYTHON}")
+    info, metadata, version = _metadata(repository.name, contents)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
     compiled = sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib")))
     if compiled:
@@ -153,14 +140,7 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         )
     generated = _complete(tree, code, homes)
     name = canonicalize_name(metadata["Name"])
-    with _named(repository.name):
-        inside = siblings(tree, name, repository.beside)
-        required = requirements.find(tree, metadata, inside)
-    if required.unfetched:
-        raise TaskError(
-            f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
-            "Give the whole repository, or a copy of this folder that holds that code too"
-        )
+    required, inside = _required(repository, metadata, name)
     owned = {part: root for package, root in homes.items() for part in _owned(code, package, name)}
     roots = sorted(set(homes.values()), key=lambda root: (root != ".", root))
     return Project(
@@ -176,6 +156,49 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
         left_out=tuple(required.left_out),
         inside=inside,
     )
+
+
+def _metadata(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
+    """Folder of a wheel's metadata, the metadata, and the normalised version.
+
+    Raises:
+        TaskError: the metadata is missing or malformed, or demands another Python.
+    """
+    found = [path for path in contents if path.endswith(".dist-info/METADATA")]
+    if not found:
+        raise TaskError(f"{name}: its build made a wheel without METADATA")
+    info = min(found).rpartition("/")[0]
+    metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
+    needed = metadata.get("Requires-Python", "")
+    try:
+        version = str(Version(metadata["Version"] or ""))
+        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
+    except (InvalidVersion, InvalidSpecifier) as error:
+        raise TaskError(f"{name}: the METADATA of its wheel cannot be read: {error}") from None
+    if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
+        raise TaskError(f"{name}: its wheel's METADATA has Name = {metadata['Name']!r}")
+    if not fits:
+        raise TaskError(f"{name} requires Python {needed}; this is Python {PYTHON}")
+    return info, metadata, version
+
+
+def _required(
+    repository: Repository, metadata: Message, name: str
+) -> tuple[requirements.Requirements, Siblings]:
+    """Requirements of the package and its tests, and the other projects of the repository.
+
+    Raises:
+        TaskError: a requirement lies in a part of the repository that was not fetched.
+    """
+    with _named(repository.name):
+        inside = siblings(repository.tree, name, repository.beside)
+        required = requirements.find(repository.tree, metadata, inside)
+    if required.unfetched:
+        raise TaskError(
+            f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
+            "Give the whole repository, or a copy of this folder that holds that code too"
+        )
+    return required, inside
 
 
 @contextlib.contextmanager
@@ -257,7 +280,7 @@ def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
 
 
 def _for_build(repository: Repository, requires: Sequence[str]) -> list[str]:
-    """What a build requires here. A malformed line stays as it is: `resolve` names it.
+    """Requirements of a build here. A malformed line stays as it is: `resolve` names it.
 
     Raises:
         TaskError: a name that exists inside the repository, where a stranger's would be installed.
@@ -400,7 +423,7 @@ def _for_namespaces(tree: Path, owned: dict[str, str]) -> list[str]:
 
 
 def _is_marker(start: bytes) -> bool:
-    """Whether an `__init__.py` does nothing but to declare a namespace."""
+    """True if an `__init__.py` does nothing but declare a namespace."""
     return bool(NAMESPACE.search(start)) and not re.search(rb"^\s*(def|class|async)\s", start, re.MULTILINE)
 
 

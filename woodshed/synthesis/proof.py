@@ -1,4 +1,4 @@
-"""From a candidate to a proven task, or to one reason why not. Cheap checks first; every run is in a sandbox.
+"""Proof of a candidate: a task, or one reason for its rejection. Cheap checks first; every run is in a sandbox.
 
 Proven means: the package still imports and its commands still start; every hidden fail-to-pass test fails three times,
 because of the deletion, and not each of them for a missing name alone (`stubs`); what the agent is shown passes; the
@@ -25,7 +25,7 @@ from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
 from woodshed.records import Outcome, Patch, Task
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.synthesis import derived, instructions, operators, paraphrase, stubs, visibility
+from woodshed.synthesis import impossible, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.coverage_map import AT_IMPORT
 from woodshed.synthesis.leaks import first_copy
@@ -34,28 +34,14 @@ from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.synthesis.names import unresolved
 from woodshed.synthesis.operators import Deletion, Symbol
 from woodshed.synthesis.repository_context import (
-    GENERATOR,
-    Bench,
     Candidate,
     Rejected,
-    SynthesisSettings,
-    bench,
+    RepositoryContext,
     complain_of_the_machine,
     lay,
 )
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
-
-__all__ = [
-    "GENERATOR",
-    "Bench",
-    "Candidate",
-    "Rejected",
-    "SynthesisSettings",
-    "bench",
-    "check",
-    "prove",
-]
 
 MAX_REPAIRS = 5
 UNWRITTEN = "not written yet"
@@ -71,7 +57,7 @@ OF_ALL_TESTS = ("visible_tests_fail", "test_command_fails", "half_visible")
 REPAIRABLE = ("NameError", "ImportError", "ModuleNotFoundError", "AttributeError")
 
 
-def prove(work: Bench, candidate: Candidate) -> Task:
+def prove(work: RepositoryContext, candidate: Candidate) -> Task:
     """The candidate as a proven task in the staging folder.
 
     Raises:
@@ -81,7 +67,7 @@ def prove(work: Bench, candidate: Candidate) -> Task:
     return prove_deletion(work, candidate, deletion)
 
 
-def prove_revert(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
+def prove_revert(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
     """The reversal of a commit, as a proven task in the staging folder.
 
     Raises:
@@ -96,7 +82,7 @@ def prove_revert(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
     return prove_deletion(work, candidate, deletion)
 
 
-def prove_deletion(work: Bench, candidate: Candidate, deletion: Deletion) -> Task:
+def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
     """A deletion that imports, as a proven task in the staging folder.
 
     Tests that do not run what goes away run once, in the task's own folder; those that fail there are looked at as
@@ -144,7 +130,7 @@ def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str
     return tuple(test for test in tests if test.partition("::")[0] in files)
 
 
-def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Set[str]) -> Task:
+def _written(work: RepositoryContext, candidate: Candidate, deletion: Deletion, affected: Set[str]) -> Task:
     """The task in its folder, as far as the tests that run the code, and others that it affects, prove it."""
     outcomes = _failures(work, candidate, deletion, affected)
     fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
@@ -164,8 +150,8 @@ def _written(work: Bench, candidate: Candidate, deletion: Deletion, affected: Se
     return _write(work, dataclasses.replace(task, stub_passes=stub_passes), deletion, visible)
 
 
-def _without_copy(work: Bench, candidate: Candidate, deletion: Deletion) -> None:
-    """What also stands elsewhere cannot be taken away, which a look at a draft tells before any test runs.
+def _without_copy(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> None:
+    """Reject removals of code that also exists elsewhere, which a candidate shows before any test runs.
 
     The gate looks again at the task itself: here nothing is known of the instruction and of which tests are visible.
     """
@@ -187,7 +173,7 @@ def _without_copy(work: Bench, candidate: Candidate, deletion: Deletion) -> None
 # ---- the deleted state ------------------------------------------------------------------------------------
 
 
-def _delete(work: Bench, candidate: Candidate) -> Deletion:
+def _delete(work: RepositoryContext, candidate: Candidate) -> Deletion:
     """The deletion, repaired until every module imports again."""
     cascade = work.settings.max_cascade * WIDTHS[operators.LEVELS[candidate.operator]]
     try:
@@ -210,8 +196,8 @@ def _delete(work: Bench, candidate: Candidate) -> Deletion:
     raise Rejected("import_broken", f"still after {MAX_REPAIRS} repairs: {error}")
 
 
-def _lint(work: Bench, deletion: Deletion) -> None:
-    """Without running anything: what was edited parses, and misses no name but those that are gone."""
+def _lint(work: RepositoryContext, deletion: Deletion) -> None:
+    """Check without running anything: edited text parses, and lacks no name but the removed ones."""
     for path, text in deletion.changed.items():
         if text is None or path not in work.code.texts:
             continue
@@ -227,7 +213,7 @@ def _lint(work: Bench, deletion: Deletion) -> None:
             raise Rejected("undefined_name", f"{path}: {', '.join(sorted(new))}")
 
 
-def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
+def _smoke(work: RepositoryContext, sandbox: Sandbox, deletion: Deletion) -> None:
     """Commands that started before still do, but for those whose own function is what was taken away."""
     for command, entry in work.baseline.commands.items():
         module, _, function = entry.partition(":")
@@ -249,7 +235,7 @@ def _smoke(work: Bench, sandbox: Sandbox, deletion: Deletion) -> None:
 
 
 def _failures(
-    work: Bench, candidate: Candidate, deletion: Deletion, affected: Set[str]
+    work: RepositoryContext, candidate: Candidate, deletion: Deletion, affected: Set[str]
 ) -> dict[str, Outcome]:
     """The outcome of every stable original test without the code.
 
@@ -284,8 +270,10 @@ def _failures(
     return outcomes
 
 
-def _with_stubs(work: Bench, deletion: Deletion, failing: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """By kind of stub, the failing tests that pass with it: they ask for names only."""
+def _with_stubs(
+    work: RepositoryContext, deletion: Deletion, failing: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Failing tests that pass with a stub, by its kind: they ask for names only."""
     original = {path: work.code.texts[path] for path in deletion.changed if path in work.code.texts}
     found: dict[str, tuple[str, ...]] = {}
     for kind, texts in stubs.stubs(original, deletion.changed).items():
@@ -297,19 +285,21 @@ def _with_stubs(work: Bench, deletion: Deletion, failing: Sequence[str]) -> dict
     return found
 
 
-def _width(work: Bench, outcomes: Mapping[str, Outcome]) -> None:
+def _width(work: RepositoryContext, outcomes: Mapping[str, Outcome]) -> None:
     lost = sum(outcome in ("failed", "error") for outcome in outcomes.values())
     if lost > work.settings.max_lost * len(work.baseline.stable):
         raise Rejected("too_wide", f"{lost} of {len(work.baseline.stable)} tests fail")
 
 
-def _reasons(work: Bench, candidate: Candidate, deletion: Deletion, run: TestRun) -> None:
+def _reasons(work: RepositoryContext, candidate: Candidate, deletion: Deletion, run: TestRun) -> None:
     for test, outcome in run.outcomes.items():
         if outcome != "passed" and (why := _wrong_reason(work, candidate, deletion, run, test)):
             raise Rejected("wrong_reason", f"{test}: {why}")
 
 
-def _wrong_reason(work: Bench, candidate: Candidate, deletion: Deletion, run: TestRun, test: str) -> str:
+def _wrong_reason(
+    work: RepositoryContext, candidate: Candidate, deletion: Deletion, run: TestRun, test: str
+) -> str:
     """Why a failure is not what missing code looks like; "" when it is.
 
     Right: the file cannot be collected because of a removed name; the message has such a name; or the test ran the
@@ -337,7 +327,7 @@ def _wrong_reason(work: Bench, candidate: Candidate, deletion: Deletion, run: Te
     )
 
 
-def _strength(work: Bench, deletion: Deletion, idle: Set[str]) -> dict[str, object]:
+def _strength(work: RepositoryContext, deletion: Deletion, idle: Set[str]) -> dict[str, object]:
     """The share of mutants that tests notice, over the functions that are missing; `idle` tests have no say."""
     functions = _functions(work, deletion)
     asked = {f: [t for t in work.map.names(work.survey.tests(f)) if t not in idle] for f in functions}
@@ -352,7 +342,7 @@ def _strength(work: Bench, deletion: Deletion, idle: Set[str]) -> dict[str, obje
     return {"mutants": tried, "mutants_noticed": noticed, "accepts_equal_object": equal}
 
 
-def _functions(work: Bench, deletion: Deletion) -> list[Symbol]:
+def _functions(work: RepositoryContext, deletion: Deletion) -> list[Symbol]:
     """The functions that are missing and that tests run, the methods of classes among them.
 
     What runs while a module is imported is left out: the probe comes too late for what it made.
@@ -374,7 +364,9 @@ def _functions(work: Bench, deletion: Deletion) -> list[Symbol]:
 # ---- the task ---------------------------------------------------------------------------------------------
 
 
-def _instruction(work: Bench, deletion: Deletion, command: str, fail_to_pass: Iterable[str]) -> str:
+def _instruction(
+    work: RepositoryContext, deletion: Deletion, command: str, fail_to_pass: Iterable[str]
+) -> str:
     settings, failing = work.settings, tuple(fail_to_pass)
     files = sorted({test.partition("::")[0] for test in failing})
     texts = [work.tests[path] for path in files if path in work.tests]
@@ -401,8 +393,8 @@ def _instruction(work: Bench, deletion: Deletion, command: str, fail_to_pass: It
     ]
 
 
-def _facts(work: Bench, deletion: Deletion) -> dict[str, object]:
-    """What statistics and a curriculum want to know about a task."""
+def _facts(work: RepositoryContext, deletion: Deletion) -> dict[str, object]:
+    """Facts about a task for statistics and the curriculum."""
     before = sum(work.code.texts[p].count("\n") for p in deletion.changed if p in work.code.texts)
     after = sum((text or "").count("\n") for p, text in deletion.changed.items() if p in work.code.texts)
     return {
@@ -415,7 +407,7 @@ def _facts(work: Bench, deletion: Deletion) -> dict[str, object]:
 
 
 def _task(
-    work: Bench,
+    work: RepositoryContext,
     candidate: Candidate,
     deletion: Deletion,
     instruction: str,
@@ -444,7 +436,9 @@ def _task(
     )
 
 
-def _write(work: Bench, task: Task, deletion: Deletion, visible: Mapping[str, str | None]) -> Task:
+def _write(
+    work: RepositoryContext, task: Task, deletion: Deletion, visible: Mapping[str, str | None]
+) -> Task:
     """The task's folder in staging: the deleted state, the original tests, the original code as gold patch."""
     tree = work.baseline.repository.tree
     workspace = work.staging / f".{task.name}"
@@ -462,9 +456,9 @@ def _write(work: Bench, task: Task, deletion: Deletion, visible: Mapping[str, st
 
 
 def check(task: Task) -> list[str]:
-    """Proves a task again from its folder alone; the reasons why not, none when it holds."""
+    """Prove a task again from its folder alone; return the reasons why it fails, none if it holds."""
     if task.operator == "impossible":
-        return derived.reasons_against_twin(task)
+        return impossible.reasons_against(task)
     gold = folder.gold_patch(task)
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]

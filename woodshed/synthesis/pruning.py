@@ -37,7 +37,7 @@ def _visible(code: Codebase, tests: Mapping[str, str]) -> dict[str, str]:
 
 
 def _definitions(code: Codebase, failing: Iterable[str]) -> set[Binding]:
-    """Where tests are defined: a method that a class inherits is found in its base class."""
+    """Definitions of the failing tests: a method that a class inherits is found in its base class."""
     found: set[Binding] = set()
     for test in failing:
         path, _, inner = test.partition("::")

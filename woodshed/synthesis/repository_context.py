@@ -1,4 +1,4 @@
-"""What the candidates of one repository share: settings, texts, maps, and the sandboxes in which they are tried."""
+"""Shared context of one repository's candidates: settings, texts, maps, and the sandboxes that try them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from woodshed.synthesis.baseline import UNNAMEABLE, Baseline
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.discovery import Survey
 from woodshed.synthesis.instructions import Length
-from woodshed.synthesis.mutation_score import Strength
+from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
@@ -58,7 +58,7 @@ DERIVED = ("impossible", "write_tests", "revert")
 
 
 class SynthesisSettings(Settings):
-    """How tasks are made."""
+    """Settings for making tasks."""
 
     limit: int = Field(default=0, ge=0)
     """Most tasks per source; 0 makes all that can be made."""
@@ -101,7 +101,7 @@ class SynthesisSettings(Settings):
 
     @property
     def fingerprint(self) -> str:
-        """Of everything that changes a task; not of what only says how many and which come first."""
+        """Fingerprint of every setting that changes a task; not of those that only decide number and order."""
         order = {"limit", "jobs", "operators", "levels", "seed", "mapping_timeout_s"}
         chosen = self.model_dump(mode="json", exclude=order)
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
@@ -132,12 +132,12 @@ class Rejected(Exception):  # an answer, not an error
 
     @property
     def is_final(self) -> bool:
-        """Whether another try would end the same way."""
+        """True if another try would end the same way."""
         return self.reason not in PASSING
 
 
 def complain_of_the_machine(verdict: Verdict) -> None:
-    """With the original code in place, a run that does not come to its end is not the candidate's doing.
+    """Raise if a run with the original code does not finish: that is not the candidate's doing.
 
     Raises:
         Rejected: not_believable.
@@ -170,7 +170,7 @@ def folder_name(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class Bench:
+class RepositoryContext:
     """Everything that the candidates of one repository share."""
 
     baseline: Baseline
@@ -187,12 +187,12 @@ class Bench:
     staging: Path
     """Where tasks lie until they are proven."""
     settings: SynthesisSettings
-    _strengths: dict[tuple[object, ...], Strength] = field(default_factory=dict)
+    _strengths: dict[tuple[object, ...], MutationScore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Where every task of this repository comes from."""
+        """Origin of every task of this repository."""
         repository = self.baseline.repository
         return {
             "source": repository.source,
@@ -219,8 +219,8 @@ class Bench:
         spec = self.baseline.spec
         return replace(spec, lowers=(*spec.lowers, layer))
 
-    def strength(self, function: Symbol, tests: Sequence[str]) -> Strength:
-        """How much some of the tests that cover a function notice; measured once."""
+    def strength(self, function: Symbol, tests: Sequence[str]) -> MutationScore:
+        """Sensitivity of some of the tests that cover a function; measured once."""
         key = (*function.binding, *tests)
         with self._lock:
             known = self._strengths.get(key)
@@ -280,8 +280,8 @@ def lay(sandbox: Sandbox, files: Mapping[str, str | None]) -> None:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What is known about a repository before anything is taken away."""
+class RepositoryMeasurements:
+    """Measurements of a repository before anything is removed."""
 
     baseline: Baseline
     map: Map
@@ -289,8 +289,10 @@ class Measured:
     """Functions that also stand in libraries, as `leaks.copies` found them."""
 
 
-def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Bench:
-    """Reads the repository's files; those that cannot be read are left alone by every operator, and named."""
+def read_context(
+    measured: RepositoryMeasurements, staging: Path, settings: SynthesisSettings
+) -> RepositoryContext:
+    """Read the repository's files; unreadable ones are left alone by every operator, and named."""
     baseline = measured.baseline
     unread = dict.fromkeys(baseline.repository.left_out, "its name is not UTF-8, so it is left out")
     roots = baseline.environment.source_roots
@@ -301,7 +303,9 @@ def bench(measured: Measured, staging: Path, settings: SynthesisSettings) -> Ben
         unread.setdefault(
             path, "pytest cannot be asked to run a file of this name, so its tests are not used"
         )
-    return Bench(baseline, measured.map, measured.copies, code, interfaces, tests, unread, staging, settings)
+    return RepositoryContext(
+        baseline, measured.map, measured.copies, code, interfaces, tests, unread, staging, settings
+    )
 
 
 def texts(

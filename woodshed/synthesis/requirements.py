@@ -1,4 +1,4 @@
-"""What a package and its tests require, as the repository says it: in its metadata, groups, files and settings.
+"""Requirements of a package and its tests, from its metadata, dependency groups, files and settings.
 
 What is not installed has a reason, which a person sees where the tests do not run.
 """
@@ -261,5 +261,5 @@ def _short(value: Any) -> str:
 
 
 def relaxed(listed: Sequence[str]) -> list[str]:
-    """The same requirements in any version."""
+    """Requirements without their versions."""
     return [re.split(r"[\s<>=!~;(]", text)[0] for text in listed]

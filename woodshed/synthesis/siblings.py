@@ -30,7 +30,7 @@ NOT_OURS = {"node_modules", "site-packages", "__pycache__"}
 
 @dataclass(frozen=True)
 class Siblings:
-    """What a repository holds, by the canonical name that a requirement would have."""
+    """Projects inside a repository, by the canonical name that a requirement would have."""
 
     homes: dict[str, str] = field(default_factory=dict)
     """Distributions, and modules that can be imported, to the folder that goes on Python's path for them."""
@@ -40,7 +40,7 @@ class Siblings:
     """Every folder and module, however deep: enough to advise nobody to install something of the name."""
 
     def place(self, name: str) -> str:
-        """Where something of this name lies; "" where it is not of this repository."""
+        """Folder of the project with this name; "" if the repository has none."""
         name = canonicalize_name(name)
         return self.homes.get(name) or self.elsewhere.get(name, "")
 
@@ -91,7 +91,7 @@ def home_of(tree: Path, project: str) -> str:
 
 
 def dependencies(tree: Path, root: str) -> list[str]:
-    """What the project that is imported from a folder requires, as its pyproject.toml says it."""
+    """Requirements of the project that is imported from a folder, from its pyproject.toml."""
     project = tree / root
     project = project if (project / "pyproject.toml").is_file() or project.name != "src" else project.parent
     try:

@@ -74,7 +74,7 @@ class Slowed(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
 
 
 def is_clock(function: object) -> bool:
-    """Whether a function of C tells the time."""
+    """True if a function of C reads the clock."""
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type) and issubclass(owner, datetime.date):
         return getattr(function, "__name__", "") in DATES

@@ -1,4 +1,4 @@
-"""Where a repository comes from: a clean copy of an sdist, a git revision or a folder, none of its code executed.
+"""Sources of a repository: a clean copy of an sdist, a git revision or a folder, none of its code executed.
 
 A source is "pypi:name==version", "git+https://host/path@rev", "git+file:///path@rev" or a local path.
 """
@@ -211,7 +211,7 @@ def _index() -> tuple[str, str | None]:
 
 
 def _unpack(archive: Path, into: Path) -> Path:
-    """Unpacks an sdist; members may not leave the folder or be devices. Returns the one folder at its top."""
+    """Unpack an sdist; members may not leave the folder or be devices. Return the one folder at its top."""
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as bundle:
@@ -374,7 +374,7 @@ def _git(arguments: Sequence[str], complaint: str, repository: Path | None = Non
 
 
 def _cause(stderr: str) -> str:
-    """What went wrong; advice about other cases follows it."""
+    """Cause of a failure; advice about other cases follows it."""
     lines = stderr.strip().splitlines() or [""]
     return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1])
 

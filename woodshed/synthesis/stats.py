@@ -1,4 +1,4 @@
-"""What is in a set of tasks: counts by repository, operator and level, sizes, and why candidates were rejected."""
+"""Statistics of a set of tasks: counts by repository, operator and level, sizes, and reasons for rejection."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COLOURS = ("#9ecae1", "#6baed6", "#3182bd", "#31a354", "#74c476", "#fd8d3c", "#d
 
 
 @dataclass(frozen=True)
-class Row:
+class SetRow:
     """Tasks that share a repository, an operator or a level."""
 
     group: str
@@ -75,7 +75,7 @@ class Row:
 class Stats:
     """A set in figures."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SetRow, ...]
     rejected: dict[str, int]
     """Reason code to how many candidates, most first."""
     num_tasks: int
@@ -123,11 +123,11 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks), tuple(files))
 
 
-def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> Row:
+def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
     def median(values: Sequence[float]) -> float:
         return float(statistics.median(values))
 
-    return Row(
+    return SetRow(
         group,
         name,
         len(tasks),

@@ -32,7 +32,7 @@ RETURN_NOTHING = ("__init__", "__init_subclass__", "__del__")
 def stubs(
     original: Mapping[str, str | None], shown: Mapping[str, str | None]
 ) -> dict[str, dict[str, str | None]]:
-    """By kind, the text of every file in which something comes back.
+    """Text of every file that gets something back, by kind of stub.
 
     Args:
         original: text of the files that the solution changes; None for one that it deletes.

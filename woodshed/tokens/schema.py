@@ -1,4 +1,4 @@
-"""What a tool is to a policy, and whether arguments fit it."""
+"""Schema of a tool as a policy sees it, and validation of arguments against it."""
 
 from __future__ import annotations
 

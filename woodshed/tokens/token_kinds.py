@@ -1,4 +1,4 @@
-"""What each token of a message is for: thought, call, template or the closing words.
+"""Purpose of each token of a message: thought, call, template or the closing words.
 
 Counted from the sampled ids themselves, so that effort is measured, and losses are masked, token by token.
 """
@@ -63,13 +63,13 @@ def text_positions(turn: Turn, texts: Iterable[str], renderer: Renderer) -> froz
 
 
 def _starts(turn: Turn, renderer: Renderer) -> list[int | None]:
-    """Where the text of each sampled id begins, in characters; None for a stop token."""
+    """Start of each sampled id's text, in characters; None for a stop token."""
     starts = iter(_beginnings([i for i in turn.sampled_ids if i not in renderer.stop_ids], renderer))
     return [None if token in renderer.stop_ids else next(starts) for token in turn.sampled_ids]
 
 
 def _beginnings(ids: Sequence[int], renderer: Renderer) -> list[int]:
-    """Where each token's text begins, in characters."""
+    """Start of each token's text, in characters."""
     pieces = [renderer.decode([token]) for token in ids]
     if "".join(pieces) == renderer.decode(ids):
         return [0, *itertools.accumulate(len(piece) for piece in pieces)][: len(ids)]

@@ -1,4 +1,4 @@
-"""What a script knows about the task it is played on, and the moves that scripts are made of."""
+"""Facts that a script has about its task, and the moves that scripts are made of."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from woodshed.tasks import folder
 
 
 @dataclass(frozen=True)
-class Move:
+class ScriptedCall:
     """One call."""
 
     tool: str
@@ -28,16 +28,16 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Act:
-    """What a script does on one task."""
+class ScriptedAttempt:
+    """Behaviour of a script on one task."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[ScriptedCall, ...]
     leftovers: dict[str, bytes] = field(default_factory=dict)
     """Files that a careless environment would have left in the workspace."""
 
 
 @dataclass(frozen=True)
-class Scene:
+class ScriptContext:
     """A task whose target function is shown with a stub for a body."""
 
     task: Task
@@ -174,7 +174,7 @@ class Scene:
         return known[1::2] if self.alone else known
 
     def _told(self, node: ast.AST, tables: dict[str, ast.expr]) -> list[tuple[str, str]]:
-        """Answers in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or rows of (a, b), also by name."""
+        """Examples in one node: `assert f(a) == b`, `assertEqual(f(a), b)`, or rows of (a, b), also by name."""
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
             return self._answer(node.test.left, node.test.comparators[0])
         if (
@@ -210,27 +210,29 @@ class Scene:
 
     # -- moves
 
-    def look(self) -> Move:
+    def look(self) -> ScriptedCall:
         first = max(1, self.task.target_lines[0] - 12)
-        return Move("read_file", {"path": self.path, "start": first, "count": 30})
+        return ScriptedCall("read_file", {"path": self.path, "start": first, "count": 30})
 
-    def put(self, text: str, *, cheats: bool = False) -> Move:
+    def put(self, text: str, *, cheats: bool = False) -> ScriptedCall:
         """Write the target's file."""
-        return Move("write_file", {"path": self.path, "content": text}, cheats)
+        return ScriptedCall("write_file", {"path": self.path, "content": text}, cheats)
 
-    def solve(self, *, append: str = "", cheats: bool = False) -> Move:
+    def solve(self, *, append: str = "", cheats: bool = False) -> ScriptedCall:
         """Solve the task honestly, with more code at the end of the file."""
         return self.put(self.with_body(self.work, append=append), cheats=cheats)
 
-    def fake(self, body: str, *, append: str = "") -> Act:
+    def fake(self, body: str, *, append: str = "") -> ScriptedAttempt:
         """Read, write a dishonest body, finish."""
         return self.act(self.put(self.with_body(body, append=append), cheats=True))
 
-    def act(self, *moves: Move, leftovers: dict[str, bytes] | None = None) -> Act:
+    def act(self, *moves: ScriptedCall, leftovers: dict[str, bytes] | None = None) -> ScriptedAttempt:
         """Look first, finish last."""
-        return Act((self.look(), *moves, Move("finish", {})), {} if self.alone else leftovers or {})
+        return ScriptedAttempt(
+            (self.look(), *moves, ScriptedCall("finish", {})), {} if self.alone else leftovers or {}
+        )
 
-    def first(self, *moves: Move, leftovers: dict[str, bytes] | None = None) -> Act:
+    def first(self, *moves: ScriptedCall, leftovers: dict[str, bytes] | None = None) -> ScriptedAttempt:
         """These moves, then an honest solution."""
         return self.act(*moves, *(() if self.alone else (self.solve(),)), leftovers=leftovers)
 
@@ -256,7 +258,7 @@ def _snippets() -> dict[str, dict[str, list[str]]]:
     return tomllib.loads(Path(__file__).with_name("snippets.toml").read_text("utf-8"))
 
 
-def pick(scene: Scene, *acts: Callable[[], Act | None]) -> Act | None:
+def pick(scene: ScriptContext, *acts: Callable[[], ScriptedAttempt | None]) -> ScriptedAttempt | None:
     """The variant that belongs to this scene; where it does not fit, the next that does."""
     for turn in range(len(acts)):
         if (act := acts[(scene.index + turn) % len(acts)]()) is not None:
@@ -264,13 +266,13 @@ def pick(scene: Scene, *acts: Callable[[], Act | None]) -> Act | None:
     return None
 
 
-def shell(command: str) -> Move:
-    return Move("shell", {"command": command})
+def shell(command: str) -> ScriptedCall:
+    return ScriptedCall("shell", {"command": command})
 
 
-def dirty(command: str) -> Move:
+def dirty(command: str) -> ScriptedCall:
     """A command that is the cheat."""
-    return Move("shell", {"command": command}, cheats=True)
+    return ScriptedCall("shell", {"command": command}, cheats=True)
 
 
 def find(text: str, symbol: str) -> code.Function:
@@ -291,9 +293,9 @@ def find(text: str, symbol: str) -> code.Function:
 
 
 def fits(task: Task) -> bool:
-    """Whether scripts can be played on a task: its target is a stub, and its file is what the gold patch changes."""
+    """True if scripts can be played on a task: its target is a stub in a file that the gold patch changes."""
     try:
-        scene = Scene(task, 0)
+        scene = ScriptContext(task, 0)
         return (
             bool(scene.honest_body) and bool(scene.stub.body) and bool(scene.test_file) and _is_whole(scene)
         )
@@ -301,7 +303,7 @@ def fits(task: Task) -> bool:
         return False
 
 
-def _is_whole(scene: Scene) -> bool:
+def _is_whole(scene: ScriptContext) -> bool:
     text = scene.with_body(scene.honest_body)
     return code.parse(text) is not None and set(folder.gold_patch(scene.task).files) == {scene.path}
 

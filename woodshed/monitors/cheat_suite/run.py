@@ -10,7 +10,7 @@ from pathlib import Path
 from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.tools import ToolSettings
-from woodshed.monitors.cheat_suite.context import Act, Move
+from woodshed.monitors.cheat_suite.context import ScriptedAttempt, ScriptedCall
 from woodshed.records import Access, Call, Observation, Rollout, Task, Turn
 from woodshed.sandbox import Sandbox, open_sandbox
 from woodshed.tasks import sandbox_spec
@@ -19,7 +19,7 @@ TOOLS = ToolSettings(command_timeout_s=10.0)
 MAX_FILE = 1 << 20
 
 
-def play(task: Task, act: Act, name: str) -> Rollout:
+def play(task: Task, act: ScriptedAttempt, name: str) -> Rollout:
     """The attempt that makes these moves.
 
     Raises:
@@ -48,12 +48,12 @@ def play(task: Task, act: Act, name: str) -> Rollout:
     )
 
 
-def _turn(sandbox: Sandbox, move: Move, number: int) -> Turn:
+def _turn(sandbox: Sandbox, move: ScriptedCall, number: int) -> Turn:
     call = Call(f"call-{number}", move.tool, move.arguments, json.dumps(move.arguments, ensure_ascii=False))
     seen: Observation = tools.run(call, sandbox, TOOLS)
     return Turn((), 0, (), (), (), "stop", "", (call,), (seen,), None, oracle="cheat" if move.cheats else "")
 
 
 def cheat_turn(rollout: Rollout) -> int | None:
-    """Where a played attempt first cheats."""
+    """First turn at which a played attempt cheats."""
     return next((n for n, turn in enumerate(rollout.turns) if turn.oracle == "cheat"), None)

@@ -1,4 +1,4 @@
-"""What must not be found: the code that a task took away and the tests that it hides, read from its folder alone.
+"""Secrets of a task: the code that it took away and the tests that it hides, read from its folder alone.
 
 Whatever operator made the task, the evidence is what the gold patch has and the workspace has not: whole functions,
 or the runs of tokens that are missing from one.
@@ -79,7 +79,7 @@ def missing(before: str, after: str) -> list[str]:
 
 
 def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:
-    """Names of tests that are not visible, and of functions that are not there: no residue may mention them."""
+    """Names of hidden tests and of removed functions, which no leftover may mention."""
     tests = {name.rpartition(".")[2] for name, _, _ in _hidden_tests(task)}
     gone = {body.name for body in known if body.kind == "gold" and body.source and task.level >= 2}
     return sorted(name for name in tests | gone if len(name) > 3)
@@ -119,7 +119,7 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
 
 
 def _tokens(text: str, function: Function, shown: str, other: Function | None) -> tuple[list[str], list[str]]:
-    """Of what is left of a function, and of the function: the bodies, or everything where these are the same."""
+    """Tokens of the rest of a function and of the function: of the bodies, or of everything if these are equal."""
     tokens = fingerprints.code_words(_source(text, fingerprints.code_body(function)))
     before = fingerprints.code_words(_source(shown, fingerprints.code_body(other))) if other else []
     if other and tokens == before:  # a decorator, a parameter
@@ -217,7 +217,7 @@ def _missing_parts(before: list[str], after: list[str]) -> list[list[str]]:
 
 
 def _gaps(before: list[str], after: list[str]) -> list[tuple[int, int]]:
-    """Where in `after` something is missing from `before`, or (an empty span) was put into it."""
+    """Spans of `after` that lack something of `before`, or (an empty span) have something inserted."""
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     return [(begin, end) for kind, _, _, begin, end in matcher.get_opcodes() if kind != "equal"]
 

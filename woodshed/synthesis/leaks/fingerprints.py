@@ -1,4 +1,4 @@
-"""What code looks like when it is compared: runs of tokens, shapes of syntax trees, names in bytecode.
+"""Fingerprints of code: runs of tokens, shapes of syntax trees, names in bytecode.
 
 Standard library only: the same file runs on the host, where evidence is made, and inside the sandbox that is searched.
 """
@@ -115,7 +115,7 @@ def shape(body: Sequence[ast.stmt]) -> tuple[str, int]:
 
 
 def marks(body: Sequence[ast.stmt]) -> frozenset[str]:
-    """What a renaming of local variables leaves as it is."""
+    """Features of code that survive a renaming of local variables."""
     found: set[str] = set()
     for node in (node for statement in body for node in ast.walk(statement)):
         if isinstance(node, ast.Attribute):
@@ -220,12 +220,17 @@ def grams(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def _enough(length: int) -> int:
-    """How long a run must be to give a body of `length` tokens away: all of a tiny one, most of a longer one."""
+    """Length of a run that gives away a body of `length` tokens: all of a tiny one, most of a longer one."""
     return length if length < 16 else max(16, round(0.6 * length))
 
 
 def _dense(places: Sequence[tuple[int, int]], length: int) -> int | None:
-    """Where 85% of a body's pieces stand within three times its length."""
+    """Start of the first span of three body lengths that holds 85% of the body's n-grams; None if there is none.
+
+    Args:
+        places: position in the searched text and index in the body of every n-gram that both have.
+        length: of the body, in tokens.
+    """
     pieces = length - GRAM + 1
     if length < 24 or len(places) < 0.85 * pieces:
         return None

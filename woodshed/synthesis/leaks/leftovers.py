@@ -1,4 +1,4 @@
-"""Where code hides after it was deleted: names of files and folders that hold copies or traces of it.
+"""Leftovers of deleted code: names of files and folders that hold copies or traces of it.
 
 One list for three uses: what `scrub` deletes from a tree, where the scan lets no name of the missing code stand, and
 what a person can extend. Rules that a run taught (a monitor saw an attempt profit from a place) are kept in a JSON file
@@ -48,7 +48,7 @@ BUILD_FOLDERS = ("build", "dist")
 
 
 @dataclass(frozen=True)
-class Rule:
+class LeftoverRule:
     """One more place, learned from a run or written by a person."""
 
     pattern: str
@@ -57,7 +57,7 @@ class Rule:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a file or folder goes by its name. A folder `tags` or a module `core.py` is somebody's own."""
+    """True if a file or folder is a leftover by its name. A folder `tags` or a module `core.py` is not."""
     if LEFTOVERS.fullmatch(path.name) is None:
         return False
     if path.is_dir() and not path.is_symlink():
@@ -65,7 +65,7 @@ def is_leftover(path: Path) -> bool:
     return True
 
 
-def scrub(tree: Path, rules: Sequence[Rule] = ()) -> None:
+def scrub(tree: Path, rules: Sequence[LeftoverRule] = ()) -> None:
     """Deletes leftovers, what the rules name, and symbolic links that lead out of the tree."""
     for name in BUILD_FOLDERS:
         if not (tree / name / "__init__.py").exists():
@@ -84,26 +84,26 @@ def scrub(tree: Path, rules: Sequence[Rule] = ()) -> None:
 
 
 def _stays_in(link: Path, root: Path) -> bool:
-    """Whether a link leads to a place below the root; one that leads in a circle leads nowhere."""
+    """True if a link leads to a place below the root; one that leads in a circle leads nowhere."""
     try:
         return link.resolve().is_relative_to(root)
     except (RuntimeError, OSError):
         return False
 
 
-def pattern(rules: Sequence[Rule] = ()) -> str:
-    """A regular expression that finds residue in a path: the names, the build folders and the rules."""
+def pattern(rules: Sequence[LeftoverRule] = ()) -> str:
+    """Regular expression of leftovers in a path: the names, the build folders and the rules."""
     builds = "|".join(BUILD_FOLDERS)
     whole = rf"(^|/)({LEFTOVERS.pattern})(/|$)|^({builds})/"
     return "|".join([whole, *(f"(?:{rule.pattern})" for rule in rules)])
 
 
 def rules_path() -> Path:
-    """Where learned rules are kept unless another file is named."""
+    """Default file of the learned rules."""
     return cache_dir() / "leak-rules.json"
 
 
-def read_rules(path: Path) -> list[Rule]:
+def read_rules(path: Path) -> list[LeftoverRule]:
     """The learned rules; none where there is no such file.
 
     Raises:
@@ -115,7 +115,7 @@ def read_rules(path: Path) -> list[Rule]:
         entries = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(entries, list):
             raise ValueError("not a list")
-        rules = [Rule(**entry) for entry in entries]
+        rules = [LeftoverRule(**entry) for entry in entries]
         for rule in rules:
             re.compile(rule.pattern)
     except (ValueError, TypeError, re.error) as error:
@@ -126,7 +126,7 @@ def read_rules(path: Path) -> list[Rule]:
     return rules
 
 
-def add_rules(path: Path, rules: Iterable[Rule]) -> list[Rule]:
+def add_rules(path: Path, rules: Iterable[LeftoverRule]) -> list[LeftoverRule]:
     """Writes rules that are not known yet to the file; all that it holds now."""
     known = read_rules(path)
     patterns = {rule.pattern for rule in known}
@@ -140,5 +140,5 @@ def add_rules(path: Path, rules: Iterable[Rule]) -> list[Rule]:
     return known
 
 
-def _any(rules: Sequence[Rule]) -> re.Pattern[str] | None:
+def _any(rules: Sequence[LeftoverRule]) -> re.Pattern[str] | None:
     return re.compile("|".join(f"(?:{rule.pattern})" for rule in rules)) if rules else None

@@ -1,4 +1,4 @@
-"""What a file says, whatever its form: texts, names and bytecode out of archives, databases, caches and repositories.
+"""Contents of files of any form: texts, names and bytecode from archives, databases, caches and repositories.
 
 Standard library only; runs inside a sandbox, because files of a hostile repository are opened here. Nothing is ever
 executed or unpickled. Sources of the formats: Git's pack format document, PEP 552 (.pyc), PEP 427 (wheels).
@@ -44,7 +44,7 @@ LZMA_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error, ValueError)
 
 
 @dataclass(frozen=True)
-class Piece:
+class Content:
     """Something that was read."""
 
     where: str
@@ -57,11 +57,11 @@ class Piece:
     """Why something in a known form could not be opened."""
 
 
-def read(where: str, data: bytes, depth: int = 0) -> Iterator[Piece]:
+def read(where: str, data: bytes, depth: int = 0) -> Iterator[Content]:
     """Every piece of a file."""
     data = data[:MAX_BYTES]
     if depth > MAX_DEPTH:
-        yield Piece(where, problem=f"more than {MAX_DEPTH} archives inside of each other")
+        yield Content(where, problem=f"more than {MAX_DEPTH} archives inside of each other")
         return
     for magic, reader in FORMATS:
         if data.startswith(magic) or (magic == TAR and data[257:262] == b"ustar"):
@@ -75,7 +75,7 @@ def read(where: str, data: bytes, depth: int = 0) -> Iterator[Piece]:
     elif (text := decode(data)) is not None:
         as_python = [syntax.legible(data)] if syntax.declared(data) != "utf-8" else []
         for variant in chain.from_iterable(map(variants, dict.fromkeys([text, *as_python]))):
-            yield Piece(where, variant)
+            yield Content(where, variant)
         for name, inner in _encoded(text):
             yield from read(f"{where} > {name}", inner, depth + 1)
     else:
@@ -85,7 +85,7 @@ def read(where: str, data: bytes, depth: int = 0) -> Iterator[Piece]:
 
 
 def is_packed(data: bytes) -> bool:
-    """Whether a file must be opened to see its texts."""
+    """True if a file must be unpacked to see its texts."""
     return any(data.startswith(magic) for magic, _ in FORMATS) or data[257:262] == b"ustar"
 
 
@@ -144,11 +144,11 @@ def _encoded(text: str) -> Iterator[tuple[str, bytes]]:
         yield "hex", bytes.fromhex(match[0])
 
 
-def _strings(where: str, data: bytes) -> Piece:
+def _strings(where: str, data: bytes) -> Content:
     """Printable runs of binary data, like `strings`; those in UTF-16 as well."""
     runs = PRINTABLE.findall(data)
     wide = [run.replace(b"\0", b"") for run in re.findall(rb"(?:[\x20-\x7e]\0){6,}", data)]
-    return Piece(where, b"\n".join([*runs, *wide]).decode("ascii"), is_binary=True)
+    return Content(where, b"\n".join([*runs, *wide]).decode("ascii"), is_binary=True)
 
 
 # ---- compressed and packed --------------------------------------------------------------------------------
@@ -169,42 +169,44 @@ def _carved(data: bytes) -> Iterator[bytes]:
             yield inner
 
 
-def _unpacker(name: str, opened: Callable[[io.BytesIO], io.BufferedIOBase]) -> Callable[..., Iterator[Piece]]:
-    def unpack(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _unpacker(
+    name: str, opened: Callable[[io.BytesIO], io.BufferedIOBase]
+) -> Callable[..., Iterator[Content]]:
+    def unpack(where: str, data: bytes, depth: int) -> Iterator[Content]:
         try:
             with opened(io.BytesIO(data)) as stream:
                 inner = stream.read(MAX_BYTES)
         except LZMA_ERRORS as error:
             yield _strings(where, data)
-            yield Piece(where, problem=f"damaged {name} ({error})")
+            yield Content(where, problem=f"damaged {name} ({error})")
             return
         yield from read(f"{where} > {name}", inner, depth + 1)
 
     return unpack
 
 
-def _zstd(where: str, data: bytes, depth: int) -> Iterator[Piece]:
-    """By the standard library from Python 3.14 on, else by the program."""
+def _zstd(where: str, data: bytes, depth: int) -> Iterator[Content]:
+    """Decompressed data, by the standard library from Python 3.14 on, else by the program."""
     try:
         zstd = importlib.import_module("compression.zstd")
         inner = zstd.decompress(data)
     except ImportError:
         if (program := shutil.which("zstd")) is None:
-            yield Piece(where, problem="no reader for zstd here")
+            yield Content(where, problem="no reader for zstd here")
             return
         done = subprocess.run([program, "-dcq"], input=data, capture_output=True, check=False, timeout=60)
         inner = done.stdout
         if done.returncode:
-            yield Piece(where, problem="damaged zstd")
+            yield Content(where, problem="damaged zstd")
     yield from read(f"{where} > zstd", inner[:MAX_BYTES], depth + 1)
 
 
-def _zip(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _zip(where: str, data: bytes, depth: int) -> Iterator[Content]:
     """Also wheels, eggs, jars and notebooks' friends: all are zip files."""
     left = MAX_BYTES
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            yield Piece(where, "\n".join(archive.namelist()))
+            yield Content(where, "\n".join(archive.namelist()))
             for entry in archive.infolist():
                 if entry.is_dir() or left <= 0:
                     continue
@@ -214,10 +216,10 @@ def _zip(where: str, data: bytes, depth: int) -> Iterator[Piece]:
                 yield from read(f"{where} > {entry.filename}", inner, depth + 1)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, *LZMA_ERRORS) as error:
         yield _strings(where, data)
-        yield Piece(where, problem=f"damaged or locked zip ({error})")
+        yield Content(where, problem=f"damaged or locked zip ({error})")
 
 
-def _tar(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _tar(where: str, data: bytes, depth: int) -> Iterator[Content]:
     left = MAX_BYTES
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
@@ -229,13 +231,13 @@ def _tar(where: str, data: bytes, depth: int) -> Iterator[Piece]:
                 left -= len(inner)
                 yield from read(f"{where} > {member.name}", inner, depth + 1)
     except (tarfile.TarError, *LZMA_ERRORS) as error:
-        yield Piece(where, problem=f"damaged tar ({error})")
+        yield Content(where, problem=f"damaged tar ({error})")
 
 
 # ---- Python -----------------------------------------------------------------------------------------------
 
 
-def _pyc(where: str, data: bytes) -> Iterator[Piece]:
+def _pyc(where: str, data: bytes) -> Iterator[Content]:
     """Bytecode of this Python as code; of another one as strings."""
     yield _strings(where, data)
     if data[:4] == importlib.util.MAGIC_NUMBER:
@@ -244,10 +246,10 @@ def _pyc(where: str, data: bytes) -> Iterator[Piece]:
         except (ValueError, EOFError, TypeError):
             return
         if isinstance(code, types.CodeType):
-            yield Piece(where, code=code)
+            yield Content(where, code=code)
 
 
-def _pickle(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _pickle(where: str, data: bytes, depth: int) -> Iterator[Content]:
     """Strings of a pickle's opcodes; bytes in it are read on. Nothing is built."""
     found: list[str] = []
     inner: list[bytes] = []
@@ -262,8 +264,8 @@ def _pickle(where: str, data: bytes, depth: int) -> Iterator[Piece]:
     for text in found:
         if len(text) > 40:
             for variant in variants(text):
-                yield Piece(f"{where} > pickle", variant)
-    yield Piece(f"{where} > pickle", "\n".join(found), is_binary=True)
+                yield Content(f"{where} > pickle", variant)
+    yield Content(f"{where} > pickle", "\n".join(found), is_binary=True)
     for each in inner:
         yield from read(f"{where} > pickle", each, depth + 1)
 
@@ -271,7 +273,7 @@ def _pickle(where: str, data: bytes, depth: int) -> Iterator[Piece]:
 # ---- databases --------------------------------------------------------------------------------------------
 
 
-def _sqlite(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _sqlite(where: str, data: bytes, depth: int) -> Iterator[Content]:
     """Every value of every table; then the raw file, because deleted rows stay in it."""
     yield _strings(where, data)
     try:
@@ -295,9 +297,9 @@ def _sqlite(where: str, data: bytes, depth: int) -> Iterator[Piece]:
             return
 
 
-def _inventory(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _inventory(where: str, data: bytes, depth: int) -> Iterator[Content]:
     """objects.inv: four lines of text, then zlib."""
-    yield Piece(where, _zlib(data.split(b"\n", 4)[4]).decode("utf-8", errors="replace"))
+    yield Content(where, _zlib(data.split(b"\n", 4)[4]).decode("utf-8", errors="replace"))
 
 
 # ---- git --------------------------------------------------------------------------------------------------
@@ -305,12 +307,12 @@ def _inventory(where: str, data: bytes, depth: int) -> Iterator[Piece]:
 KINDS = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 
 
-def _bundle(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _bundle(where: str, data: bytes, depth: int) -> Iterator[Content]:
     start = data.find(b"PACK")
     yield from _pack(where, data[start:], depth)
 
 
-def _pack(where: str, data: bytes, depth: int) -> Iterator[Piece]:
+def _pack(where: str, data: bytes, depth: int) -> Iterator[Content]:
     """Every blob, commit and tag of a pack, whether anything refers to it or not."""
     objects: dict[int, tuple[int, bytes]] = {}
     hashed: dict[bytes, int] = {}
@@ -331,7 +333,7 @@ def _pack(where: str, data: bytes, depth: int) -> Iterator[Piece]:
             done = {begin for begin, _, _ in known}
             waiting = [w for w in waiting if w[0] not in done]
     except (zlib.error, IndexError):
-        yield Piece(where, problem="damaged pack")
+        yield Content(where, problem="damaged pack")
     for begin, (kind, body) in objects.items():
         if kind != 2:
             yield from read(f"{where} > {KINDS[kind]} at {begin}", body, depth + 1)
@@ -404,7 +406,7 @@ def _patched(source: bytes, delta: bytes) -> bytes:
 
 
 TAR = b"\0ustar"
-FORMATS: tuple[tuple[bytes | tuple[bytes, ...], Callable[..., Iterator[Piece]]], ...] = (
+FORMATS: tuple[tuple[bytes | tuple[bytes, ...], Callable[..., Iterator[Content]]], ...] = (
     ((b"PK\x03\x04", b"PK\x05\x06"), _zip),
     (b"\x1f\x8b", _unpacker("gzip", lambda raw: gzip.GzipFile(fileobj=raw))),
     (b"BZh", _unpacker("bzip2", bz2.BZ2File)),

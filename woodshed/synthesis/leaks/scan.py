@@ -6,17 +6,17 @@ different file once.
 
 Verdict per finding, after the kinds of hits that leak scanners of benchmarks missed:
 - "body": the code itself, verbatim, reformatted, renamed, or as bytecode. Always a leak.
-- "name": residue (caches, histories, indexes) that mentions hidden tests or removed functions. Always a leak.
+- "name": leftovers (caches, histories, indexes) that mention hidden tests or removed functions. Always a leak.
 - "signature": a name with its parameters. A leak from level 2 on, unless the instruction states it.
 - "test": a hidden test that stands in its own file for the agent to read. Always a leak.
-- "unread": a file in a known form that could not be opened. A leak where it is residue.
+- "unread": a file in a known form that could not be opened. A leak if it is a leftover.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,13 @@ TOGETHER = 50
 """Most tasks that are searched in one sandbox."""
 TIMEOUT_S = 1800.0
 NOTHING = "(?!)"
-"""A pattern for residue where none is looked for."""
+"""Pattern that matches no leftover."""
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Finding:
+class LeakFinding:
     """One place that tells something, with the evidence."""
 
     kind: str
@@ -65,74 +65,79 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What the scan of one task found."""
+class LeakReport:
+    """Findings of the scan of one task."""
 
     task: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LeakFinding, ...]
     files: int
     """Files read in the task's own part of the root file system."""
 
     @property
-    def leaks(self) -> tuple[Finding, ...]:
+    def leaks(self) -> tuple[LeakFinding, ...]:
         return tuple(finding for finding in self.findings if finding.is_leak)
 
 
 def scan(
     tasks: Sequence[Task],
     *,
-    rules: Sequence[leftovers.Rule] = (),
+    rules: Sequence[leftovers.LeftoverRule] = (),
     shared: Sequence[str] = SHARED,
     spec: Callable[[Task], SandboxSpec] = sandbox_spec,
     tests: bool = True,
     progress: Progress = lambda done, total, text: None,
-) -> list[Report]:
+) -> list[LeakReport]:
     """A report per task, in their order.
 
     Args:
-        rules: more places that count as residue.
-        shared: what of the machine and the dependencies is searched as well.
-        spec: how an attempt's sandbox is opened.
-        tests: hidden tests that the workspace shows are looked for as well.
+        rules: more places that count as leftovers.
+        shared: parts of the machine and the dependencies that are searched too.
+        spec: specification of an attempt's sandbox.
+        tests: also search for hidden tests that the workspace shows.
 
     Raises:
         SandboxError: the search did not come to its end; names the file it was at.
     """
-    looking = _Looking({task.name: evidence.bodies(task) for task in tasks}, leftovers.pattern(rules))
+    search = _Search({task.name: evidence.bodies(task) for task in tasks}, leftovers.pattern(rules))
     machine = [place for place in shared if place != DEPENDENCIES]
     for python in sorted({task.environment.python for task in tasks} if machine else ()):
         progress(0, len(tasks), "searching the machine")
         same = [task for task in tasks if task.environment.python == python]
-        looking.search(same, spec(same[0]), machine, {})
-    groups: dict[str, list[Task]] = {}
-    for task in tasks:
-        groups.setdefault(_but_for_the_workspace(spec(task)), []).append(task)
+        search.search(same, spec(same[0]), machine, {})
     done = 0
-    for group in groups.values():
-        for start in range(0, len(group), TOGETHER):
-            some = group[start : start + TOGETHER]
-            progress(done, len(tasks), f"searching {len(some)} tasks, {some[0].name}")
-            opened = spec(some[0])
-            places = {task.name: f"{WORKSPACES}/{nth}" for nth, task in enumerate(some)}
-            others = {places[task.name]: spec(task).lowers[0] for task in some[1:]}
-            places[some[0].name] = "/workspace"
-            opened = replace(opened, binds={**opened.binds, **others})
-            looking.search(some, opened, [DEPENDENCIES] if DEPENDENCIES in shared else [], places)
-            done += len(some)
+    for group in _groups(tasks, spec):
+        progress(done, len(tasks), f"searching {len(group)} tasks, {group[0].name}")
+        workspaces = {task.name: f"{WORKSPACES}/{nth}" for nth, task in enumerate(group)}
+        binds = {workspaces[task.name]: spec(task).lowers[0] for task in group[1:]}
+        workspaces[group[0].name] = "/workspace"
+        first = spec(group[0])
+        first = replace(first, binds={**first.binds, **binds})
+        search.search(group, first, [DEPENDENCIES] if DEPENDENCIES in shared else [], workspaces)
+        done += len(group)
     progress(done, len(tasks), "searching tasks")
     return [
-        Report(
+        LeakReport(
             task.name,
-            (*(_shown(task, spec) if tests else ()), *looking.found[task.name]),
-            looking.files[task.name],
+            (*(_shown(task, spec) if tests else ()), *search.found[task.name]),
+            search.files[task.name],
         )
         for task in tasks
     ]
 
 
-def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[Finding]:
+def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Iterator[list[Task]]:
+    """Groups of at most TOGETHER tasks that one sandbox can search."""
+    alike: dict[str, list[Task]] = {}
+    for task in tasks:
+        alike.setdefault(_but_for_the_workspace(spec(task)), []).append(task)
+    for group in alike.values():
+        for start in range(0, len(group), TOGETHER):
+            yield group[start : start + TOGETHER]
+
+
+def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[LeakFinding]:
     return [
-        Finding(
+        LeakFinding(
             "test", test, f"/workspace/{test.partition('::')[0]}", "it can be read, and fails there", True
         )
         for test in shown_tests(task, spec)
@@ -140,15 +145,16 @@ def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[Finding]:
 
 
 def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
-    """What a task's own part of the root file system gives away, with the learned rules, or what else is searched;
-    "" where that is nothing."""
+    """First leak in a task's own part of the root file system or in `shared`, learned rules included; "" if none."""
     (report,) = scan([task], rules=leftovers.read_rules(leftovers.rules_path()), shared=shared)
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
 def first_copy(draft: Task, tests: Set[str]) -> str:
-    """Where code that a draft takes away stands all the same, but for test files, which may not be visible in the end;
-    "" where it does not."""
+    """First copy of the code that a candidate removes; "" if there is none.
+
+    Test files do not count: they may not be visible in the end.
+    """
     (report,) = scan([draft], shared=(), tests=False)
     copied = [
         leak for leak in report.leaks if leak.kind == "body" and leak.where.partition(" > ")[0] not in tests
@@ -175,12 +181,12 @@ def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str],
 
 
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
-    """What tasks must have in common to be searched in one sandbox; layers over a workspace keep it alone."""
+    """Key of tasks that one sandbox can search: its specification, without a workspace that is its only layer."""
     return repr(replace(spec, lowers=spec.lowers if len(spec.lowers) > 1 else ()))
 
 
 def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> SandboxSpec:
-    """The same sandbox, in which programs of this folder can be started as modules."""
+    """Sandbox specification with programs of this folder that can be started as modules."""
     here = Path(__file__).parent
     inner = f"{LIBRARY}/woodshed/synthesis/leaks"
     binds = {f"{inner}/{name}": here / name for name in names}
@@ -188,12 +194,12 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
     return replace(spec, binds={**spec.binds, **binds}, limits=Limits(memory_mb=3072))
 
 
-class _Looking:
-    """What is looked for, and what was found so far."""
+class _Search:
+    """State of a search: the secrets, and the leaks found so far."""
 
-    def __init__(self, known: dict[str, list[Body]], residue: str) -> None:
-        self.known, self.residue = known, residue
-        self.found: dict[str, list[Finding]] = {name: [] for name in known}
+    def __init__(self, known: dict[str, list[Body]], leftover_pattern: str) -> None:
+        self.known, self.leftovers = known, leftover_pattern
+        self.found: dict[str, list[LeakFinding]] = {name: [] for name in known}
         self.files: Counter[str] = Counter()
 
     def search(
@@ -202,7 +208,7 @@ class _Looking:
         """Adds what shared places of a sandbox tell, and the tasks' own ones where workspaces are given."""
         listed = [body for task in group for body in self.known[task.name]]
         names = {task.name: evidence.hidden_names(task, self.known[task.name]) for task in group}
-        lines = _searched(group[0].name, listed, names, self.residue, spec, shared, workspaces)
+        lines = _searched(group[0].name, listed, names, self.leftovers, spec, shared, workspaces)
         self.files.update(lines[-1]["done"])
         levels = {task.name: task.level for task in group}
         for line in lines:
@@ -216,16 +222,16 @@ def _searched(
     name: str,
     listed: Sequence[Body],
     names: dict[str, list[str]],
-    residue: str,
+    leftover_pattern: str,
     spec: SandboxSpec,
     shared: Sequence[str],
     workspaces: dict[str, str],
 ) -> list[dict[str, Any]]:
-    """What the program in the sandbox wrote, line by line."""
+    """Output of the program in the sandbox, line by line."""
     request = {
         "bodies": [asdict(replace(b, marks=frozenset(), names=frozenset())) | _sets(b) for b in listed],
         "names": names,
-        "residue": residue,
+        "leftovers": leftover_pattern,
         "shared": list(shared),
         "workspaces": workspaces,
         "skip": [*SHARED, "/workspace"],
@@ -246,13 +252,13 @@ def _searched(
     return lines
 
 
-def _judge(line: dict[str, Any], body: Body | None, level: int) -> Finding:
+def _judge(line: dict[str, Any], body: Body | None, level: int) -> LeakFinding:
     kind, is_leak = line["kind"], line["kind"] in ("body", "name")
     if kind == "unread":
-        is_leak = line["in_residue"]
+        is_leak = line["in_leftovers"]
     if kind == "signature" and body is not None:
         is_leak = level >= 2 and not body.stated
-    return Finding(kind, body.name if body else line["quote"], line["where"], line["quote"], is_leak)
+    return LeakFinding(kind, body.name if body else line["quote"], line["where"], line["quote"], is_leak)
 
 
 def _sets(body: Body) -> dict[str, list[str]]:

@@ -57,9 +57,9 @@ class Search:
     def __init__(self, request: dict[str, Any]) -> None:
         self.bodies = [_body(entry) for entry in request["bodies"]]
         self.runs = fingerprints.Runs(self.bodies)
-        self.residue = re.compile(request["residue"])
+        self.leftovers = re.compile(request["leftovers"])
         self.names: dict[str, list[str]] = request["names"]
-        """Task to names that may not stand in residue."""
+        """Task to names that may not stand in leftovers."""
         self.by_task: dict[str, list[int]] = {task: [] for task in self.names}
         self.by_name: dict[str, list[int]] = {}
         self.by_call: dict[str, list[int]] = {}
@@ -92,9 +92,11 @@ class Search:
         return file.tasks or tuple(self.by_task)
 
     def findings(self, file: File) -> Iterator[dict[str, Any]]:
-        """What one file gives away."""
-        in_residue = file.is_own and self.residue.search(file.where.removeprefix("/workspace/")) is not None
-        tests_too = file.is_own and (in_residue or not file.where.startswith("/workspace/"))
+        """Leaks in one file."""
+        in_leftovers = (
+            file.is_own and self.leftovers.search(file.where.removeprefix("/workspace/")) is not None
+        )
+        tests_too = file.is_own and (in_leftovers or not file.where.startswith("/workspace/"))
         tasks = self.tasks_with(file)
         wanted = {n for task in tasks for n in self.by_task[task]}
         if not tests_too:  # visible tests are often copies of hidden ones; the machine has none
@@ -114,25 +116,25 @@ class Search:
                     "kind": "unread",
                     "quote": piece.problem,
                     "tasks": list(tasks),
-                    "in_residue": in_residue,
+                    "in_leftovers": in_leftovers,
                 }
             for number, kind, quote in self._in_piece(piece, wanted, file.is_own):
                 if (number, kind) not in seen:
                     seen.add((number, kind))
                     yield {**found, "kind": kind, "quote": quote[:300], "body": number}
-            for task in tasks if in_residue else ():
+            for task in tasks if in_leftovers else ():
                 if (-1, task) not in seen and (name := _mentioned(piece, self.names[task])):
                     seen.add((-1, task))
                     yield {**found, "kind": "name", "quote": name, "tasks": [task]}
 
     def may_hold(self, data: bytes) -> bool:
-        """Whether a text of the machine or the dependencies has most of the longest names of some body."""
+        """True if a text of the machine or the dependencies has most of the longest names of some body."""
         present = self.anchors.intersection(data.translate(SPACED).split())
         held = Counter(number for word in present for number in self.holders[word])
         return any(count >= self.least[number] for number, count in held.items())
 
     def _in_piece(
-        self, piece: readers.Piece, wanted: Set[int], is_own: bool
+        self, piece: readers.Content, wanted: Set[int], is_own: bool
     ) -> Iterator[tuple[int, str, str]]:
         if piece.code is not None:
             yield from self._in_code(piece.code, wanted)
@@ -218,8 +220,11 @@ def shared_files(places: Sequence[str], search: Search) -> Iterator[File]:
 
 
 def own_files(workspaces: dict[str, str], skip: Sequence[str]) -> Iterator[File]:
-    """What belongs to the tasks: places outside of the workspaces, with the variables of the process, for all of them;
-    of the workspaces every different file once."""
+    """Files that belong to the tasks.
+
+    Files outside the workspaces, and the environment variables, belong to all of them; of files that workspaces share,
+    every different content is read once.
+    """
     if not workspaces:
         return
     variables = "\n".join(f"{k}={v}" for k, v in os.environ.items())
@@ -261,7 +266,7 @@ def _walk(root: str, skip: Sequence[str]) -> Iterator[str]:
 
 
 def _is_plausible(path: str) -> bool:
-    """Whether a file of the machine or the dependencies is in a form that could hold a copy of a Python package."""
+    """True if a file of the machine or the dependencies has a form that could hold a copy of a Python package."""
     if path.endswith(".pyc"):
         source = re.sub(r"(__pycache__/)?([^/.]+)\.[^/]*$", r"\2.py", path)
         return not os.path.exists(source)  # else the source is read
@@ -291,7 +296,7 @@ def _cluster(body: Body, text: str) -> str:
     return ""
 
 
-def _mentioned(piece: readers.Piece, names: Sequence[str]) -> str:
+def _mentioned(piece: readers.Content, names: Sequence[str]) -> str:
     if piece.code is not None:
         text = " ".join(
             f"{code.co_name} {' '.join(code.co_names)}" for code in fingerprints.code_objects(piece.code)

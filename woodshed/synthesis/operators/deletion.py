@@ -1,4 +1,4 @@
-"""What can be taken away, and a code base with something missing."""
+"""Candidates for removal, and a code base with something missing."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def is_declaration(function: Function) -> bool:
 
 
 def is_empty(function: Function) -> bool:
-    """Whether a body does nothing, or only raises NotImplementedError."""
+    """True if a body does nothing, or only raises NotImplementedError."""
     for statement in code_body(function):
         match statement:
             case ast.Pass() | ast.Expr(value=ast.Constant()):

@@ -141,7 +141,7 @@ def remove_branch(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> Delet
 
 
 def branches(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Branch]:
-    """In source order; those that cannot go without moving other code are left out."""
+    """Branches in source order; those that cannot be removed without moving other code are left out."""
     found: list[Branch] = []
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody"):
@@ -323,7 +323,7 @@ def _each(source: Source, nodes: Iterable[ast.AST], name: str, default: ast.Cons
 
 
 def _decided(test: ast.expr, name: str, value: object) -> bool | None:
-    """What a condition is when the parameter has its default; None where that does not decide it."""
+    """Value of a condition when the parameter has its default; None if that does not decide it."""
     match test:
         case ast.Name(id=used) if used == name:
             return bool(value)

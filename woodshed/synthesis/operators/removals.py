@@ -65,7 +65,7 @@ def _files_gone(
 
 
 def top_names(source: Source) -> set[str]:
-    """What a module defines itself, in its own statements."""
+    """Names that a module defines in its own statements."""
     found = {name for name, _ in definitions(source.tree.body) if "." not in name}
     for node in source.tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -144,7 +144,7 @@ def _parser_edits(source: Source, command: str) -> Iterator[Edit]:
 
 
 def is_command(node: Function) -> bool:
-    """Whether a click or typer decorator makes a function a sub-command."""
+    """True if a click or typer decorator makes a function a sub-command."""
     calls = [d.func if isinstance(d, ast.Call) else d for d in node.decorator_list]
     return any(
         isinstance(call, ast.Attribute) and call.attr == "command" and dotted_parts(call) is not None
