@@ -380,7 +380,7 @@ def gold_change(task: Task) -> tuple[str, str, str]:
         raise TaskError(
             f"{task.name}: its gold change spans {len(gold)} files; an oracle attempt needs one edit"
         )
-    return path, syntax.read(path, (task.folder / "environment" / "workspace" / path).read_bytes()), after
+    return path, syntax.read(path, folder.original(task, path).read_bytes()), after
 
 
 def unique_edit(before: str, after: str) -> Edit:
@@ -503,7 +503,7 @@ def renaming(task: Task, settings: SFTSettings, rng: random.Random) -> Callable[
     if owner:
         places[owner] = made_up
     first, gap = read_from(task, settings), task.target_lines[0]
-    lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
+    lines = len(folder.original(task, task.target_path).read_bytes().splitlines())
     if first > 60:  # smaller numbers are counts of other things too
         shift = rng.randint(61 - first, 1500)
         for number in (first, gap, min(first + settings.read_lines - 1, lines), lines):

@@ -168,7 +168,7 @@ def prove(parent: Parent, draft: Draft, home: Path, expected: float = 0.0) -> Ta
     task = parent.task
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         workspace, hidden = Path(scratch, "workspace"), Path(scratch, "hidden")
-        shutil.copytree(task.folder / "environment" / "workspace", workspace, symlinks=True)
+        shutil.copytree(folder.workspace(task), workspace, symlinks=True)
         for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
             _put(workspace, path, None if text is None else syntax.write(path, text))
         for path, data in folder.protected_files(task).items():

@@ -184,7 +184,7 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
     here = Path(__file__).parent
     inner = f"{LIBRARY}/woodshed/synthesis/leaks"
     binds = {f"{inner}/{name}": here / name for name in names}
-    binds[f"{LIBRARY}/woodshed/syntax.py"] = Path(syntax.__file__)
+    binds[f"{LIBRARY}/woodshed/pysource/syntax.py"] = Path(syntax.__file__)
     return replace(spec, binds={**spec.binds, **binds}, limits=Limits(memory_mb=3072))
 
 
