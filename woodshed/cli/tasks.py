@@ -253,7 +253,7 @@ def show_stats(
     Counts by repository, operator and level, median sizes, and why candidates were rejected; the same as a picture
     in TASKS/stats.svg.
     """
-    from woodshed.runs.folder import write_atomically
+    from woodshed.runs.files import write_atomically
     from woodshed.synthesis import stats
     from woodshed.tasks import folder
 

@@ -43,7 +43,7 @@ from woodshed.records import (
     TaskError,
     Verdict,
 )
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox, store
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder

@@ -31,7 +31,8 @@ from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
 from woodshed.pysource import syntax
 from woodshed.records import Rollout, Task, TaskError, Verdict
-from woodshed.runs.folder import RunDir, write_atomically
+from woodshed.runs.files import write_atomically
+from woodshed.runs.folder import RunDir
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import leaks, stubs, task_variants
 from woodshed.synthesis.proof import GENERATOR, check

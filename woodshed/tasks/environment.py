@@ -25,7 +25,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.records import Environment, Task, TaskError, to_json
-from woodshed.runs.folder import staged, sweep
+from woodshed.runs.files import staged, sweep
 from woodshed.sandbox import SandboxSpec
 from woodshed.tasks.contents import workspace
 

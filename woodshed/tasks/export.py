@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from woodshed.pysource import syntax
 from woodshed.records import Task, TaskError
-from woodshed.runs.folder import staged
+from woodshed.runs.files import staged
 from woodshed.runs.machine import git_environment
 from woodshed.tasks import folder
 

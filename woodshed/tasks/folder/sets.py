@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from woodshed.records import RunError, Task, TaskError
-from woodshed.runs.folder import RunDir, made
+from woodshed.runs.files import made
+from woodshed.runs.folder import RunDir
 from woodshed.tasks.folder.reading import REQUIRED, load
 
 
