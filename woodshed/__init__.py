@@ -28,6 +28,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     runs
     pysource
     settings
+    parts
     boundary
     records
 """
