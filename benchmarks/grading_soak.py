@@ -24,6 +24,7 @@ from woodshed import grading, tasks
 from woodshed.records import Patch, Task
 from woodshed.runs import machine
 from woodshed.sandbox import store
+from woodshed.tasks import original
 
 HOSTILE = (
     "import os; os._exit(0)",
@@ -42,8 +43,8 @@ def patch_of(task: Task, number: int) -> Patch:
         return tasks.gold_patch(task)
     if kind == 1:
         return Patch({})
-    original = (task.folder / "environment" / "workspace" / task.target_path).read_text("utf-8")
-    return Patch({task.target_path: f"{HOSTILE[number // 3 % len(HOSTILE)]}\n{original}"})
+    shown = original(task, task.target_path).read_text("utf-8")
+    return Patch({task.target_path: f"{HOSTILE[number // 3 % len(HOSTILE)]}\n{shown}"})
 
 
 def count() -> dict[str, int]:

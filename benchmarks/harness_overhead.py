@@ -26,6 +26,7 @@ from woodshed.engines.engine import Sample
 from woodshed.records import Environment, Task
 from woodshed.runs import machine
 from woodshed.sandbox import Result, SandboxSpec, open_sandbox
+from woodshed.tasks import workspace
 from woodshed.tokens import model_files
 from woodshed.tokens.renderer import Renderer, create_renderer
 
@@ -100,7 +101,7 @@ def measure(task: Task, renderer: Renderer, turns: int, context: int) -> dict[st
     found: dict[str, list[float]] = {}
     kinds = list(messages(renderer).items())
     settings = AgentSettings(max_turns=10**6, rollout_tokens=10**9, max_errors=10**6)
-    with open_sandbox(SandboxSpec(lowers=(task.folder / "environment" / "workspace",))) as opened:
+    with open_sandbox(SandboxSpec(lowers=(workspace(task),))) as opened:
         sandbox: Any = Watched(opened)
         for number in range(turns):
             if (

@@ -53,7 +53,7 @@ def work(
 def left_by(rollout: Rollout, task: Task) -> Patch:
     """The patch of a played cheat, or the original code where its commands printed that."""
     gold = tasks.gold_patch(task)
-    shown = task.folder / "environment" / "workspace"
+    shown = tasks.workspace(task)
     lines = {
         line.strip()
         for path, text in gold.files.items()

@@ -30,7 +30,7 @@ from typing import Any
 
 from woodshed.records import Task, TaskError
 from woodshed.runs import machine
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
 from woodshed.synthesis.make import candidates
 from woodshed.synthesis.measuring import measured_once

@@ -21,7 +21,7 @@ from woodshed import grading, tasks
 from woodshed.records import Task
 from woodshed.runs import machine
 from woodshed.sandbox import open_sandbox
-from woodshed.tasks.folder import protected_folder
+from woodshed.tasks import gold_folder, hidden_tests
 
 BAR_S = 0.6
 SESSION = re.compile(rb" in ([0-9.]+)s")
@@ -29,7 +29,7 @@ SESSION = re.compile(rb" in ([0-9.]+)s")
 
 def tests_alone(task: Task) -> float:
     """Seconds that pytest itself reports for the expected tests, on the solved workspace."""
-    layers = (task.folder / "solution" / "files", protected_folder(task))
+    layers = (gold_folder(task), hidden_tests(task))
     files = sorted({test.partition("::")[0] for test in (*task.fail_to_pass, *task.pass_to_pass)})
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=", "--tb=no"]
     with open_sandbox(tasks.sandbox_spec(task, extra_lowers=layers)) as sandbox:

@@ -22,7 +22,8 @@ from woodshed.cli import app, terminal
 from woodshed.cli.terminal import say
 from woodshed.evals import measures
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
-from woodshed.runs.folder import WAYS_OUT, RunDir, way_out
+from woodshed.runs.files import WAYS_OUT, way_out
+from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 WOODSHED = [sys.executable, "-m", "woodshed"]

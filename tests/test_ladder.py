@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -156,3 +157,31 @@ def test_help_answers_within_half_a_second():
         )
         seconds.append(time.perf_counter() - start)
     assert statistics.median(seconds) < 0.5, seconds
+
+
+JOINS = (
+    r"\.folder\s*/\s",  # into the folder of a task
+    r"/\s*[\"'](environment|solution|tests)[\"'/]",
+    r"[\"'](environment/(workspace|own)|solution/files|tests/files)\b",
+)
+OTHER_FOLDERS = {
+    "synthesis/task_generator.py": "self.folder / ",  # where ordered tasks arrive
+    "synthesis/proof.py": "gold patch is absent",  # a sentence
+}
+
+
+def joins(source: str) -> list[str]:
+    """Lines that join a path into a task folder."""
+    return [line.strip() for line in source.splitlines() if any(re.search(join, line) for join in JOINS)]
+
+
+def test_only_the_package_of_tasks_joins_a_path_into_a_task_folder() -> None:
+    """The rest asks `woodshed.tasks` for what it wants, so that a task of another format may lie otherwise."""
+    assert joins('root = task.folder / "environment" / "workspace"')
+    assert joins('file = home / "solution/files" / path')
+    found = {
+        name: [line for line in joins(path.read_text("utf-8")) if OTHER_FOLDERS.get(name, "\n") not in line]
+        for path in PACKAGE.rglob("*.py")
+        if not (name := path.relative_to(PACKAGE).as_posix()).startswith("tasks/")
+    }
+    assert {name: lines for name, lines in found.items() if lines} == {}

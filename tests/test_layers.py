@@ -69,7 +69,7 @@ def test_what_happens_on_the_host_is_no_alteration(lower: Path, tmp_path: Path):
 
 def test_runs_that_begin_and_end_meanwhile_cost_no_honest_attempt(tiny_task: Task, tmp_path: Path):
     """A run's folder shares task files by hard links."""
-    root, over = folder.protected_folder(tiny_task), threading.Event()
+    root, over = folder.hidden_tests(tiny_task), threading.Event()
 
     def other_runs() -> None:
         while not over.is_set():

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from woodshed.records import Hint, RunError, Verdict
-from woodshed.runs.folder import DONE, DamagedError, RunDir, staged, sweep
+from woodshed.runs.files import staged, sweep
+from woodshed.runs.folder import DONE, DamagedError, RunDir
 
 HINTS = [
     Hint("r0", 1, "unknown_tool", "Reminder: é ✓ \udcff \u2028 \x85 \x0c"),
@@ -141,7 +142,8 @@ FULL = """
 import json, sys
 from pathlib import Path
 from woodshed.records import RunError
-from woodshed.runs.folder import RunDir, write_atomically
+from woodshed.runs.files import write_atomically
+from woodshed.runs.folder import RunDir
 
 disk, tasks = Path(sys.argv[1]), Path(sys.argv[2])
 recipe = {"train": "name = 'a'\\n", "eval": "name = 'b'\\ntasks = ['x']\\n"}

@@ -34,7 +34,7 @@ from woodshed.engines.local.draw import draw
 from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import ModelError, Observation, SamplerError
-from woodshed.runs.folder import staged
+from woodshed.runs.files import staged
 from woodshed.tokens import model_files
 from woodshed.tokens.renderer import create_renderer
 

@@ -21,6 +21,7 @@ from woodshed import tasks
 from woodshed.records import Environment, Task, TaskError, to_json
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.tasks import environment, folder
+from woodshed.tasks.folder import reading
 
 
 def contents(root: Path) -> dict[str, bytes]:
@@ -216,7 +217,7 @@ def test_sets_are_read_in_order(tiny_task: Task, tmp_path: Path):
     (other / "instruction.md").write_text(tiny_task.instruction + "Soon.\n")
     text = (other / "task.toml").read_text()
     (other / "task.toml").write_text(
-        text.replace(tiny_task.id, folder._content_id(folder.peek(other), other))
+        text.replace(tiny_task.id, reading.content_id(folder.peek(other), other))
     )
     (tmp_path / "rejections.jsonl").write_text("")
     assert [task.name for task in tasks.load_set(tmp_path)] == ["a", "b"]

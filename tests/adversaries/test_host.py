@@ -30,6 +30,7 @@ from woodshed.records import (
 from woodshed.report import view
 from woodshed.synthesis import sources
 from woodshed.tasks import environment, folder
+from woodshed.tasks.folder import writing
 from woodshed.tokens import model_files
 from woodshed.tokens.renderer import create_renderer
 
@@ -147,7 +148,7 @@ def test_pip_is_never_the_one_in_the_working_folder(here: Path) -> None:
 def test_a_pin_leaves_no_quotes_in_a_dockerfile(tiny_task: Task) -> None:
     pin = "x==1; os_name == \"';touch it-ran;'\""
     changed = dataclasses.replace(tiny_task.environment, requirements=(pin,))
-    line = next(line for line in folder._dockerfile(changed).splitlines() if "touch" in line)
+    line = next(line for line in writing._dockerfile(changed).splitlines() if "touch" in line)
     assert shlex.split(line) == [pin]
 
 

@@ -21,6 +21,7 @@ from woodshed.synthesis.measuring import read_kept
 from woodshed.synthesis.repository_context import LONGEST_NAME, folder_name
 from woodshed.synthesis.stats import rejected
 from woodshed.tasks import export, folder
+from woodshed.tasks.folder import reading
 
 BACKEND = """
 import json, pathlib, zipfile
@@ -135,7 +136,7 @@ def written(task: Task, into: Path, gold: dict[str, bytes | None] | None = None)
 def test_a_solution_deletes_nothing_outside_of_the_workspace(tiny_task: Task, tmp_path: Path, canary: Path):
     made = written(replace(tiny_task, id="", name="evil"), tmp_path / "evil")
     (made.folder / "solution" / "deletes").write_text(up_to(canary / "kept"))
-    signed = folder._content_id(made, made.folder)
+    signed = reading.content_id(made, made.folder)
     toml = made.folder / "task.toml"
     toml.write_text(toml.read_text().replace(made.id, signed))
     with pytest.raises(TaskError, match="no path inside the workspace"):

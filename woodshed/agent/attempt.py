@@ -44,7 +44,7 @@ from woodshed.records import (
 )
 from woodshed.sandbox import Sandbox, Touch, open_sandbox
 from woodshed.settings import Settings
-from woodshed.tasks.environment import sandbox_spec
+from woodshed.tasks import sandbox_spec, workspace
 from woodshed.tokens.renderer import ContextTokens, Renderer
 
 
@@ -238,11 +238,10 @@ class Attempt:
         patch, ended = Patch({}), self.ended or "sandbox_lost"
         try:
             if ended != "sandbox_lost":
-                original = self.task.folder / "environment" / "workspace"
                 patch = contained(
                     lambda: extract(
                         self.sandbox,
-                        original,
+                        workspace(self.task),
                         max_bytes=self.settings.patch_file_bytes,
                         allowed=self.task.allowed_paths,
                     ),

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from woodshed import __version__
 from woodshed.cli.terminal import say, say_columns, tell
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
-from woodshed.runs.folder import WAYS_OUT, made, way_out
+from woodshed.runs.files import WAYS_OUT, made, way_out
 
 if TYPE_CHECKING:
     from woodshed.engines.engine import Engine

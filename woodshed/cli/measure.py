@@ -302,7 +302,7 @@ def bench_monitors(
     from woodshed.monitors import confirmed_cases
     from woodshed.records import to_json
     from woodshed.runs import machine
-    from woodshed.runs.folder import write_atomically
+    from woodshed.runs.files import write_atomically
     from woodshed.tasks import folder
 
     if not (tasks or cases or trace or school):

@@ -282,7 +282,7 @@ def show_stats(
     Counts by repository, operator and level, median sizes, and reasons for rejection; also as a picture in
     TASKS/stats.svg.
     """
-    from woodshed.runs.folder import write_atomically
+    from woodshed.runs.files import write_atomically
     from woodshed.synthesis import stats
     from woodshed.tasks import folder
 

@@ -24,7 +24,8 @@ from woodshed.evals import evaluation, ledger
 from woodshed.evals.behaviour import prompt_lengths
 from woodshed.evals.measures import Graded, pair
 from woodshed.records import Call, Flag, Hint, Observation, Rollout, RunError, Task, TaskError, Turn, Verdict
-from woodshed.runs.folder import RunDir, write_atomically
+from woodshed.runs.files import write_atomically
+from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
 SCHEMA = "ATIF-v1.8"

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from woodshed.records import RecipeError
-from woodshed.runs.folder import RunDir, write_atomically
+from woodshed.runs.files import write_atomically
+from woodshed.runs.folder import RunDir
 
 Tracker = Literal["none", "trackio", "tensorboard", "wandb"]
 Log = Callable[[str, int, Mapping[str, float]], None]

@@ -17,6 +17,7 @@ from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import TOOLS
 from woodshed.experience.scripted_expert import ExpertAttempt, ExpertSettings, read_from
 from woodshed.records import Task, Turn
+from woodshed.tasks import folder
 from woodshed.tokens.renderer import Renderer
 
 WORDS = """
@@ -100,7 +101,7 @@ def renaming(task: Task, settings: ExpertSettings, rng: random.Random) -> Callab
     if owner:
         replacements[owner] = made_up
     first, gap = read_from(task, settings), task.target_lines[0]
-    lines = len((task.folder / "environment" / "workspace" / task.target_path).read_bytes().splitlines())
+    lines = len(folder.original(task, task.target_path).read_bytes().splitlines())
     if first > 60:  # smaller numbers are counts of other things too
         shift = rng.randint(61 - first, 1500)
         for number in (first, gap, min(first + settings.read_lines - 1, lines), lines):

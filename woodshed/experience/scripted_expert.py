@@ -288,7 +288,7 @@ def gold_change(task: Task) -> tuple[str, str, str]:
         raise TaskError(
             f"{task.name}: its gold change spans {len(gold)} files; a scripted attempt needs one edit"
         )
-    return path, syntax.read(path, (task.folder / "environment" / "workspace" / path).read_bytes()), after
+    return path, syntax.read(path, folder.original(task, path).read_bytes()), after
 
 
 def unique_edit(before: str, after: str) -> Edit:

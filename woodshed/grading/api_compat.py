@@ -236,7 +236,7 @@ class Tree:
 
 def lost_by(task: Task, files: Mapping[str, str | None]) -> list[str]:
     """What a patch takes from those who call the task's code: `narrowed`, with what the agent was told."""
-    shown = task.folder / "environment" / "workspace"
+    shown = folder.workspace(task)
     gold = {path: file and _text(file) for path, file in folder.gold_files(task).items()}
 
     def tree(changed: Mapping[str, str | None]) -> Tree:

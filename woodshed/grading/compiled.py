@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from woodshed.records import Task
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.sandbox import SandboxSpec, open_sandbox, store
 from woodshed.tasks import environment, folder
 

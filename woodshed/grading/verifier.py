@@ -43,7 +43,7 @@ from woodshed.records import (
     TaskError,
     Verdict,
 )
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox, store
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
@@ -296,7 +296,7 @@ def is_suspect(task: Task, taken: dict[str, bytes | None]) -> bool:
 
 def brought(task: Task, path: str, data: bytes) -> list[int]:
     """Numbers (from 1, as Python counts) of the lines of a patched file that are nowhere in the original one."""
-    original = task.folder / "environment" / "workspace" / path
+    original = folder.original(task, path)
     known = set(LINE_END.split(original.read_bytes())) if original.is_file() else set()
     return [number for number, line in enumerate(LINE_END.split(data), 1) if line not in known]
 
@@ -506,7 +506,7 @@ def _test_once(
         layer, blanks = scratch / "patch", scratch / "blanks"
         deleted = _lay(layer, taken)
         _lay(blanks, dict.fromkeys(sources, b""))
-        layers = (layer, folder.protected_folder(task), blanks)
+        layers = (layer, folder.hidden_tests(task), blanks)
         with (
             open_sandbox(with_runner(environment.sandbox_spec(task, extra_lowers=layers))) as sandbox,
             held.hold(sandbox) if (held := _HELD.get()) else contextlib.nullcontext(),
@@ -551,7 +551,7 @@ def _sources(task: Task) -> dict[str, bytes]:
 
 
 def _protected_paths(task: Task) -> list[Path]:
-    root = folder.protected_folder(task)
+    root = folder.hidden_tests(task)
     return [file.relative_to(root) for file in sorted(root.rglob("*")) if not file.is_dir()]
 
 

@@ -21,7 +21,8 @@ from woodshed.learning.policy import Policy
 from woodshed.learning.stability import Watch
 from woodshed.learning.update import GradNorms
 from woodshed.records import RunError, from_json
-from woodshed.runs.folder import RunDir, staged, way_out
+from woodshed.runs.files import staged, way_out
+from woodshed.runs.folder import RunDir
 
 KEPT = 2  # newest checkpoints of a stage; older ones are removed
 

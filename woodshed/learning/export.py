@@ -11,7 +11,8 @@ from torch import Tensor
 from woodshed.engines import local
 from woodshed.evals import card
 from woodshed.records import ModelError, RunError
-from woodshed.runs.folder import RunDir, staged, sweep, way_out
+from woodshed.runs.files import staged, sweep, way_out
+from woodshed.runs.folder import RunDir
 from woodshed.tokens.model_files import check_config, load_tokenizer
 
 

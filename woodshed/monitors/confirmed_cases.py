@@ -72,7 +72,7 @@ def learn(run: RunDir) -> tuple[list[SolutionPlace], list[ConfirmedCase]]:
 def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[SolutionPlace]:
     """Files of the task, neither source nor tests, that the flagged turn, or any before it, looked into."""
     evidence = Evidence(task, rollout)
-    workspace = task.folder / "environment" / "workspace"
+    workspace = folder.workspace(task)
     paths = [(turn, path) for turn, path, _ in evidence.named]
     paths += [(a.turn, a.path) for a in rollout.accesses if a.mode == "read"]
     bait = task.provenance.get("bait", {}).get("path")

@@ -14,6 +14,7 @@ from woodshed.monitors.paths import SYSTEM_HOOKS, absolute, looks_like_path
 from woodshed.pysource import code, syntax
 from woodshed.pysource.code import NewNode, Scan
 from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout, Task, Verdict
+from woodshed.tasks import gold_folder, workspace
 
 EDITS = ("edit_file", "write_file")
 QUOTE_CHARS = 240
@@ -137,9 +138,11 @@ class Evidence:
     @functools.cached_property
     def changes(self) -> list[FileChange]:
         """The patch, file by file."""
-        root, gold = self.task.folder / "environment" / "workspace", self.task.folder / "solution" / "files"
+        root, gold = workspace(self.task), gold_folder(self.task)
         return [
-            FileChange(path, original(root, path), text, self.in_package(path), original(gold, path) or "")
+            FileChange(
+                path, original_text(root, path), text, self.in_package(path), original_text(gold, path) or ""
+            )
             for path, text in self.rollout.patch.files.items()
         ]
 
@@ -207,7 +210,7 @@ class Evidence:
 
 
 @functools.lru_cache(maxsize=512)
-def original(root: Path, path: str) -> str | None:
+def original_text(root: Path, path: str) -> str | None:
     """A file as the task gave it, or None where there was none, or no text."""
     file = root / path
     try:

@@ -15,6 +15,7 @@ from woodshed.monitors.visible_hidden_gap import gap
 from woodshed.pysource import code, syntax
 from woodshed.pysource.code import Function, NewNode
 from woodshed.records import Task
+from woodshed.tasks import hidden_tests
 from woodshed.tasks.environment import is_own
 
 EXITS = {
@@ -239,7 +240,7 @@ def _statements(root: Path, files: tuple[str, ...]) -> dict[object, frozenset[in
 
 def _known_to_tests(task: Task) -> dict[object, frozenset[int]]:
     files = tuple(sorted({test.partition("::")[0] for test in task.fail_to_pass}))
-    return _statements(task.folder / "tests" / "files", files)
+    return _statements(hidden_tests(task), files)
 
 
 def _trivial(value: object) -> bool:

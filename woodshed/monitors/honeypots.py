@@ -120,7 +120,7 @@ def bait(task: Task, target: Path, kind: str) -> Task | None:
         return None
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         workspace = Path(scratch, "workspace")
-        shutil.copytree(task.folder / "environment" / "workspace", workspace, symlinks=True)
+        shutil.copytree(folder.workspace(task), workspace, symlinks=True)
         path = BAITS[kind](task, workspace, wrong)
         provenance = {**task.provenance, "bait": {"kind": kind, "path": path, "canary": canary(task)}}
         gold = {
@@ -135,7 +135,7 @@ def bait(task: Task, target: Path, kind: str) -> Task | None:
 
 def wrong_module(task: Task, mark: str) -> str | None:
     """The target's file with a wrong and unmistakable implementation in the gap; None where there is no such gap."""
-    shown = syntax.legible((task.folder / "environment" / "workspace" / task.target_path).read_bytes())
+    shown = syntax.legible(folder.original(task, task.target_path).read_bytes())
     function = _function(shown, task.target_symbol)
     if function is None:
         return None

@@ -23,6 +23,7 @@ from woodshed.monitors.rules import RULES
 from woodshed.pysource import syntax
 from woodshed.records import Flag, Rollout, Task
 from woodshed.settings import Settings
+from woodshed.tasks import workspace
 from woodshed.tokens.quoting import quoted
 
 JUDGE = "judge"
@@ -214,7 +215,7 @@ class Audit:
 
     def _file(self, rollout: Rollout, path: str) -> str:
         text = rollout.patch.files.get(path)
-        root = (self.task.folder / "environment" / "workspace").resolve()
+        root = workspace(self.task).resolve()
         file = (root / path).resolve()
         if text is None and path not in rollout.patch.files and file.is_relative_to(root) and file.is_file():
             text = syntax.legible(file.read_bytes())

@@ -15,6 +15,7 @@ from woodshed.monitors.evidence import Evidence, Finding, Step, is_there
 from woodshed.pysource import code, syntax
 from woodshed.pysource.code import Scan
 from woodshed.records import Access, Task
+from woodshed.tasks import gold_folder, original, workspace
 
 READERS = {
     "cat",
@@ -199,7 +200,7 @@ def _digs(words: tuple[str, ...], stashed: int) -> bool:
 def caches(e: Evidence) -> Iterator[Finding]:
     """Contents of what tools left behind: bytecode, type checkers' databases, builds, wheels."""
     kinds = ("bytecode", "cache", "build")
-    root = e.task.folder / "environment" / "workspace"
+    root = workspace(e.task)
     made = min((turn for turn, c in e.commands if _owner(c)), default=len(e.rollout.turns))
     for turn, path, by in e.named:
         if e.place(path) not in kinds:
@@ -338,8 +339,7 @@ def memorised(e: Evidence) -> Iterator[Finding]:
 
 
 @functools.lru_cache(maxsize=512)
-def _gold(folder: Path, path: str) -> tuple[str, ...]:
-    before, after = folder / "environment/workspace" / path, folder / "solution/files" / path
+def _gold(before: Path, after: Path) -> tuple[str, ...]:
     if not before.is_file() or not after.is_file():
         return ()
     texts = (syntax.legible(file.read_bytes()) for file in (before, after))
@@ -349,7 +349,7 @@ def _gold(folder: Path, path: str) -> tuple[str, ...]:
 
 def _gold_lines(task: Task) -> tuple[str, ...]:
     """Lines of code that the gold patch adds to its target."""
-    return _gold(task.folder, task.target_path)
+    return _gold(original(task, task.target_path), gold_folder(task) / task.target_path)
 
 
 def _words(text: str) -> Counter[str]:

@@ -32,7 +32,8 @@ from woodshed.report.gather import Line, RunRecords, gather
 from woodshed.report.transcripts import Archives, clean, dump, pack
 from woodshed.report.variants import Variant, VariantRow
 from woodshed.report.visible import visible
-from woodshed.runs.folder import RunDir, write_atomically
+from woodshed.runs.files import write_atomically
+from woodshed.runs.folder import RunDir
 
 NUM_NOTABLE = 5  # best, worst and flagged rollouts shown per run
 

@@ -19,13 +19,11 @@ completed before a kill is ignored by readers; what was completed is never made 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import re
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,6 +34,17 @@ import orjson
 
 from woodshed.records import RunError, from_json, to_json
 from woodshed.runs import links
+from woodshed.runs.files import (
+    link_or_copy,
+    made,
+    reason,
+    remove,
+    staged,
+    sweep,
+    way_out,
+    whole_or_as_before,
+    write_atomically,
+)
 
 Kind = Literal[
     "rollouts",
@@ -160,7 +169,7 @@ class RunDir:
         """Take back a run that this object created, as long as nothing was made in it: its name is free again."""
         if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
             for name in {"recipe.toml", "manifest.json", "tasks", "demonstrations", "lock"} - self._not_ours:
-                _remove(self.path / name)
+                remove(self.path / name)
             with suppress(OSError):  # something else is in it
                 self.path.rmdir()
         self.unlock()
@@ -176,7 +185,7 @@ class RunDir:
             return tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(
-                f"{path} cannot be read: {_reason(error)}. It holds the settings of the run: restore it, or run anew"
+                f"{path} cannot be read: {reason(error)}. It holds the settings of the run: restore it, or run anew"
             ) from None
 
     def section(self, name: str) -> dict[str, Any]:
@@ -312,7 +321,7 @@ class RunDir:
         lines = [json.dumps({**at, "record": to_json(record)}, ensure_ascii=False) for record in records]
         lines.append(json.dumps({**at, "done": len(lines)}))
         path = self.path / f"{kind}.jsonl"
-        with self._writing(), _whole_or_as_before(path), path.open("a+b") as file:
+        with self._writing(), whole_or_as_before(path), path.open("a+b") as file:
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
@@ -368,7 +377,7 @@ class RunDir:
             with path.open("rb") as file:
                 yield file
         except OSError as error:
-            raise RunError(f"{path} cannot be read: {_reason(error)}") from error
+            raise RunError(f"{path} cannot be read: {reason(error)}") from error
 
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
@@ -396,7 +405,7 @@ class RunDir:
         with self._writing(), staged(target) as partial:
             partial.mkdir()
             for folder in folders:
-                shutil.copytree(folder, partial / folder.name, copy_function=_link_or_copy, symlinks=True)
+                shutil.copytree(folder, partial / folder.name, copy_function=link_or_copy, symlinks=True)
         return target
 
     @contextmanager
@@ -407,7 +416,7 @@ class RunDir:
             kept = f"Nothing that was complete is lost: {way_out(error)}, then"
             begun = os.path.exists(self.path / "recipe.toml")  # noqa: PTH110  # false, too, of a name that is too long
             onward = f"{kept} `{self.resuming}`" if begun else f"Nothing was begun: {way_out(error)}"
-            raise RunError(f"cannot write to {self.path}: {_reason(error)}. {onward}.") from error
+            raise RunError(f"cannot write to {self.path}: {reason(error)}. {onward}.") from error
 
 
 def _completed(line: bytes) -> tuple[At, int] | None:
@@ -430,152 +439,6 @@ def _parsed(line: bytes, record: type[R]) -> R:
     return cast("R", found) if record is dict else from_json(record, found)
 
 
-WAYS_OUT = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there, or raise your quota",
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.EROFS: "name a place that is not read-only",
-    errno.EACCES: "get the permission for it, or name another place",
-    errno.EPERM: "get the permission for it, or name another place",
-    errno.EEXIST: "move away what is there, or name another place",
-    errno.ENOTDIR: "name a place whose parents are folders: one of them is a file",
-    errno.EISDIR: "name a file: a folder is there",
-    errno.ENOENT: "look at its spelling: it is not there",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EINVAL: "choose another name: that file system cannot have this one",
-    errno.ELOOP: "mend the links there, which lead in a circle",
-    errno.EMFILE: "raise the number of files that may be open (ulimit -n)",
-    errno.EIO: "look at the disk, which does not answer",
-}
-"""What can be wrong with a file or folder that a person named, and what helps."""
-
-
-def way_out(error: BaseException) -> str:
-    """Advice that fits the reason for which a file could not be read or written."""
-    if isinstance(error, shutil.Error) or (isinstance(error, OSError) and error.errno is None):
-        return "make room there"  # a tree that could not be copied: each file has its own reason
-    return WAYS_OUT.get(getattr(error, "errno", None) or 0, "mend that")
-
-
-def _reason(error: Exception) -> str:
-    """Why a file could not be read or written, in words."""
-    if isinstance(error, shutil.Error) and isinstance(
-        error.args[0], list
-    ):  # of a whole tree: (from, to, why)
-        (_, _, why), *others = error.args[0]
-        why = re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", str(why))
-        return why + (f" (for {len(others) + 1} files)" if others else "")
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
-
-
-# -- files and folders that are whole or absent ------------------------------------------------------------------------
-
-
-@contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """A folder, made where it is not there, and taken away again where nothing came into it."""
-    new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]  # noqa: PTH110  # as below
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    finally:
-        for path in new:
-            with suppress(OSError):  # something is in it
-                path.rmdir()
-
-
-@contextmanager
-def staged(target: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A path beside `target` at which a file or folder is made, and which then takes the place of `target`.
-
-    Whatever stops the work inside, `target` stays as it was and nothing else is left. Only a killed process leaves
-    its part behind, for `sweep`. A folder replaces a folder with all that was in it; with `keep`, a folder that
-    another process finished meanwhile stays.
-    """
-    with made(target.parent), _scratch(target) as scratch:
-        partial = scratch / target.name
-        yield partial
-        if partial.is_dir() and target.is_dir() and not keep:
-            shutil.rmtree(target)
-        try:
-            partial.replace(target)
-        except OSError:
-            if not (keep and target.is_dir()):
-                raise
-
-
-@contextmanager
-def _scratch(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, locked for as long as this process lives and works in it."""
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
-        with _locked(folder):
-            if not folder.is_dir():
-                continue  # swept before it was locked
-            try:
-                yield folder
-            finally:
-                _remove(folder)
-            return
-
-
-@contextmanager
-def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Whether the path is ours alone: no other process works in it, and the file system knows locks."""
-    descriptor = None
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        is_ours = True
-    except OSError:
-        is_ours = False
-    try:
-        yield is_ours
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
-
-
-@contextmanager
-def _whole_or_as_before(path: Path) -> Iterator[None]:
-    """Takes back what was appended to a file where the disk was full in the middle of it."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        yield
-    except OSError:
-        with suppress(OSError):
-            os.truncate(path, size)
-        raise
-
-
-def sweep(*folders: Path) -> None:
-    """Remove what killed processes left unfinished in these folders, and nothing that one still works in."""
-    for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
-        with _locked(partial, wait=False) as is_ours:
-            if is_ours:
-                _remove(partial)
-
-
 def _integer(digits: str) -> int | float:
     """What orjson makes of an integer: beyond 64 bits a float."""
     return int(digits) if len(digits) < 20 else float(digits)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content; readers see the old or the new, never a part."""
-    with staged(path) as partial:
-        partial.write_text(text, encoding="utf-8")
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target, follow_symlinks=False)

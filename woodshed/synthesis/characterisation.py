@@ -84,9 +84,7 @@ def more_cases(task: Task, module: str, draw: random.Random) -> str | None:
     """A test file with up to MAX_CASES cases; None where the function takes or gives what no literal can say."""
     if "." in task.target_symbol:
         return None  # a method needs an object first
-    spec = sandbox_spec(
-        task, extra_lowers=(task.folder / "solution" / "files", folder.protected_folder(task))
-    )
+    spec = sandbox_spec(task, extra_lowers=(folder.gold_folder(task), folder.hidden_tests(task)))
     files = sorted({test.partition("::")[0] for test in task.fail_to_pass})
     with open_sandbox(spec) as sandbox:
         done = sandbox.exec(

@@ -32,7 +32,8 @@ from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.verifier import run_tests, with_runner
 from woodshed.pysource import syntax
 from woodshed.records import Rollout, Task, TaskError, Verdict
-from woodshed.runs.folder import RunDir, write_atomically
+from woodshed.runs.files import write_atomically
+from woodshed.runs.folder import RunDir
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import leaks, stubs, task_variants
 from woodshed.synthesis.proof import check
@@ -205,7 +206,7 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
 def _lay_out(parent: Parent, draft: VariantDraft, scratch: Path) -> tuple[Path, Path]:
     """Folders of the variant's workspace and of its hidden tests."""
     workspace, hidden = scratch / "workspace", scratch / "hidden"
-    shutil.copytree(parent.task.folder / "environment" / "workspace", workspace, symlinks=True)
+    shutil.copytree(folder.workspace(parent.task), workspace, symlinks=True)
     for path, text in {**{p: parent.before[p] for p in parent.shown}, **draft.shown}.items():
         _put(workspace, path, None if text is None else syntax.write(path, text))
     for path, data in folder.protected_files(parent.task).items():

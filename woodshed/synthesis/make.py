@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.records import SandboxError, Task, TaskError
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.baseline import Progress
 from woodshed.synthesis.discovery import FINDERS, Feature, discover

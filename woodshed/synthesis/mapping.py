@@ -18,7 +18,7 @@ from pathlib import Path
 
 from woodshed.grading import verifier
 from woodshed.records import Environment, TaskError, from_json, to_json
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.sandbox import Result, open_sandbox
 from woodshed.synthesis.baseline import Baseline, Progress
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.records import from_json, to_json
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.synthesis import clocks, leaks, mapping, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.coverage_map import Map

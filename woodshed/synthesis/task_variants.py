@@ -41,7 +41,7 @@ class Parent:
 
     @classmethod
     def open(cls, task: Task, failure: Files | None = None) -> Parent:
-        workspace = task.folder / "environment" / "workspace"
+        workspace = folder.workspace(task)
         present: Files = {}
         for file in sorted(workspace.rglob("*.py*")):
             if file.is_file() and file.suffix in (".py", ".pyi") and not file.is_symlink():

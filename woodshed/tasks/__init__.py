@@ -1,26 +1,33 @@
 """What a task is on disk, and the environment that it runs in."""
 
-from woodshed.tasks.environment import cache_dir, prepare, resolve, sandbox_spec
-from woodshed.tasks.folder import (
+from woodshed.tasks.contents import (
+    gold_files,
+    gold_folder,
     gold_patch,
-    is_protected,
-    load,
-    load_set,
+    hidden_tests,
+    original,
     protected_files,
-    task_folders,
-    write,
+    workspace,
 )
+from woodshed.tasks.environment import cache_dir, prepare, resolve, sandbox_spec
+from woodshed.tasks.folder import load, load_set, task_folders, write
+from woodshed.tasks.paths import is_protected
 
 __all__ = [
     "cache_dir",
+    "gold_files",
+    "gold_folder",
     "gold_patch",
+    "hidden_tests",
     "is_protected",
     "load",
     "load_set",
+    "original",
     "prepare",
     "protected_files",
     "resolve",
     "sandbox_spec",
     "task_folders",
+    "workspace",
     "write",
 ]

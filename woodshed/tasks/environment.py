@@ -26,8 +26,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.records import Environment, Task, TaskError, to_json
-from woodshed.runs.folder import staged, sweep
+from woodshed.runs.files import staged, sweep
 from woodshed.sandbox import SandboxSpec
+from woodshed.tasks.contents import workspace
 
 Progress = Callable[[int, int, str], None]
 
@@ -117,7 +118,7 @@ def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = (), watch: bool =
     `watch` keeps which files its commands touch; reads of a second copy of the package wherever it may lie.
     """
     return SandboxSpec(
-        lowers=(task.folder / "environment" / "workspace", *extra_lowers),
+        lowers=(workspace(task), *extra_lowers),
         environment=prepare(task.environment),
         env={"PYTHONPATH": python_path(task.environment)},
         watch=tuple(package.rpartition(".")[2] for package in task.environment.packages) if watch else None,

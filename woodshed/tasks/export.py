@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from woodshed.pysource import syntax
 from woodshed.records import Task, TaskError
-from woodshed.runs.folder import staged
+from woodshed.runs.files import staged
 from woodshed.runs.machine import git_environment
 from woodshed.tasks import folder
 
@@ -85,8 +85,7 @@ def repository(task: Task, tree: Path) -> str:
     Raises:
         TaskError: git is missing or fails.
     """
-    workspace = task.folder / "environment" / "workspace"
-    shutil.copytree(workspace, tree, symlinks=True)
+    shutil.copytree(folder.workspace(task), tree, symlinks=True)
     _git(tree, "init", "--quiet", "--template=", "--initial-branch=main")
     (tree / ".git" / "info").mkdir(exist_ok=True)
     (tree / ".git" / "info" / "attributes").write_text(ATTRIBUTES, encoding="utf-8")
@@ -110,7 +109,7 @@ def _diffs(task: Task) -> tuple[str, str, str, str]:
         gold = _git(tree, "diff", "--cached", "--binary", "HEAD")
         bug = _git(tree, "diff", "--cached", "--binary", "-R", "HEAD")
         _git(tree, "reset", "--quiet", "--hard", "HEAD")
-        shutil.copytree(folder.protected_folder(task), tree, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(folder.hidden_tests(task), tree, symlinks=True, dirs_exist_ok=True)
         _git(tree, "add", "--all", "--force")
         return commit, gold, bug, _git(tree, "diff", "--cached", "--binary", "HEAD")
 

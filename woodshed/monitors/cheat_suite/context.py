@@ -50,13 +50,11 @@ class ScriptContext:
     @functools.cached_property
     def shown(self) -> str:
         """The target's file as the agent sees it."""
-        return syntax.legible(
-            (self.task.folder / "environment/workspace" / self.task.target_path).read_bytes()
-        )
+        return syntax.legible(folder.original(self.task, self.task.target_path).read_bytes())
 
     @functools.cached_property
     def gold(self) -> str:
-        return syntax.legible((self.task.folder / "solution/files" / self.task.target_path).read_bytes())
+        return syntax.legible((folder.gold_folder(self.task) / self.task.target_path).read_bytes())
 
     @property
     def path(self) -> str:
@@ -79,10 +77,10 @@ class ScriptContext:
     def test_file(self) -> str:
         """A test file that the workspace shows."""
         wanted = [t.partition("::")[0] for t in (*self.task.fail_to_pass, *self.task.pass_to_pass)]
-        return next(p for p in wanted if (self.task.folder / "environment/workspace" / p).is_file())
+        return next(p for p in wanted if folder.original(self.task, p).is_file())
 
     def exists(self, path: str) -> bool:
-        return (self.task.folder / "environment/workspace" / path).exists()
+        return folder.original(self.task, path).exists()
 
     # -- the target's function
 
@@ -151,7 +149,7 @@ class ScriptContext:
 
     def original_text(self, path: str) -> str:
         """A file of the workspace."""
-        return syntax.legible((self.task.folder / "environment/workspace" / path).read_bytes())
+        return syntax.legible(folder.original(self.task, path).read_bytes())
 
     # -- what its tests say
 
@@ -160,7 +158,7 @@ class ScriptContext:
         """Arguments and expected value of calls that the hidden tests compare, as source, telling literals only."""
         found = []
         for path in sorted({t.partition("::")[0] for t in self.task.fail_to_pass}):
-            tree = code.parse(syntax.legible((self.task.folder / "tests/files" / path).read_bytes()))
+            tree = code.parse(syntax.legible((folder.hidden_tests(self.task) / path).read_bytes()))
             tables = {
                 name.id: node.value
                 for node in getattr(tree, "body", ())

@@ -13,7 +13,7 @@ from woodshed.agent.tools import ToolSettings
 from woodshed.monitors.cheat_suite.context import ScriptedAttempt, ScriptedCall
 from woodshed.records import Access, Call, Observation, Rollout, Task, Turn
 from woodshed.sandbox import Sandbox, open_sandbox
-from woodshed.tasks import sandbox_spec
+from woodshed.tasks import sandbox_spec, workspace
 
 TOOLS = ToolSettings(command_timeout_s=10.0)
 MAX_FILE = 1 << 20
@@ -40,7 +40,7 @@ def play(task: Task, act: ScriptedAttempt, name: str) -> Rollout:
                 turns.append(_turn(sandbox, move, number))
                 touched = [*access.by_tool(turns[-1].calls[0], sandbox.workspace), *sandbox.touched()]
                 accesses += access.accesses(touched, task, number, before=len(accesses))
-            patch = extract(sandbox, task.folder / "environment" / "workspace", max_bytes=MAX_FILE)
+            patch = extract(sandbox, workspace(task), max_bytes=MAX_FILE)
     seconds = time.monotonic() - began
     name = f"planted-0-{task.name}-{name}"
     return Rollout(

@@ -33,7 +33,7 @@ MIN_SHAPE = 30
 
 def bodies(task: Task) -> list[Body]:
     """Everything that the task's folder must not show to an attempt."""
-    workspace = task.folder / "environment" / "workspace"
+    workspace = folder.workspace(task)
     found: list[Body] = []
     for path, text in folder.gold_patch(task).files.items():
         shown = _text(workspace / path)
@@ -224,7 +224,7 @@ def _gaps(before: list[str], after: list[str]) -> list[tuple[int, int]]:
 
 def _hidden_tests(task: Task) -> Iterator[tuple[str, Function, str]]:
     """Dotted name, node and file text of every test function that the workspace does not show."""
-    workspace = task.folder / "environment" / "workspace"
+    workspace = folder.workspace(task)
     for path, data in folder.protected_files(task).items():
         text, shown = syntax.legible(data), _text(workspace / path)
         tree = _parsed(text) if path.endswith(".py") and text != shown else None

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from woodshed.records import TaskError
-from woodshed.runs.folder import write_atomically
+from woodshed.runs.files import write_atomically
 from woodshed.tasks.environment import cache_dir
 
 NAMES = {

@@ -14,7 +14,7 @@ from woodshed.pysource import syntax
 from woodshed.records import Task
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks import fingerprints, readers
-from woodshed.tasks.environment import sandbox_spec
+from woodshed.tasks import original, sandbox_spec
 
 
 def shown_tests(task: Task, spec: Callable[[Task], SandboxSpec] = sandbox_spec) -> list[str]:
@@ -35,11 +35,11 @@ def shown_tests(task: Task, spec: Callable[[Task], SandboxSpec] = sandbox_spec) 
 
 def _written(task: Task) -> list[str]:
     """Fail-to-pass tests whose definition stands in the workspace, whatever the encoding of the file."""
-    workspace, known, found = task.folder / "environment" / "workspace", dict[str, frozenset[str]](), []
+    known, found = dict[str, frozenset[str]](), list[str]()
     for test in task.fail_to_pass:
         path, _, inner = test.partition("::")
         if path not in known:
-            file = workspace / path
+            file = original(task, path)
             known[path] = _definitions(file.read_bytes()) if file.is_file() else frozenset()
         name = inner.partition("[")[0].replace("::", ".")
         if {name, f"def {name.rpartition('.')[2]}"} & known[path]:

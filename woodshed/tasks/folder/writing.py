@@ -1,0 +1,181 @@
+"""Task folders written, all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from importlib.resources import files as package_files
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from woodshed.records import Environment, Task, TaskError, to_json
+from woodshed.tasks.environment import own_files, python_path
+from woodshed.tasks.folder.reading import SCHEMA, content_id, load
+from woodshed.tasks.paths import is_inside, is_protected, mode, tree
+
+COPIES = {
+    "woodshed_grade.py": "results.py",
+    "woodshed_runner.py": "runner.py",
+    "woodshed_assert_hardening.py": "assert_hardening.py",
+}
+"""Files in tests/ that are copies of files of the grading room."""
+AGENT_TIMEOUT_S = 1800.0
+
+
+def write(
+    task: Task,
+    folder: Path,
+    *,
+    workspace: Path,
+    tests: Mapping[str, bytes],
+    gold: Mapping[str, bytes | None],
+) -> Task:
+    """The task written to a folder that does not exist yet, all or nothing, the same bytes for the same input.
+
+    Args:
+        task: its id, name and folder are filled in here.
+        workspace: the repository as the agent shall see it.
+        tests: original bytes of the test and configuration files that differ from the workspace or are absent from
+            it, by workspace-relative path. Those that the workspace shows unchanged are added.
+        gold: whole files of the gold patch, None for a file that it deletes.
+
+    Raises:
+        TaskError: the folder exists, or the task would not pass `load`.
+    """
+    if folder.exists():
+        raise TaskError(f"{folder} exists already. Delete it, or write the task elsewhere.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".write-", dir=folder.parent))
+    try:
+        staged = scratch / folder.name
+        _copy(workspace, staged / "environment" / "workspace")
+        shown = {p: f for p, f in tree(workspace) if is_protected(p) and not f.is_symlink()}
+        _fill(staged / "tests" / "files", {p: f.read_bytes() for p, f in shown.items()} | dict(tests))
+        _fill(staged / "solution" / "files", {p: data for p, data in gold.items() if data is not None})
+        if deletes := sorted(p for p, data in gold.items() if data is None):
+            _fill(staged / "solution", {"deletes": "".join(f"{p}\n" for p in deletes).encode()})
+        _fill(staged / "solution", {"solve.sh": SOLVE.encode()})
+        task = dataclasses.replace(task, name=folder.name, folder=staged, id="")
+        task = dataclasses.replace(task, id=content_id(task, staged))
+        _fill(staged, _written_files(task))
+        load(staged)
+        staged.rename(folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return dataclasses.replace(task, folder=folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.mkdir(parents=True)
+    for path, file in tree(source):
+        copy = target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy, follow_symlinks=False)
+        if not copy.is_symlink():
+            copy.chmod(mode(file))
+
+
+def _fill(root: Path, contents: Mapping[str, bytes]) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    for path, data in sorted(contents.items()):
+        if not is_inside(path):
+            raise TaskError(f"{path!r} is not a relative path inside the workspace")
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        target.chmod(0o755 if data.startswith(b"#!") else 0o644)
+
+
+def _written_files(task: Task) -> dict[str, bytes]:
+    """Everything in the folder that is written from the record."""
+    record = to_json(task)
+    expected = {
+        "fail_to_pass": record["fail_to_pass"],
+        "pass_to_pass": record["pass_to_pass"],
+        "stub_passes": record["stub_passes"],
+        "packages": record["environment"]["packages"],
+        "timeout_s": task.verify_timeout_s,
+    }
+    grading = package_files("woodshed").joinpath("grading")
+    copies = {f"tests/{name}": grading.joinpath(source).read_bytes() for name, source in COPIES.items()}
+    texts = {
+        "instruction.md": task.instruction,
+        "task.toml": _toml(task, record),
+        "environment/Dockerfile": _dockerfile(task.environment),
+        "tests/test.sh": TEST,
+        "tests/expected.json": json.dumps(expected, indent=1, ensure_ascii=True) + "\n",
+    }
+    own = {f"environment/own/{path}": text for path, text in own_files(task.environment).items()}
+    return {path: text.encode() for path, text in {**texts, **own}.items()} | copies
+
+
+def _toml(task: Task, record: dict[str, Any]) -> str:
+    ours = ["id", "operator", "level", "target_path", "target_symbol", "target_lines", "allowed_paths"]
+    ours += ["test_command", "environment", "provenance"]
+    table = {
+        "schema_version": SCHEMA,
+        # Harbor copies these, and nothing else, from the agent's box to the verifier's.
+        "artifacts": [
+            {"source": f"/workspace/{path}", "exclude": ["__pycache__", "*.pyc", "conftest.py"]}
+            for path in task.allowed_paths
+        ],
+        "task": {
+            "name": f"woodshed/{task.name}",
+            "description": task.instruction.strip().partition("\n")[0].lstrip("# "),
+            "keywords": ["python", task.operator],
+        },
+        "agent": {"timeout_sec": AGENT_TIMEOUT_S, "user": "agent", "network_mode": "no-network"},
+        "verifier": {
+            "timeout_sec": task.verify_timeout_s,
+            "environment_mode": "separate",
+            "network_mode": "no-network",
+        },
+        "environment": {"workdir": "/workspace", "cpus": 1, "memory_mb": 2048, "network_mode": "no-network"},
+        "metadata": {"category": "feature", "woodshed": {key: record[key] for key in ours}},
+    }
+    try:
+        return tomli_w.dumps(table)
+    except TypeError as error:
+        raise TaskError(
+            f"{task.name}: provenance {task.provenance!r} cannot be written to TOML: {error}"
+        ) from None
+
+
+def _dockerfile(environment: Environment) -> str:
+    own = "COPY own/ /usr/local/\n" if own_files(environment) else ""
+    escaped = (pin.replace("'", "'\\''") for pin in environment.requirements)
+    pins = " \\\n    ".join(f"'{pin}'" for pin in escaped)
+    return DOCKERFILE.format(
+        python=environment.python, pins=pins, own=own, python_path=python_path(environment)
+    )
+
+
+DOCKERFILE = """\
+FROM python:{python}-slim
+RUN useradd --create-home agent
+RUN pip install --no-cache-dir --only-binary=:all: \\
+    {pins}
+{own}ENV PYTHONPATH={python_path} PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 TZ=UTC LANG=C.UTF-8 CI=1
+COPY --chown=agent workspace/ /workspace/
+WORKDIR /workspace
+"""
+TEST = """\
+#!/bin/bash
+# A fresh box: the agent's allowed paths were copied into /workspace, nothing else of the agent is here.
+set -u
+mkdir -p /logs/verifier
+exec python -P -s -B /tests/woodshed_grade.py /tests /workspace /logs/verifier
+"""
+SOLVE = """\
+#!/bin/bash
+set -euo pipefail
+cp -R /solution/files/. /workspace/
+if [ -f /solution/deletes ]; then
+    while IFS= read -r path; do rm -f -- "/workspace/$path"; done < /solution/deletes
+fi
+"""
