@@ -41,9 +41,8 @@ def test_heads_and_experts_are_read_from_the_configuration():
         "o_proj": Heads(cols=8),
     }
     assert units_of(on_meta("LlamaForCausalLM", llama)) == heads
-    moe = transformers.Qwen3MoeConfig(
-        **TINY | {"head_dim": 16}, num_key_value_heads=2, num_experts=4, moe_intermediate_size=12
-    )
+    experts: dict[str, Any] = {"num_experts": 4, "moe_intermediate_size": 12, "head_dim": 16}
+    moe = transformers.Qwen3MoeConfig(**TINY, **experts, num_key_value_heads=2)
     assert units_of(on_meta("Qwen3MoeForCausalLM", moe)) == {
         "q_proj": Heads(rows=16),
         "k_proj": Heads(rows=16),
