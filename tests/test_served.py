@@ -26,8 +26,8 @@ from woodshed.engines.scripted import ScriptedEngine
 from woodshed.learning.policy import add_adapter
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
-from woodshed.stages.rl import train
 from woodshed.tokens.renderer import create_renderer
+from woodshed.train import train
 
 
 class LoadsAdapters(Handler):

@@ -20,7 +20,7 @@ from tiny_model import tiny_tokenizer
 
 from woodshed.records import Rollout, Task
 from woodshed.runs.folder import RunDir
-from woodshed.stages.rl import train
+from woodshed.train import train
 
 PYTHON = Path(__file__).parent.parent / "build" / "vllm" / "bin" / "python"
 START_S = 400.0

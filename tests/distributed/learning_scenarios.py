@@ -170,7 +170,7 @@ def load_saved(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
     found = {}
     for number, (name, training) in enumerate(trainings.items()):
         run = RunDir(Path(folder) / str(number))
-        newest = checkpoint.latest(run)
+        newest = checkpoint.latest(run, ("rl",))
         assert newest is not None and checkpoint.read_position(newest).step
         policy = policy_of(training)
         start = checkpoint.start_weights(run, policy, "start")
