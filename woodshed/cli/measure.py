@@ -122,7 +122,7 @@ def evaluate(
             run,
             engine,
             folder.load_set(run.path / "tasks" / "eval"),
-            HarnessSettings(chosen.rollout, chosen.agent, chosen.grading, chosen.monitors),
+            HarnessSettings(chosen.rollout, chosen.agent, chosen.grading, chosen.monitors, chosen.sandbox),
             Occasion("eval", 0, chosen.attempts, chosen.seed),
             effort=chosen.effort,
             progress=progress,
@@ -190,7 +190,9 @@ def grade(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example apart=always."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Grading settings to change, for example isolate_tests=always."
+        ),
     ] = None,
 ) -> None:
     """Judge the attempts of a run again.

@@ -103,7 +103,14 @@ def attempts(session: Session, subject: Demonstrated, step: int) -> list[Rollout
     recipe, settings, engine = session.recipe, session.recipe.distill, session.engine
     asked = distill_samples.draw(subject.known, settings.answers_per_step, step, recipe.seed)
     made = distill_samples.answer(asked, engine, settings, name=f"distill-{step}", seed=recipe.seed)
-    collector = Collector(engine, recipe.rollout, recipe.agent, seed=recipe.seed, prefix=f"distill-{step}")
+    collector = Collector(
+        engine,
+        recipe.rollout,
+        recipe.agent,
+        seed=recipe.seed,
+        prefix=f"distill-{step}",
+        sandboxes=recipe.sandbox.create(),
+    )
     tasks = distill_samples.draw(subject.tasks, settings.tasks_per_step, step, recipe.seed)
     groups = collector.collect(tasks, attempts=1)
     return made + [attempt for group in groups for attempt in group.rollouts]

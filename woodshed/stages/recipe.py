@@ -22,6 +22,7 @@ from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
 from woodshed.learning.update import OptimizerSettings
 from woodshed.monitors.flag_policy import MonitorSettings
+from woodshed.sandbox import SandboxSettings
 from woodshed.settings import Settings
 from woodshed.stages.distill_samples import DistillSettings
 from woodshed.stages.sft import SFTSettings
@@ -83,6 +84,7 @@ class Recipe(Settings):
     agent: AgentSettings = AgentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
     rollout: RolloutSettings = RolloutSettings()
+    sandbox: SandboxSettings = SandboxSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
     effort: EffortSettings = EffortSettings()
@@ -101,4 +103,4 @@ class Recipe(Settings):
     @property
     def harness(self) -> HarnessSettings:
         """What stands between the policy and its experience."""
-        return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors)
+        return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors, self.sandbox)

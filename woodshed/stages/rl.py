@@ -91,6 +91,7 @@ def warm_up(session: Session, position: TrainState, tasks: Sequence[Task]) -> No
         threads=session.recipe.rollout.tool_threads,
         context_length=session.engine.context_length,
         progress=session.progress,
+        sandboxes=session.recipe.sandbox.create(),
     )
     optimizer = make_optimizer(policy, settings.optimizer)
     if newest := checkpoint.latest(run):
@@ -391,6 +392,7 @@ def through_gate(
             micro_batch_tokens=recipe.loss.micro_batch_tokens,
             placement=recipe.feedback.placement,
             threads=recipe.rollout.tool_threads,
+            sandboxes=recipe.sandbox.create(),
         ),
     )
     return switched_off(position.off, found, settings)

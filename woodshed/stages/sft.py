@@ -41,7 +41,7 @@ from woodshed.learning.update import OptimizerSettings, learning_rate
 from woodshed.pysource import syntax
 from woodshed.records import Hint, RecipeError, Rollout, Task, TaskError, Turn
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 from woodshed.tokens.codec import Codec
@@ -181,6 +181,7 @@ def play(
     threads: int,
     context_length: int,
     progress: Callable[[int, int, str], None],
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> list[ExpertAttempt]:
     """Oracle attempts at every task, kept in the run folder task by task and never played twice."""
     usable = [task for task in tasks if len(folder.gold_patch(task).files) == 1]
@@ -194,7 +195,14 @@ def play(
     def attempts(task: Task) -> list[ExpertAttempt]:
         return [
             expert_attempt(
-                task, renderer, settings, agent, attempt=n, seed=seed, context_length=context_length
+                task,
+                renderer,
+                settings,
+                agent,
+                attempt=n,
+                seed=seed,
+                context_length=context_length,
+                sandboxes=sandboxes,
             )
             for n in range(settings.attempts)
         ]
@@ -267,6 +275,7 @@ def expert_attempt(
     attempt: int,
     seed: int,
     context_length: int,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> ExpertAttempt:
     """Play one scripted attempt through the real tools in a real sandbox.
 
@@ -275,7 +284,7 @@ def expert_attempt(
     """
     name = f"oracle-0-{task.name}-{attempt}"
     rng = random.Random(f"{seed}/{name}")
-    sandbox = open_sandbox(environment.sandbox_spec(task))
+    sandbox = sandboxes.open(environment.sandbox_spec(task))
     player = Attempt(
         task,
         sandbox,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from woodshed.grading.verifier import verify
+from woodshed.grading import grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import Edit, Source, apply, parse
 from woodshed.records import Patch, Task, Verdict
@@ -59,7 +59,7 @@ def impossible(parent: Task, out: Path) -> Task:
             for path, text in folder.gold_patch(parent).files.items()
         }
         written = folder.write(twin, out, workspace=workspace, tests=changed, gold=gold)
-        verdict = verify(written, folder.gold_patch(written))
+        verdict = grade(written, folder.gold_patch(written))
         if not (reasons := _against_twin(written, verdict)):
             return written
         shutil.rmtree(out)
@@ -91,7 +91,7 @@ def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
 
 def reasons_against_twin(task: Task) -> list[str]:
     """Why a task is no impossible twin: with the original code, exactly the contradicted tests must fail."""
-    return _against_twin(task, verify(task, folder.gold_patch(task)))
+    return _against_twin(task, grade(task, folder.gold_patch(task)))
 
 
 def _against_twin(task: Task, verdict: Verdict) -> list[str]:
@@ -203,7 +203,7 @@ def write_tests(work: Bench, function: Symbol, name: str) -> Task:
         gold=gold,
     )
     shutil.rmtree(workspace)
-    untouched, solved = verify(task, Patch(files={})), verify(task, folder.gold_patch(task))
+    untouched, solved = grade(task, Patch(files={})), grade(task, folder.gold_patch(task))
     if any(untouched.outcomes[t] == "passed" for t in task.fail_to_pass) or not solved.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(solved)
