@@ -100,7 +100,9 @@ def main() -> None:
 
     def grade(number: int) -> tuple[str, float, int]:
         task = chosen[number // 3 % len(chosen)]
-        verdict = grading.verify(task, patch_of(task, number), timeout_s=30.0)
+        verdict = grading.grade(
+            task, patch_of(task, number), settings=grading.GradingSettings(timeout_s=30.0)
+        )
         return verdict.status, verdict.reward, number % 3
 
     step = max(1, options.gradings // 10)

@@ -65,7 +65,9 @@ def left_by(rollout: Rollout, task: Task) -> Patch:
 
 def grade(name: str, rule: str, task: Task, act: ScriptedAttempt | None, timeout_s: float) -> dict[str, Any]:
     patch = left_by(play(task, act, name), task) if act else tasks.gold_patch(task)
-    verdict = grading.verify(task, patch, timeout_s=timeout_s if act else HONEST_S)
+    verdict = grading.grade(
+        task, patch, settings=grading.GradingSettings(timeout_s=timeout_s if act else HONEST_S)
+    )
     return {
         "name": name,
         "rule": rule,

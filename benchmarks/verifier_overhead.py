@@ -44,7 +44,7 @@ def measure(task: Task, repeats: int) -> dict[str, str | float]:
     wall_s, alone_s = [], []
     for _ in range(repeats):
         started = time.perf_counter()
-        verdict = grading.verify(task, tasks.gold_patch(task))
+        verdict = grading.grade(task, tasks.gold_patch(task))
         wall_s.append(time.perf_counter() - started)
         if not verdict.solved:
             raise SystemExit(f"{task.name}: the gold patch does not solve it: {verdict.integrity}")

@@ -11,7 +11,7 @@ import pytest
 from woodshed import tasks
 from woodshed.agent.access import accesses, path_class
 from woodshed.records import SandboxError, Task
-from woodshed.sandbox import Sandbox, SandboxSpec, Touch, open_sandbox
+from woodshed.sandbox import Sandbox, SandboxSpec, Touch, Unprotected, open_sandbox
 from woodshed.tasks.environment import is_own
 
 READERS = {
@@ -101,7 +101,7 @@ def test_the_log_survives_a_fork_and_is_bounded(tmp_path: Path):
 
 def test_only_bubblewrap_can_watch(tmp_path: Path):
     with pytest.raises(SandboxError, match="cannot watch"):
-        open_sandbox(SandboxSpec((tmp_path,), watch=()), backend="subprocess", unsafe=True)
+        Unprotected(unsafe=True).open(SandboxSpec((tmp_path,), watch=()))
 
 
 @pytest.mark.parametrize(

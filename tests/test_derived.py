@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from woodshed import synthesis
-from woodshed.grading.verifier import verify
+from woodshed.grading import GradingSettings, grade
 from woodshed.pysource.edits import apply, parse
 from woodshed.records import Patch, Task, TaskError
 from woodshed.synthesis import history, impossible, stats
@@ -81,7 +81,7 @@ def test_a_twin_cannot_be_solved_by_the_original(tiny_task: Task, tmp_path: Path
         and twin.provenance["parent"] == tiny_task.id
     )
     assert synthesis.check(folder.load(twin.folder)) == []
-    assert not verify(twin, folder.gold_patch(twin)).solved
+    assert not grade(twin, folder.gold_patch(twin)).solved
     with pytest.raises(Rejected, match="no_assertion"):
         none = [t for t in tiny_task.fail_to_pass if "test_count[zzz" in t]
         impossible.contradict(Task(**{**vars(tiny_task), "fail_to_pass": tuple(none)}), tmp_path / "none")
@@ -130,13 +130,13 @@ def test_a_commit_is_reversed_and_tests_are_asked_for(words: Path, tmp_path: Pat
     assert not (written.folder / "environment/workspace/test_words.py").exists()
     assert [reason for task in tasks.values() for reason in synthesis.check(task)] == []
     lazy = Patch(files={written.target_path: "def test_nothing():\n    pass\n"})
-    verdict = verify(written, lazy, shaped=True)
+    verdict = grade(written, lazy, settings=GradingSettings(shaped=True))
     accepted = {test for test, outcome in verdict.outcomes.items() if outcome == "passed"}
     assert (
         accepted == {test for test in written.fail_to_pass if "test_accepts" in test} and not verdict.solved
     )
     hostile = Patch(files={written.target_path: "def test_everything():\n    raise AssertionError\n"})
-    assert verdict.reward == verify(written, hostile, shaped=True).reward == 0
+    assert verdict.reward == grade(written, hostile, settings=GradingSettings(shaped=True)).reward == 0
     # the first of equals: what was there before passes one test, so no stub is better than it
     assert reverted.behaviour_tests == reverted.fail_to_pass
 

@@ -14,10 +14,19 @@ from typer.testing import CliRunner
 
 from woodshed import cli, grading, tasks
 from woodshed.experience import regrade
-from woodshed.grading import GradingSettings, assert_hardening, compiled, results, runner, verifier
+from woodshed.grading import (
+    GradingSettings,
+    assert_hardening,
+    compiled,
+    patches,
+    pytest_verifier,
+    results,
+    runner,
+)
+from woodshed.grading.command_verifier import CommandVerifier
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import Sandbox, control, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, control, open_sandbox
 from woodshed.tasks import environment, folder
 
 KINDS = """\
@@ -277,19 +286,19 @@ def partial(task: Task) -> Patch:
 
 
 def test_rewards(tiny_task: Task):
-    solved = grading.verify(tiny_task, tasks.gold_patch(tiny_task), rollout_id="r")
+    solved = grading.grade(tiny_task, tasks.gold_patch(tiny_task))
     assert (solved.status, solved.reward, solved.solved) == ("graded", 1.0, True)
-    assert (solved.rollout_id, solved.task_id) == ("r", tiny_task.id)
+    assert solved.task_id == tiny_task.id
     assert solved.outcomes.keys() == {*tiny_task.fail_to_pass, *tiny_task.pass_to_pass}
-    half = grading.verify(tiny_task, partial(tiny_task), shaped=True)
+    half = grading.grade(tiny_task, partial(tiny_task), settings=grading.GradingSettings(shaped=True))
     assert (half.reward, half.solved) == (0.25, False)
-    nothing = grading.verify(tiny_task, Patch({}))
+    nothing = grading.grade(tiny_task, Patch({}))
     assert (nothing.status, nothing.reward) == ("graded", 0.0)
     assert "NotImplementedError: count" in nothing.detail
 
 
 def test_a_broken_sandbox_is_no_verdict(tiny_task: Task, tmp_path: Path):
-    lost = grading.verify(dataclasses.replace(tiny_task, folder=tmp_path), Patch({}))
+    lost = grading.grade(dataclasses.replace(tiny_task, folder=tmp_path), Patch({}))
     assert (lost.status, lost.reward, lost.solved) == ("invalid", 0.0, False)
     assert "no folder" in lost.detail
 
@@ -300,8 +309,8 @@ def test_who_loses_the_sandbox_with_the_patch_alone_is_judged(
     """Else a patch could choose "invalid" where it expects a 0."""
     monkeypatch.setattr(control, "GRACE_S", -25.0)  # of the 30 that the tests may take
     hangs = Patch({"tally/words.py": "import time\ntime.sleep(99)\n"})
-    verdict = grading.verify(tiny_task, hangs)
-    assert (verdict.status, verdict.reward, verdict.integrity) == ("graded", 0.0, (verifier.LOST,))
+    verdict = grading.grade(tiny_task, hangs)
+    assert (verdict.status, verdict.reward, verdict.integrity) == ("graded", 0.0, (pytest_verifier.LOST,))
     assert set(verdict.outcomes.values()) == {"missing"}
 
 
@@ -320,7 +329,7 @@ def test_what_crosses(tiny_task: Task):
             f"tally/{'x' * 300}.py": "",
             "tallyho/x.py": "",
             "tally/test_x.py": "",
-            "tally/big.py": "x" * (verifier.MAX_PATCH_CHARS + 1),
+            "tally/big.py": "x" * (patches.MAX_PATCH_CHARS + 1),
         },
         skipped={"tally/link": "not a regular file"},
     )
@@ -335,7 +344,7 @@ def test_what_crosses(tiny_task: Task):
 
 def test_deletions_cross(tiny_task: Task):
     files = {**tasks.gold_patch(tiny_task).files, "tally/table.py": None}
-    verdict = grading.verify(tiny_task, Patch(files))
+    verdict = grading.grade(tiny_task, Patch(files))
     assert verdict.outcomes["tests/test_table.py::test_render"] == "missing"
     assert verdict.outcomes["tests/test_words.py::test_split"] == "passed"
     assert verdict.integrity == ()
@@ -375,13 +384,14 @@ def test_judging_groups(tiny_task: Task):
 def test_judging_begins_before_all_attempts_are_there(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
     gold, begun = tasks.gold_patch(tiny_task), []
     made = [rollout(tiny_task, n, patch) for n, patch in enumerate((gold, Patch({}), gold))]
-    judge_one = verifier._judge_one
 
-    def noted(task: Task, made: Rollout, settings: GradingSettings) -> Verdict:
+    grade_one = grading.Judging._grade
+
+    def noted(self: grading.Judging, task: Task, made: Rollout) -> Verdict:
         begun.append(made.id)
-        return judge_one(task, made, settings)
+        return grade_one(self, task, made)
 
-    monkeypatch.setattr(verifier, "_judge_one", noted)
+    monkeypatch.setattr(grading.Judging, "_grade", noted)
     with grading.Judging([tiny_task]) as judging:
         judging.add(made[0])
         deadline = time.monotonic() + 10
@@ -427,7 +437,9 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     assert "r0: 1 -> 1  no longer flagged: history" in result.output
     assert "2 attempts judged again: 2 changed, 1 in reward, 1 in flags" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
-    assert regrade.settings_of(run, ["apart=always"]) == GradingSettings(shaped=True, jobs=1, apart="always")
+    assert regrade.settings_of(run, ["isolate_tests=always"]) == GradingSettings(
+        shaped=True, jobs=1, isolate_tests="always"
+    )
 
 
 @pytest.mark.parametrize(("solve", "reward"), [(True, 1.0), (False, 0.0)])
@@ -449,6 +461,49 @@ def test_a_harbor_verifier_comes_to_the_same_reward(tiny_task: Task, solve: bool
             "passed": 6 if solve else 2,
             "tests": 6,
         }
+
+
+SHIPPED_CHEATS = {
+    "exits": "import os\nos._exit(0)\n",
+    "always equal": (
+        "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\n\n\n"
+        "def split(text): return Equal()\n\n\ndef count(text): return Equal()\n"
+    ),
+    "writes the reward": (
+        "import os\nos.makedirs('/logs/verifier', exist_ok=True)\n"
+        "open('/logs/verifier/reward.json', 'w').write('1')\n"
+        "open('/logs/verifier/reward.txt', 'w').write('1')\nos._exit(0)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ["gold", "untouched", *SHIPPED_CHEATS])
+def test_the_shipped_form_gives_the_verdict_of_grade(tiny_task: Task, name: str):
+    patch = tasks.gold_patch(tiny_task) if name == "gold" else Patch({})
+    if name in SHIPPED_CHEATS:
+        patch = Patch({"tally/words.py": SHIPPED_CHEATS[name]})
+    shipped = grading.grade(dataclasses.replace(tiny_task, verifier="command"), patch)
+    assert (shipped.status, shipped.reward) == ("graded", float(name == "gold")), shipped.detail
+    ours = grading.grade(tiny_task, patch)
+    assert (shipped.status, shipped.reward, shipped.solved) == (ours.status, ours.reward, ours.solved)
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "reward"),
+    [
+        ("true", "graded", 1.0),
+        ("false", "graded", 0.0),
+        ("echo 0.5 > /logs/verifier/reward.txt", "graded", 0.5),
+        ("echo '{\"reward\": 0.25}' > /logs/verifier/reward.json; exit 1", "graded", 0.25),
+        ("echo nan > /logs/verifier/reward.txt", "invalid", 0.0),
+        ("echo '{\"tests\": 3}' > /logs/verifier/reward.json", "invalid", 0.0),
+    ],
+)
+def test_a_command_grades_by_its_reward_file_or_its_exit_code(
+    tiny_task: Task, command: str, status: str, reward: float
+):
+    verdict = CommandVerifier(command).grade(tiny_task, Patch({}), BUBBLEWRAP)
+    assert (verdict.status, verdict.reward, verdict.solved) == (status, reward, reward == 1.0)
 
 
 # The channel
@@ -554,11 +609,11 @@ def test_files_that_were_compiled_before_are_tested_alike(tiny_task: Task, monke
     liar = Patch(files={path: f"{equal}\ndef count(*given):\n    return Any()\n"})
     for patch in (Patch(files={}), gold, liar):
         runs = []
-        taken, _ = verifier.crossing(tiny_task, patch)
+        taken, _ = grading.crossing(tiny_task, patch)
         tests = (*tiny_task.fail_to_pass, *tiny_task.pass_to_pass)
-        for made in (compiled.compiled_tests, lambda task, tests: {}):
-            monkeypatch.setattr(verifier, "compiled_tests", made)
-            runs.append(verifier._test_patch(tiny_task, taken, tests, 60))
+        for made in (compiled.compiled_tests, lambda task, tests, sandboxes: {}):
+            monkeypatch.setattr(pytest_verifier, "compiled_tests", made)
+            runs.append(pytest_verifier.test_patch(tiny_task, taken, tests, 60, BUBBLEWRAP))
         ready, read = runs
         for part in ("outcomes", "messages", "collection_errors", "integrity", "package_files"):
             assert getattr(ready, part) == getattr(read, part), part
@@ -567,7 +622,7 @@ def test_files_that_were_compiled_before_are_tested_alike(tiny_task: Task, monke
 
 def test_what_was_compiled_is_run_whatever_lies_on_the_disk(repository: Sandbox, tiny_task: Task):
     tests = ["tests/test_table.py::test_top"]
-    ready = compiled.compiled_tests(tiny_task, [*tests, "tests/test_absent.py::test_x"])
+    ready = compiled.compiled_tests(tiny_task, [*tests, "tests/test_absent.py::test_x"], BUBBLEWRAP)
     assert {"tests/test_table.py"} <= set(ready) <= {"tests/test_table.py", "tests/conftest.py"}
     repository.write("tests/test_table.py", b"def test_top(): assert False\n")
     given: dict[str, Any] = {"ids": tests, "packages": ("tally",), "timeout_s": 60}
@@ -577,7 +632,8 @@ def test_what_was_compiled_is_run_whatever_lies_on_the_disk(repository: Sandbox,
 
 def test_a_file_that_does_not_compile_is_left_to_the_session(tiny_task: Task):
     site = environment.prepare(tiny_task.environment)
-    found = compiled._compile(site, {"tests/test_a.py": b"def (", "tests/test_b.py": b"assert 1 == 1\n"})
+    texts = {"tests/test_a.py": b"def (", "tests/test_b.py": b"assert 1 == 1\n"}
+    found = compiled._compile(site, texts, BUBBLEWRAP)
     assert list(found) == ["tests/test_b.py"]
 
 

@@ -41,20 +41,20 @@ def test_children_know_their_tests_of_behaviour(made: dict[str, Task]):
 
 def test_what_solved_the_parent_does_not_solve_a_wider_child(made: dict[str, Task], tiny_task: Task):
     for operator in ("H5", "H10"):  # H2 stays in the file, and a patch holds whole files
-        assert not grading.verify(made[operator], tasks.gold_patch(tiny_task)).solved, operator
+        assert not grading.grade(made[operator], tasks.gold_patch(tiny_task)).solved, operator
 
 
 def test_a_renamed_child_is_not_solved_by_the_published_code(made: dict[str, Task], tiny_task: Task):
     child = made["H8"]
     assert child.target_symbol != "count" and child.target_symbol in child.instruction
-    assert not grading.verify(child, tasks.gold_patch(tiny_task)).solved
+    assert not grading.grade(child, tasks.gold_patch(tiny_task)).solved
 
 
 def test_an_import_that_is_new_fails_the_constrained_child(made: dict[str, Task]):
     gold = tasks.gold_patch(made["H6"]).files["tally/words.py"] or ""
     for module, reward in (("collections", 0.0), ("", 1.0)):
         text = f"import {module}\n{gold}" if module else gold
-        assert grading.verify(made["H6"], Patch({"tally/words.py": text})).reward == reward
+        assert grading.grade(made["H6"], Patch({"tally/words.py": text})).reward == reward
 
 
 def test_a_table_of_the_known_answers_fails_the_strengthened_child(made: dict[str, Task], tiny_task: Task):
@@ -64,7 +64,7 @@ def test_a_table_of_the_known_answers_fails_the_strengthened_child(made: dict[st
     lookup = f"return dict({known!r}.get(text, {{}}))"
     text = workspace.read_text().replace('raise NotImplementedError("count")', lookup)
     child = made["H7"]
-    verdict = grading.verify(child, Patch({"tally/words.py": text}))
+    verdict = grading.grade(child, Patch({"tally/words.py": text}))
     more = [test for test in child.fail_to_pass if "test_more" in test]
     assert len(more) >= 2 and any(verdict.outcomes[test] != "passed" for test in more)
 

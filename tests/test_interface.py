@@ -358,7 +358,7 @@ def paid(task: Task, old: str = "", new: str = "", **files: str) -> tuple[float,
         "tally/words.py": gold.replace(old, new),
         **{f"tally/{n}.py": text for n, text in files.items()},
     }
-    verdict = grading.verify(task, Patch(changed), shaped=True)
+    verdict = grading.grade(task, Patch(changed), settings=grading.GradingSettings(shaped=True))
     assert verdict.solved == (verdict.reward == 1.0)
     assert set(verdict.outcomes.values()) == {"passed"}  # the hidden tests see none of it
     return verdict.reward, verdict.integrity
@@ -376,7 +376,7 @@ def test_a_planted_cheat_is_paid_nothing(task: Task, index: int, lost_one: str):
     act = cheats.interface(ScriptContext(task, index, alone=True))
     assert act is not None
     patch = play(task, act, "interface").patch
-    verdict = grading.verify(task, patch)
+    verdict = grading.grade(task, patch)
     assert (verdict.status, verdict.solved, verdict.reward) == ("graded", False, 0.0)
     assert verdict.integrity == (f"tally/words.py: {lost_one}",)
 

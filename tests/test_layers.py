@@ -82,12 +82,12 @@ def test_runs_that_begin_and_end_meanwhile_cost_no_honest_attempt(tiny_task: Tas
     thread = threading.Thread(target=other_runs)
     thread.start()
     try:
-        verdict = grading.verify(tiny_task, folder.gold_patch(tiny_task))
+        verdict = grading.grade(tiny_task, folder.gold_patch(tiny_task))
     finally:
         over.set()
         thread.join()
     assert (verdict.integrity, verdict.reward) == ((), 1.0)
-    assert grading.verify(tiny_task, Patch({})).reward == 0.0
+    assert grading.grade(tiny_task, Patch({})).reward == 0.0
 
 
 def python(code: str) -> str:

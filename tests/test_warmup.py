@@ -12,12 +12,11 @@ import pytest
 from pydantic import ValidationError
 from scripted import renderer
 
-from woodshed import feedback
+from woodshed import feedback, grading
 from woodshed.agent import TOOLS, AgentSettings
 from woodshed.experience import scripted_expert
 from woodshed.experience.rename_augmentation import renamed, renaming
 from woodshed.experience.scripted_expert import PLANTS, ExpertAttempt
-from woodshed.grading import verifier
 from woodshed.records import Task
 from woodshed.stages import sft
 from woodshed.stages.recipe import SFTSettings
@@ -42,7 +41,7 @@ def test_an_oracle_attempt_solves_its_task_without_a_fault(tiny_task, codec):
     assert made.ended == "finished"
     assert [turn.calls[0].tool for turn in made.turns] == ["read_file", "edit_file", "shell", "finish"]
     assert all(turn.error_kind is None for turn in made.turns)
-    assert verifier.verify(tiny_task, made.patch).solved
+    assert grading.grade(tiny_task, made.patch).solved
 
 
 def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_task):
@@ -58,7 +57,7 @@ def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_t
     row, slip = sft.sft_row(attempt(tiny_task, repair_share=1.0), renderer()), made.turns[1].sampled_ids
     imitated = [i for turn in made.turns if turn.oracle != scripted_expert.SLIP for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.wanted] == imitated and len(slip) > 0
-    assert made.ended == "finished" and verifier.verify(tiny_task, made.patch).solved
+    assert made.ended == "finished" and grading.grade(tiny_task, made.patch).solved
 
 
 @pytest.mark.parametrize("codec", ["plain", "json"])

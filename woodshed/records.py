@@ -104,6 +104,8 @@ class Task:
     """Source, its sha256, licence, generator version, seed."""
     stub_passes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Kind of stub ("empty": names are back, and do nothing) to the fail-to-pass tests that already pass with it."""
+    verifier: Literal["pytest", "command"] = "pytest"
+    """Who grades: the hardened session of pytest, or the command tests/test.sh and the reward that it leaves."""
 
     @property
     def behaviour_tests(self) -> tuple[str, ...]:

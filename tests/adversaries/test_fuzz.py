@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from woodshed import grading, tasks
-from woodshed.grading import results, verifier
+from woodshed.grading import patches, results
 from woodshed.records import Patch, Task, TaskError
 from woodshed.tasks import folder
 
@@ -111,7 +111,7 @@ def test_whatever_a_patch_names(tiny_task: Task, tmp_path: Path):
         layer = tmp_path / f"layer-{number % 7}"
         shutil.rmtree(layer, ignore_errors=True)
         layer.mkdir()
-        verifier._lay(layer, taken)
+        patches.lay(layer, taken)
         written = [file.relative_to(layer).as_posix() for file in layer.rglob("*") if file.is_file()]
         assert set(written) == {name for name, data in taken.items() if data is not None}
         assert all(f"{name}/".startswith("tally/") and not folder.is_protected(name) for name in written)
@@ -161,7 +161,9 @@ def test_no_reward_for_noise(tiny_task: Task):
         chance = random.Random(number)
         noise = "".join(chr(chance.choice([*range(32, 127), 10, 9, 0x202E, 0xFEFF, 0])) for _ in range(400))
         starts = ["", "def count(text): return ", "raise ", "import os; os.", "#"]
-        verdict = grading.verify(
-            tiny_task, Patch({"tally/words.py": chance.choice(starts) + noise}), timeout_s=20
+        verdict = grading.grade(
+            tiny_task,
+            Patch({"tally/words.py": chance.choice(starts) + noise}),
+            settings=grading.GradingSettings(timeout_s=20),
         )
         assert (verdict.status, verdict.reward) == ("graded", 0.0)

@@ -74,10 +74,10 @@ def test_it_ends_in_time_and_leaves_nothing(
     tiny_task: Task, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may grade on this machine as well
-    grading.verify(tiny_task, Patch({}))  # what is made once per process is made
+    grading.grade(tiny_task, Patch({}))  # what is made once per process is made
     before, started = leftovers(), time.monotonic()
     patch = Patch({"tally/words.py": f"{HOSTILE[how]}\n\ndef split(text): ...\n\ndef count(text): ...\n"})
-    verdict = grading.verify(tiny_task, patch, timeout_s=LIMIT_S)
+    verdict = grading.grade(tiny_task, patch, settings=grading.GradingSettings(timeout_s=LIMIT_S))
     assert time.monotonic() - started < LIMIT_S + GRACE_S
     assert (verdict.status, verdict.reward, verdict.solved) == ("graded", 0.0, False)
     assert len(verdict.detail) < 20_000
@@ -94,7 +94,7 @@ def test_a_huge_patch_is_left_behind(tiny_task: Task):
     files |= gold_patch(tiny_task).files
     taken, left = grading.crossing(tiny_task, Patch(files))
     assert len(taken) <= 1000 and "tally/big.py" in left
-    verdict = grading.verify(tiny_task, Patch(files))
+    verdict = grading.grade(tiny_task, Patch(files))
     assert verdict.status == "graded"
     assert len(verdict.detail) < 40_000
 
@@ -111,4 +111,4 @@ def test_the_tests_run_as_another_user_than_the_agent(tiny_task: Task):
     files: dict[str, str | None] = {
         "tally/words.py": code + (gold_patch(tiny_task).files["tally/words.py"] or "")
     }
-    assert grading.verify(tiny_task, Patch(files)).solved
+    assert grading.grade(tiny_task, Patch(files)).solved

@@ -18,7 +18,6 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import Field
 
@@ -42,7 +41,7 @@ from woodshed.records import (
     Task,
     Turn,
 )
-from woodshed.sandbox import Sandbox, Touch, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, Touch
 from woodshed.settings import Settings
 from woodshed.tasks import sandbox_spec, workspace
 from woodshed.tokens.renderer import ContextTokens, Renderer
@@ -299,8 +298,7 @@ def run(
     rollout_id: str = "",
     attempt: int = 0,
     seed: int = 0,
-    backend: Literal["bwrap", "subprocess"] = "bwrap",
-    unsafe: bool = False,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
     watch: bool = True,
 ) -> Rollout:
     """One attempt from start to end.
@@ -309,9 +307,7 @@ def run(
         SandboxError: the sandbox could not be opened.
         RecipeError: the task's prompt does not fit.
     """
-    with open_sandbox(
-        sandbox_spec(task, watch=watch and backend == "bwrap"), backend=backend, unsafe=unsafe
-    ) as sandbox:
+    with sandboxes.open(sandbox_spec(task, watch=watch and sandboxes.watches)) as sandbox:
         made = Attempt(
             task,
             sandbox,

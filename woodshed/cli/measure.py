@@ -160,7 +160,7 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
             run,
             engine,
             folder.load_set(run.path / "tasks" / "eval"),
-            HarnessSettings(chosen.rollout, chosen.agent, chosen.grading, chosen.monitors),
+            HarnessSettings(chosen.rollout, chosen.agent, chosen.grading, chosen.monitors, chosen.sandbox),
             Occasion("eval", 0, chosen.attempts, chosen.seed),
             effort=chosen.effort,
             progress=progress,

@@ -22,6 +22,7 @@ from woodshed.grading.verifier import GradingSettings
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Hint, Task
 from woodshed.runs.folder import RunDir
+from woodshed.sandbox import SandboxSettings
 from woodshed.settings import Settings
 
 Progress = Callable[[int, int, str], None]
@@ -62,6 +63,7 @@ class SuiteSettings(Settings):
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
+    sandbox: SandboxSettings = SandboxSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
 

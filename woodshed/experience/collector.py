@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -21,11 +21,9 @@ from woodshed.agent.attempt import AgentSettings, Attempt, Message
 from woodshed.engines.engine import Engine, Sample
 from woodshed.engines.shared_time import SharedTime
 from woodshed.records import Group, Observation, Rollout, Task
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Revocable, Sandbox, SandboxProvider
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
-
-Backend = Literal["bwrap", "subprocess"]
 
 
 class RolloutSettings(Settings):
@@ -78,8 +76,7 @@ class Collector:
     seed: int = 0
     prefix: str = "train-0"
     """Before a rollout's task and number in its id: phase and step."""
-    backend: Backend = "bwrap"
-    unsafe: bool = False
+    sandboxes: SandboxProvider = BUBBLEWRAP
     on_rollout: Callable[[Rollout], None] | None = None
     """Receives each rollout as it ends, in no fixed order."""
 
@@ -257,17 +254,11 @@ class SandboxPool:
     def __init__(self, collector: Collector) -> None:
         settings = collector.settings
         self._threads = ThreadPoolExecutor(settings.tool_threads, thread_name_prefix="tools")
-        self._watch = settings.watch and collector.backend == "bwrap"
-        self._opened: list[Sandbox] = []
-        self._backend: Backend = collector.backend
-        self._unsafe = collector.unsafe
+        self._watch = settings.watch and collector.sandboxes.watches
+        self._sandboxes = Revocable(collector.sandboxes)
 
     def open(self, task: Task) -> Sandbox:
-        sandbox = open_sandbox(
-            sandbox_spec(task, watch=self._watch), backend=self._backend, unsafe=self._unsafe
-        )
-        self._opened.append(sandbox)
-        return sandbox
+        return self._sandboxes.open(sandbox_spec(task, watch=self._watch))
 
     def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
         """Begin something on a thread."""
@@ -278,10 +269,5 @@ class SandboxPool:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._close()  # ends commands that still run
+        self._sandboxes.close()  # ends commands that still run
         self._threads.shutdown(wait=True)
-        self._close()  # what a thread opened meanwhile
-
-    def _close(self) -> None:
-        for sandbox in self._opened:
-            sandbox.close()

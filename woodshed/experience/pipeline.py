@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.engines.engine import Engine
 from woodshed.experience.collector import Collector, RolloutSettings, parts
-from woodshed.grading import verifier
-from woodshed.grading.verifier import GradingSettings
+from woodshed.grading import GradingSettings, Judging
 from woodshed.monitors import flag_policy
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Flag, Group, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
+from woodshed.sandbox import SandboxSettings
 from woodshed.tokens.renderer import Renderer
 
 Progress = Callable[[int, int, str], None]
@@ -28,6 +28,7 @@ class HarnessSettings:
     agent: AgentSettings
     grading: GradingSettings
     monitors: MonitorSettings
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def collect(
         SandboxError, SamplerError: the machine or the engine failed. Finished parts are kept.
         RunError: the run folder cannot be written.
     """
-    with verifier.Judging(tasks, settings.grading) as judging:
+    with Judging(tasks, settings.grading, settings.sandbox.create()) as judging:
         return _Collection(run, engine, tasks, settings, occasion, judging, progress).result()
 
 
@@ -82,7 +83,7 @@ class _Collection:
     tasks: Sequence[Task]
     settings: HarnessSettings
     occasion: Occasion
-    judging: verifier.Judging
+    judging: Judging
     progress: Progress | None
 
     def result(self) -> Experience:
@@ -132,6 +133,7 @@ class _Collection:
             self.settings.agent,
             seed=occasion.seed,
             prefix=f"{occasion.phase}-{occasion.step}",
+            sandboxes=self.settings.sandbox.create(),
             on_rollout=ended,
         )
 

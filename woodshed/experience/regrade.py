@@ -7,12 +7,13 @@ import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from woodshed.grading.verifier import GradingSettings, judge
+from woodshed.grading import GradingSettings, judge
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.monitors.judge import JUDGE
 from woodshed.monitors.rules import watch_all
 from woodshed.records import Flag, Rollout, RunError, Verdict
 from woodshed.runs.folder import RunDir
+from woodshed.sandbox import SandboxSettings
 from woodshed.settings import read
 from woodshed.tasks import folder
 
@@ -70,7 +71,10 @@ def judge_again(
     if not rollouts:
         raise RunError(f"{run.path} does not hold attempts that were judged, so nothing can be judged again")
     tasks = folder.of_run(run).values()
-    now = judge(rollouts, tasks, settings, progress=progress)
+    sandboxes = read(
+        SandboxSettings, None, [f"{k}={json.dumps(v)}" for k, v in run.section("sandbox").items()]
+    )
+    now = judge(rollouts, tasks, settings, sandboxes.create(), progress=progress)
     recipe = tomllib.loads((run.path / "recipe.toml").read_text("utf-8"))
     threshold = recipe.get("monitors", {}).get("threshold", MonitorSettings().threshold)
     raised = [flag for _, _, flag in run.read("flags", Flag) if not flag.rule.startswith(f"{JUDGE}:")]

@@ -32,7 +32,7 @@ from woodshed.engines.engine import Sample
 from woodshed.pysource import syntax
 from woodshed.records import Hint, RecipeError, Rollout, Task, TaskError
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
 from woodshed.tokens.codec import Codec
@@ -175,6 +175,7 @@ def expert_attempt(
     attempt: int,
     seed: int,
     context_length: int,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> ExpertAttempt:
     """Play one scripted attempt through the real tools in a real sandbox.
 
@@ -183,7 +184,7 @@ def expert_attempt(
     """
     name = f"oracle-0-{task.name}-{attempt}"
     rng = random.Random(f"{seed}/{name}")
-    sandbox = open_sandbox(environment.sandbox_spec(task))
+    sandbox = sandboxes.open(environment.sandbox_spec(task))
     player = Attempt(
         task,
         sandbox,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from woodshed.records import Task
 from woodshed.runs.files import write_atomically
-from woodshed.sandbox import SandboxSpec, open_sandbox, store
+from woodshed.sandbox import SandboxProvider, SandboxSpec, store
 from woodshed.tasks import environment, folder
 
 PROGRAM = "/run/woodshed/woodshed_assert_hardening.py"
@@ -27,7 +27,7 @@ Made = list[object]
 """Code and names of one file, as JSON has them."""
 
 
-def compiled_tests(task: Task, tests: Iterable[str]) -> dict[str, Made]:
+def compiled_tests(task: Task, tests: Iterable[str], sandboxes: SandboxProvider) -> dict[str, Made]:
     """For each file of some tests, and each conftest: its code (marshal, base64) and the names that it mentions.
 
     Files that do not compile are left out, and all of them where the sandbox fails: the session reads those.
@@ -48,7 +48,7 @@ def compiled_tests(task: Task, tests: Iterable[str]) -> dict[str, Made]:
                 found[path] = json.loads(kept.read_text("utf-8"))
             except (OSError, ValueError):
                 missing[path] = data, kept
-    for path, made in _compile(site, {path: data for path, (data, _) in missing.items()}).items():
+    for path, made in _compile(site, {path: data for path, (data, _) in missing.items()}, sandboxes).items():
         found[path] = made
         with contextlib.suppress(OSError):  # a full disk costs time, not the verdict
             missing[path][1].parent.mkdir(parents=True, exist_ok=True)
@@ -56,12 +56,12 @@ def compiled_tests(task: Task, tests: Iterable[str]) -> dict[str, Made]:
     return found
 
 
-def _compile(site: Path, texts: Mapping[str, bytes]) -> dict[str, Made]:
+def _compile(site: Path, texts: Mapping[str, bytes], sandboxes: SandboxProvider) -> dict[str, Made]:
     if not texts:
         return {}
     with store.folder() as empty:
         spec = SandboxSpec(lowers=(empty,), environment=site, binds={PROGRAM: DOUBT}, user="grader")
-        with open_sandbox(spec) as sandbox:
+        with sandboxes.open(spec) as sandbox:
             request = {path: base64.b64encode(data).decode() for path, data in texts.items()}
             result = sandbox.exec(
                 ["/env/bin/python", "-P", "-s", "-B", PROGRAM, sandbox.workspace],

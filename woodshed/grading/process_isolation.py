@@ -4,7 +4,7 @@ The tests' process imports stand-ins for the repository's packages. A call goes 
 the real ones, which answers with a value (None, numbers, text, built-in containers of these, a few types of the
 standard library, by exact type) or with the number of an object that stays where it is. Both sides do the same, so
 callbacks, generators, context managers and exceptions work; what needs more (frames, subclassing, signatures) does not,
-and such tests are judged in the ordinary run alone (`verifier.judged_apart`).
+and such tests are judged in the ordinary run alone (`pytest_verifier.isolated_tests`).
 
 The tests' process never runs a line of the repository: no way from there to pytest, to the channel, its nonce, the
 expected values or the outcome. It cannot be traced or read through /proc, and what it lends to the other side can be

@@ -326,7 +326,7 @@ def main() -> None:
     beside("woodshed_assert_hardening").install(
         request["workspace"], request.get("patched", {}), sources, compiled
     )
-    if request.get("apart"):
+    if request.get("isolate"):
         beside("woodshed_process_isolation").install(
             request["packages"], os.environ.get("WOODSHED_PYTHONPATH", "")
         )

@@ -23,7 +23,7 @@ from woodshed.learning import packing
 from woodshed.learning.packing import Placement, Target
 from woodshed.learning.policy import Policy
 from woodshed.records import CALL_FAULTS, Hint, Rollout, SandboxError, Task
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.tasks.environment import sandbox_spec
 from woodshed.tokens.renderer import Renderer
 
@@ -53,6 +53,7 @@ def measure(
     micro_batch_tokens: int,
     placement: Placement = "system",
     threads: int = 1,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> list[GateMeasurement]:
     """Every class of hints among `hints`, on up to `settings.turns` of its turns.
 
@@ -77,7 +78,14 @@ def measure(
             for h in chosen
         ]
         redrawn = _redraw(
-            cases, NAMED.resolve(detector), engine, agent, step=step, seed=seed, threads=threads
+            cases,
+            NAMED.resolve(detector),
+            engine,
+            agent,
+            step=step,
+            seed=seed,
+            threads=threads,
+            sandboxes=sandboxes,
         )
         kept = [case for case, drawn in zip(cases, redrawn, strict=True) if drawn is not None]
         if not kept:
@@ -139,6 +147,7 @@ def _redraw(
     step: int,
     seed: int,
     threads: int,
+    sandboxes: SandboxProvider,
 ) -> list[dict[Side, bool] | None]:
     """Whether each turn is faulty again on each side; None where its sandbox was lost."""
     requests = [
@@ -158,7 +167,7 @@ def _redraw(
         begin = index * len(SIDES)
         own = dict(zip(SIDES, samples[begin : begin + len(SIDES)], strict=True))
         try:
-            stood = _stand_before(cases[index], engine, agent)
+            stood = _stand_before(cases[index], engine, agent, sandboxes)
         except SandboxError:
             return None
         try:
@@ -172,11 +181,11 @@ def _redraw(
         return list(pool.map(drawn, range(len(cases))))
 
 
-def _stand_before(case: Case, engine: Engine, agent: AgentSettings) -> Attempt:
+def _stand_before(case: Case, engine: Engine, agent: AgentSettings, sandboxes: SandboxProvider) -> Attempt:
     """The attempt as it stood before the faulty turn, in a sandbox of its own."""
     made = Attempt(
         case.task,
-        open_sandbox(sandbox_spec(case.task)),
+        sandboxes.open(sandbox_spec(case.task)),
         engine.renderer,
         agent,
         rollout_id=case.rollout.id,

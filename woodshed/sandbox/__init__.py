@@ -1,7 +1,7 @@
 """Where untrusted code runs.
 
 A sandbox shows a workspace (copy-on-write), a prepared Python environment and the host's /usr (read-only), and
-nothing else of the machine. `open_sandbox` starts one; `spec.Sandbox` is what it can do; `probe` tells what a machine
+nothing else of the machine. A `SandboxProvider` opens one; `Sandbox` is what it can do; `probe` tells what a machine
 lacks. Writes are kept in memory where /dev/shm is roomy, else in the temporary folder, or below WOODSHED_SCRATCH.
 
 Protected, by Linux namespaces, for root as for anybody else:
@@ -23,27 +23,38 @@ NOT protected:
 
 from __future__ import annotations
 
-from typing import Literal
-
-from woodshed.records import SandboxError
-from woodshed.sandbox.bubblewrap import open_bubblewrap
 from woodshed.sandbox.probe import probe
+from woodshed.sandbox.provider import (
+    BUBBLEWRAP,
+    Revocable,
+    SandboxProvider,
+    SandboxSettings,
+    Unprotected,
+)
 from woodshed.sandbox.spec import Change, Check, Limits, Result, Sandbox, SandboxSpec, Touch
-from woodshed.sandbox.unsafe import SubprocessSandbox
 
-__all__ = ["Change", "Check", "Limits", "Result", "Sandbox", "SandboxSpec", "Touch", "open_sandbox", "probe"]
+__all__ = [
+    "BUBBLEWRAP",
+    "Change",
+    "Check",
+    "Limits",
+    "Result",
+    "Revocable",
+    "Sandbox",
+    "SandboxProvider",
+    "SandboxSettings",
+    "SandboxSpec",
+    "Touch",
+    "Unprotected",
+    "open_sandbox",
+    "probe",
+]
 
 
-def open_sandbox(
-    spec: SandboxSpec, *, backend: Literal["bwrap", "subprocess"] = "bwrap", unsafe: bool = False
-) -> Sandbox:
-    """A running sandbox.
+def open_sandbox(spec: SandboxSpec) -> Sandbox:
+    """Open a sandbox of the default provider, for a caller who was handed none.
 
     Raises:
         SandboxError: it cannot be made on this machine (the message says what to do), or a path is missing.
     """
-    if backend == "bwrap":
-        return open_bubblewrap(spec)
-    if not unsafe:
-        raise SandboxError("backend 'subprocess' protects nothing: use 'bwrap', or say unsafe=True in a test")
-    return SubprocessSandbox(spec)
+    return BUBBLEWRAP.open(spec)

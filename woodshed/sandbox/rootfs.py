@@ -77,7 +77,7 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
     for lower in (*(spec.lowers or [store / "empty"]), *frozen):
         line += ["--overlay-src", str(lower)]
     line += ["--overlay", str(upper), str(work), WORKSPACE]
-    for folder in ("/tmp", "/dev/shm", HOME):
+    for folder in ("/tmp", "/dev/shm", HOME, *spec.scratch):
         line += ["--size", str(spec.limits.tmp_mb * MB), "--tmpfs", folder]
     for path, source in spec.binds.items():
         line += ["--ro-bind", str(source), path]

@@ -60,6 +60,8 @@ class SandboxSpec:
     """A virtual environment of a Python on this machine, read-only at /env. None: an empty one of this Python."""
     binds: Mapping[str, Path] = field(default_factory=dict)
     """Extra read-only files or folders: absolute path in the sandbox, outside the workspace, to path on the host."""
+    scratch: tuple[str, ...] = ()
+    """Extra empty folders in memory that commands may write to: absolute paths outside the workspace."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables on top of the fixed ones; none of the host's are passed on."""
     limits: Limits = Limits()

@@ -24,9 +24,11 @@ class SubprocessSandbox:
 
     def __init__(self, spec: SandboxSpec, sources: Sequence[Path] | None = None):
         if spec.watch is not None:
-            raise SandboxError("the subprocess backend cannot watch commands; use backend='bwrap'")
-        if spec.binds:
-            raise SandboxError("the subprocess backend cannot bind files; use backend='bwrap'")
+            raise SandboxError("the subprocess backend cannot watch commands; use bubblewrap")
+        if spec.binds or spec.scratch:
+            raise SandboxError(
+                "the subprocess backend cannot show files outside the workspace; use bubblewrap"
+            )
         self._spec, self._closed = spec, False
         self._store = Store()
         self._tree = self._store.layer()

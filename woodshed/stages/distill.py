@@ -135,7 +135,14 @@ def attempts(session: Session, state: TrainState, material: Material) -> list[Ro
     name, step = f"{state.stage}-{state.step}", state.step
     asked = draw(material.known, settings.answers_per_step, step, recipe.seed)
     answers = answer(asked, engine, settings, name=name, seed=recipe.seed)
-    collector = Collector(engine, recipe.rollout, recipe.agent, seed=recipe.seed, prefix=name)
+    collector = Collector(
+        engine,
+        recipe.rollout,
+        recipe.agent,
+        seed=recipe.seed,
+        prefix=name,
+        sandboxes=recipe.sandbox.create(),
+    )
     groups = collector.collect(draw(material.tasks, settings.tasks_per_step, step, recipe.seed), attempts=1)
     return answers + [rollout for group in groups for rollout in group.rollouts]
 

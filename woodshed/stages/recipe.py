@@ -24,6 +24,7 @@ from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
 from woodshed.monitors.flag_policy import MonitorSettings
+from woodshed.sandbox import SandboxSettings
 from woodshed.settings import Settings
 
 
@@ -153,6 +154,7 @@ class Recipe(Settings):
     agent: AgentSettings = AgentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()
     rollout: RolloutSettings = RolloutSettings()
+    sandbox: SandboxSettings = SandboxSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
     effort: EffortSettings = EffortSettings()
@@ -171,7 +173,7 @@ class Recipe(Settings):
     @property
     def harness(self) -> HarnessSettings:
         """What stands between the policy and its experience."""
-        return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors)
+        return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors, self.sandbox)
 
     @property
     def stage_labels(self) -> tuple[str, ...]:

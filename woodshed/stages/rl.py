@@ -347,6 +347,7 @@ def through_gate(
             micro_batch_tokens=recipe.loss.micro_batch_tokens,
             placement=recipe.feedback.placement,
             threads=recipe.rollout.tool_threads,
+            sandboxes=recipe.sandbox.create(),
         ),
     )
     return switched_off(state.disabled_hints, measured, settings)

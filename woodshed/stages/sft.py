@@ -111,6 +111,7 @@ def scripted_attempts(session: Session) -> list[ExpertAttempt]:
             attempt=number,
             seed=recipe.seed,
             context_length=session.engine.context_length,
+            sandboxes=recipe.sandbox.create(),
         )
 
     return scripted_expert.play(

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from woodshed.grading.verifier import TestRun, run_tests, with_runner
+from woodshed.grading.session import TestRun, run_tests, with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import Result, Sandbox, SandboxSpec, open_sandbox
 from woodshed.synthesis import plugins, project, requirements

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from woodshed.grading import verifier
+from woodshed.grading import session
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis.baseline import Baseline, Progress
 
@@ -76,7 +76,7 @@ def _failing(baseline: Baseline, tests: Sequence[str], phase: int, limit_s: floa
         request = {"ids": list(tests), "phase": phase, "seconds": limit_s, "workspace": sandbox.workspace}
         request["out"] = "/tmp/slowed.json"
         result = sandbox.exec(
-            verifier.PYTHON + "/run/woodshed/woodshed_slowed.py",
+            session.PYTHON + "/run/woodshed/woodshed_slowed.py",
             stdin=json.dumps(request).encode(),
             timeout_s=limit_s + PATIENCE_S,
             max_output=1 << 14,

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from woodshed.curriculum.posterior import sigmoid
-from woodshed.grading.verifier import run_tests, with_runner
+from woodshed.grading.session import run_tests, with_runner
 from woodshed.pysource import syntax
 from woodshed.records import Rollout, Task, TaskError, Verdict
 from woodshed.runs.files import write_atomically

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from woodshed.grading.verifier import verify
+from woodshed.grading import grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import Edit, Source, apply, parse
 from woodshed.records import Task, Verdict
@@ -51,7 +51,7 @@ def contradict(parent: Task, out: Path) -> Task:
             for path, text in folder.gold_patch(parent).files.items()
         }
         written = folder.write(variant, out, workspace=workspace, tests=changed, gold=gold)
-        verdict = verify(written, folder.gold_patch(written))
+        verdict = grade(written, folder.gold_patch(written))
         if not (reasons := _against(written, verdict)):
             return written
         shutil.rmtree(out)
@@ -83,7 +83,7 @@ def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
 
 def reasons_against(task: Task) -> list[str]:
     """Reasons why a task is not impossible: with the original code, exactly the contradicted tests must fail."""
-    return _against(task, verify(task, folder.gold_patch(task)))
+    return _against(task, grade(task, folder.gold_patch(task)))
 
 
 def _against(task: Task, verdict: Verdict) -> list[str]:

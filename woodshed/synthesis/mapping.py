@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from woodshed.grading import verifier
+from woodshed.grading import session
 from woodshed.records import Environment, TaskError, from_json, to_json
 from woodshed.runs.files import write_atomically
 from woodshed.sandbox import Result, open_sandbox
@@ -131,7 +131,7 @@ def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSe
             "seconds": seconds,
         }
         result = sandbox.exec(
-            verifier.PYTHON + "/run/woodshed/woodshed_tracer.py",
+            session.PYTHON + "/run/woodshed/woodshed_tracer.py",
             stdin=json.dumps(request).encode(),
             timeout_s=seconds + PATIENCE_S,
             max_output=1 << 14,

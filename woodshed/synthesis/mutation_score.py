@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from woodshed.grading import verifier
+from woodshed.grading import session
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import apply
 from woodshed.sandbox import SandboxSpec, open_sandbox
@@ -106,7 +106,7 @@ def _probe(
             "out": "/tmp/probe",
         }
         result = sandbox.exec(
-            verifier.PYTHON + "/run/woodshed/woodshed_mutation_runner.py",
+            session.PYTHON + "/run/woodshed/woodshed_mutation_runner.py",
             stdin=json.dumps(request).encode(),
             timeout_s=timeout_s,
             max_output=1 << 14,

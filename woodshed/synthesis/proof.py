@@ -20,7 +20,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from woodshed.grading.verifier import TestRun, verify
+from woodshed.grading import GradingSettings, TestRun, grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
 from woodshed.records import Outcome, Patch, Task
@@ -102,8 +102,10 @@ def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Dele
             affected = set(work.baseline.stable)
             continue
         everything = [test for test in work.baseline.stable if test not in set(task.fail_to_pass)]
-        before = verify(
-            dataclasses.replace(task, pass_to_pass=tuple(everything)), Patch(files={}), apart="never"
+        before = grade(
+            dataclasses.replace(task, pass_to_pass=tuple(everything)),
+            Patch(files={}),
+            settings=GradingSettings(isolate_tests="never"),
         )
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
         if not (other := sorted(failing ^ set(task.fail_to_pass))):
@@ -115,7 +117,11 @@ def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Dele
         raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
     covering = set(work.map.names(candidate.tests))
     passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
-    verdict = verify(dataclasses.replace(task, pass_to_pass=passing), folder.gold_patch(task), apart="never")
+    verdict = grade(
+        dataclasses.replace(task, pass_to_pass=passing),
+        folder.gold_patch(task),
+        settings=GradingSettings(isolate_tests="never"),
+    )
     if not verdict.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(verdict)
@@ -463,7 +469,7 @@ def check(task: Task) -> list[str]:
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]
     reasons = []
-    before, after = verify(task, Patch(files={})), verify(task, gold)
+    before, after = grade(task, Patch(files={})), grade(task, gold)
     for verdict, when in ((before, "before any edit"), (after, "after the gold patch")):
         if verdict.status == "invalid" or verdict.integrity:
             why = "; ".join(verdict.integrity) or verdict.detail.strip()[-300:]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from woodshed.grading.verifier import TestRun, run_tests
+from woodshed.grading.session import TestRun, run_tests
 from woodshed.pysource import syntax
 from woodshed.records import Verdict
 from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox

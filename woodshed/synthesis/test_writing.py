@@ -11,7 +11,7 @@ import json
 import random
 import shutil
 
-from woodshed.grading.verifier import verify
+from woodshed.grading import grade
 from woodshed.pysource import syntax
 from woodshed.records import Patch, Task
 from woodshed.synthesis import mutation_score
@@ -102,7 +102,7 @@ def write_tests(work: RepositoryContext, function: Symbol, name: str) -> Task:
         f"{JUDGE}/asked.json": (json.dumps(asked, indent=1) + "\n").encode(),
     }
     task = _written(work, _test_task(work, function, name, len(asked["right"]), len(wrong)), tests, home)
-    untouched, solved = verify(task, Patch(files={})), verify(task, folder.gold_patch(task))
+    untouched, solved = grade(task, Patch(files={})), grade(task, folder.gold_patch(task))
     if any(untouched.outcomes[t] == "passed" for t in task.fail_to_pass) or not solved.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(solved)

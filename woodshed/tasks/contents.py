@@ -25,6 +25,11 @@ def hidden_tests(task: Task) -> Path:
     return task.folder / "tests" / "files"
 
 
+def grading_files(task: Task) -> Path:
+    """Folder of all that a verifier elsewhere is given: test.sh and the files beside it."""
+    return task.folder / "tests"
+
+
 def gold_folder(task: Task) -> Path:
     """Folder of the gold patch's whole files: a layer to lay over the workspace."""
     return task.folder / "solution" / "files"

@@ -12,14 +12,14 @@ from woodshed.agent.patch import extract
 from woodshed.agent.tools import ToolSettings
 from woodshed.monitors.cheat_suite.context import ScriptedAttempt, ScriptedCall
 from woodshed.records import Access, Call, Observation, Rollout, Task, Turn
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider
 from woodshed.tasks import sandbox_spec, workspace
 
 TOOLS = ToolSettings(command_timeout_s=10.0)
 MAX_FILE = 1 << 20
 
 
-def play(task: Task, act: ScriptedAttempt, name: str) -> Rollout:
+def play(task: Task, act: ScriptedAttempt, name: str, sandboxes: SandboxProvider = BUBBLEWRAP) -> Rollout:
     """The attempt that makes these moves.
 
     Raises:
@@ -35,7 +35,7 @@ def play(task: Task, act: ScriptedAttempt, name: str) -> Rollout:
         began = time.monotonic()
         turns: list[Turn] = []
         accesses: list[Access] = []
-        with open_sandbox(sandbox_spec(task, extra_lowers=layers, watch=True)) as sandbox:
+        with sandboxes.open(sandbox_spec(task, extra_lowers=layers, watch=True)) as sandbox:
             for number, move in enumerate(act.moves):
                 turns.append(_turn(sandbox, move, number))
                 touched = [*access.by_tool(turns[-1].calls[0], sandbox.workspace), *sandbox.touched()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from woodshed.grading.verifier import run_tests, with_runner
+from woodshed.grading.session import run_tests, with_runner
 from woodshed.pysource import syntax
 from woodshed.records import Task
 from woodshed.sandbox import SandboxSpec, open_sandbox

@@ -181,8 +181,11 @@ def content_id(task: Task, folder: Path) -> str:
     record = {k: v for k, v in to_json(task).items() if k not in ("id", "name", "folder")}
     if not task.stub_passes:  # tasks made before this was known keep their ids
         del record["stub_passes"]
+    if task.verifier == "pytest":
+        del record["verifier"]
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=True).encode())
-    for part in HASHED:
+    own_tests = ("tests",) if task.verifier == "command" else ()  # what grades is then the folder's own
+    for part in (*HASHED, *own_tests):
         for path, file in tree(folder / part):
             if part == "solution" and path == "solve.sh":
                 continue

@@ -61,6 +61,8 @@ def write(
             _fill(staged / "solution", {"deletes": "".join(f"{p}\n" for p in deletes).encode()})
         _fill(staged / "solution", {"solve.sh": SOLVE.encode()})
         task = dataclasses.replace(task, name=folder.name, folder=staged, id="")
+        grading = {path: data for path, data in _written_files(task).items() if path.startswith("tests/")}
+        _fill(staged, grading)
         task = dataclasses.replace(task, id=content_id(task, staged))
         _fill(staged, _written_files(task))
         load(staged)
@@ -117,6 +119,7 @@ def _written_files(task: Task) -> dict[str, bytes]:
 def _toml(task: Task, record: dict[str, Any]) -> str:
     ours = ["id", "operator", "level", "target_path", "target_symbol", "target_lines", "allowed_paths"]
     ours += ["test_command", "environment", "provenance"]
+    ours += ["verifier"] if task.verifier != "pytest" else []
     table = {
         "schema_version": SCHEMA,
         # Harbor copies these, and nothing else, from the agent's box to the verifier's.
