@@ -197,7 +197,7 @@ def test_an_evaluation_goes_on_where_its_server_failed(
     ]
     result = runner.invoke(app, ["eval", str(two_tasks), *options, *settings])
     assert result.exit_code == 3, result.output
-    assert "SamplerError" in result.stderr and "go on with: woodshed eval --resume runs/it" in result.stderr
+    assert "SamplerError" in result.stderr and "resume with: woodshed eval --resume runs/it" in result.stderr
     run = RunDir.open(tmp_path / "runs" / "it")
     assert len(run.read("rollouts", Rollout)) == 2, "the finished wave is kept"
     server.otherwise = 200

@@ -92,7 +92,7 @@ def test_muon_takes_the_matrices_and_adamw_the_rest():
     ("section", "sections"),
     [
         ("optimizer", {"optimizer": {"kind": "muon"}}),
-        ("sft.optimizer", {"sft": {"steps": 1, "optimizer": {"kind": "muon"}}}),
+        ("sft.optimizer", {"stages": ["sft"], "sft": {"steps": 1, "optimizer": {"kind": "muon"}}}),
     ],
 )
 def test_muon_for_an_adapter_is_refused_before_anything_is_loaded(section: str, sections: dict[str, Any]):

@@ -105,7 +105,9 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     version = int(state.stopped.rpartition(" ")[2])
     assert version < state.step
     kept = tensor_folder.read(newest / "policy")
-    well = tensor_folder.read(run.path / "checkpoints" / f"rl-{version:06d}" / "policy")
+    well = tensor_folder.read(
+        run.path / "checkpoints" / (f"rl-{version:06d}" if version else "before-rl") / "policy"
+    )
     assert all(torch.equal(kept[name], value) for name, value in well.items())
     lines = [line for line in run.read("metrics") if line[0] != "effort"]
     assert lines[-1][:2] == ("eval", state.step) and lines[-2][2]["stopped"] == state.stopped

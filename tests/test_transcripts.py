@@ -14,14 +14,14 @@ from tiny_model import write_tiny_model
 from woodshed.agent.tools import TOOLS
 from woodshed.evals import atif
 from woodshed.experience import transcripts
-from woodshed.experience.transcripts import Transcript, Wanted
+from woodshed.experience.transcripts import Selection, Transcript
 from woodshed.records import Flag, RecipeError, Rollout, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
 from woodshed.train import train
 
-ANY = Wanted(unsolved=True, flagged=True)
+ANY = Selection(unsolved=True, flagged=True)
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +61,14 @@ def exact(rollout: Rollout) -> Transcript:
 @pytest.mark.parametrize(
     ("wanted", "expected"),
     [
-        (Wanted(), {"good"}),
-        (Wanted(flagged=True), {"good", "flagged"}),
-        (Wanted(unsolved=True), {"good", "unsolved", "unjudged"}),
+        (Selection(), {"good"}),
+        (Selection(flagged=True), {"good", "flagged"}),
+        (Selection(unsolved=True), {"good", "unsolved", "unjudged"}),
         (ANY, {"good", "flagged", "unsolved", "unjudged"}),
     ],
 )
 def test_attempts_are_taken_by_verdict_and_flags_token_by_token(
-    run: RunDir, attempt: Rollout, form: str, wanted: Wanted, expected: set[str], tmp_path: Path
+    run: RunDir, attempt: Rollout, form: str, wanted: Selection, expected: set[str], tmp_path: Path
 ):
     path = run.path
     if form == "atif":
@@ -126,7 +126,7 @@ def test_a_chat_is_rendered_as_the_harness_renders_and_only_the_assistant_is_imi
 ):
     (tmp_path / "chats.jsonl").write_text(json.dumps(CHAT) + "\n" + json.dumps(CHAT))
     using = renderer(codec)
-    first, second = transcripts.read(tmp_path / "chats.jsonl", using, Wanted())
+    first, second = transcripts.read(tmp_path / "chats.jsonl", using, Selection())
     assert first.ids == second.ids and second.id == f"{tmp_path / 'chats.jsonl'}, line 2"
     tools = [tool for tool in TOOLS if tool.name == "read_file"]
     written = using.codec.format("read_file", {"path": "calc.py", "start": 1, "count": 2}, tools)
@@ -163,25 +163,25 @@ def test_a_chat_is_rendered_as_the_harness_renders_and_only_the_assistant_is_imi
 def test_a_line_that_is_no_chat_is_named(tmp_path: Path, line: str, message: str):
     (tmp_path / "chats.jsonl").write_text(f"{json.dumps(CHAT)}\n{line}\n")
     with pytest.raises(RecipeError, match=message):
-        transcripts.read(tmp_path / "chats.jsonl", renderer(), Wanted())
+        transcripts.read(tmp_path / "chats.jsonl", renderer(), Selection())
 
 
 def test_what_is_no_source_is_named(tmp_path: Path, run: RunDir):
     with pytest.raises(RecipeError, match=r"gone is no run folder, no ATIF file.*\"scripted\" stands for"):
-        transcripts.read(tmp_path / "gone", renderer(), Wanted())
+        transcripts.read(tmp_path / "gone", renderer(), Selection())
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(RecipeError, match=r"empty\.jsonl holds nothing"):
-        transcripts.read(tmp_path / "empty.jsonl", renderer(), Wanted())
+        transcripts.read(tmp_path / "empty.jsonl", renderer(), Selection())
     atif.export(run, tmp_path / "atif", problems=[])
     file = tmp_path / "atif" / "good.json"
     document = json.loads(file.read_text())
     del document["steps"][3]["metrics"]["completion_token_ids"]
     file.write_text(json.dumps(document))
     with pytest.raises(RecipeError, match=r"good\.json, step 4: no extra\.context_token_ids"):
-        transcripts.read(file, renderer(), Wanted())
+        transcripts.read(file, renderer(), Selection())
     file.write_text("{")
     with pytest.raises(RecipeError, match=r"good\.json cannot be read"):
-        transcripts.read(file, renderer(), Wanted())
+        transcripts.read(file, renderer(), Selection())
 
 
 def recipe_for(tmp_path: Path, **sections: Any) -> Recipe:

@@ -36,7 +36,7 @@ KIND = Part("engine", {"local": _local, "http": _http})
 
 
 class EngineSettings(SamplerSettings):
-    """What writes the policy's messages."""
+    """The engine that writes the policy's messages."""
 
     kind: Annotated[str, KIND] = "local"
     """local: the weights in training, or those of an evaluation, in this process; http: the `servers`; or

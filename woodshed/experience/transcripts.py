@@ -33,7 +33,7 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """Attempts that may be imitated."""
 
     unsolved: bool = False
@@ -47,7 +47,7 @@ class Wanted:
         return task_id not in self.heldout and (solved or self.unsolved) and (not flagged or self.flagged)
 
 
-def read(path: Path, renderer: Renderer, wanted: Wanted) -> list[Transcript]:
+def read(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     """Read the transcripts of a run folder, an ATIF file or a folder of them, or a chat JSONL file.
 
     Raises:
@@ -75,7 +75,7 @@ def read(path: Path, renderer: Renderer, wanted: Wanted) -> list[Transcript]:
     return transcripts
 
 
-def of_run(path: Path, renderer: Renderer, wanted: Wanted) -> list[Transcript]:
+def of_run(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     """Take the attempts of a run by their verdicts and flags; void ones never."""
     run = RunDir.open(path)
     solved = {verdict.rollout_id: verdict.solved for _, _, verdict in run.read("verdicts", Verdict)}
@@ -91,7 +91,7 @@ def of_run(path: Path, renderer: Renderer, wanted: Wanted) -> list[Transcript]:
     return transcripts
 
 
-def of_atif(path: Path, renderer: Renderer, wanted: Wanted) -> list[Transcript]:
+def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     """Take the trajectory of an ATIF file that `woodshed export` wrote: others keep no context ids."""
     document = _json(path.read_bytes(), str(path))
     extra = _mapping(document.get("extra"))

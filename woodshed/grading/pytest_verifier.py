@@ -111,7 +111,7 @@ class PytestVerifier:
 
 
 def is_suspect(task: Task, crossed: Files) -> bool:
-    """Whether lines that a patch adds mention what would let code look at its tests."""
+    """True if lines that a patch adds mention what would let code look at its tests."""
     for path, data in crossed.items():
         lines = LINE_END.split(data or b"")
         added = b"\n".join(lines[number - 1] for number in added_lines(task, path, data or b""))

@@ -100,7 +100,7 @@ def _scratch(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Whether the path is ours alone: no other process works in it, and the file system knows locks."""
+    """True if the path is ours alone: no other process works in it, and the file system knows locks."""
     descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -19,7 +19,7 @@ class SandboxProvider(Protocol):
 
     @property
     def watches(self) -> bool:
-        """Whether `SandboxSpec.watch` can be asked of it."""
+        """True if `SandboxSpec.watch` can be asked of it."""
         ...
 
     def open(self, spec: SandboxSpec) -> Sandbox:
@@ -99,7 +99,7 @@ PROVIDER = Part("sandbox provider", PROVIDERS, like=SandboxProvider)
 
 
 class SandboxSettings(Settings):
-    """Where untrusted code runs."""
+    """The provider of sandboxes for untrusted code."""
 
     provider: Annotated[str, PROVIDER] = "bubblewrap"
     """Who opens sandboxes: bubblewrap, or an object of your own (package.module:name) with `open(spec)`."""

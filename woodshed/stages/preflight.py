@@ -29,7 +29,7 @@ def refuse(recipe: Recipe) -> None:
     optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
     for stage, optimizer in optimizers.items():
         if stage in recipe.stages:
-            section = "" if stage == "rl" else f"{stage}."
+            section = "optimizer" if stage == "rl" else f"{stage}.optimizer"
             refuse_adapter(optimizer, is_adapter=is_adapter, section=section)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:

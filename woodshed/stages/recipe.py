@@ -75,7 +75,7 @@ class DistillSettings(Settings):
     demonstrations: tuple[Path, ...] = ()
     """JSONL files with {"prompt": ..., "demonstration": ...} a line: examples of answers, or documentation."""
     earlier: tuple[Path, ...] = ()
-    """JSONL files of the same form that are not learnt from: what must not be forgotten is measured on them."""
+    """JSONL files of the same form that are not learned from: what must not be forgotten is measured on them."""
     answers_per_step: int = Field(default=16, ge=0)
     """Prompts of `demonstrations` that are answered in one step."""
     tasks_per_step: int = Field(default=0, ge=0)

@@ -377,7 +377,7 @@ def _locate(tree: Path, code: dict[str, bytes]) -> dict[str, str]:
 
 
 def _elsewhere(tree: Path, code: dict[str, bytes]) -> str:
-    """Where the modules of a wheel lie in a tree that does not hold them by their names; "" where it has none."""
+    """Places of a wheel's modules in a tree that does not hold them by their names; "" where it has none."""
     contents = {content: name for name, content in code.items() if name.endswith(".py") and content.strip()}
     for path in sorted(tree.rglob("*.py")):
         if name := contents.get(path.read_bytes()):

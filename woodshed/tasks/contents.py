@@ -36,7 +36,7 @@ def gold_folder(task: Task) -> Path:
 
 
 def gold_files(task: Task) -> dict[str, Path | None]:
-    """Where the whole files of the gold patch are, by workspace-relative path; None for one that it deletes."""
+    """The whole files of the gold patch on disk, by workspace-relative path; None for one that it deletes."""
     deletes = task.folder / "solution" / "deletes"
     gone = dict.fromkeys(text_of(deletes).splitlines() if deletes.exists() else ())
     return {**dict(tree(gold_folder(task))), **gone}

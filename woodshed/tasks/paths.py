@@ -21,12 +21,12 @@ NEVER_CROSS = re.compile(
 
 
 def is_protected(path: str) -> bool:
-    """Whether a workspace-relative path is restored for grading and never taken from an agent's patch."""
+    """True if a workspace-relative path is restored for grading and never taken from an agent's patch."""
     return NEVER_CROSS.search(path) is not None
 
 
 def is_inside(path: str) -> bool:
-    """Whether a path is relative, normal, UTF-8, not too long, and stays below its root, whatever its characters."""
+    """True if a path is relative, normal, UTF-8, not too long, and stays below its root, whatever its characters."""
     pure = PurePosixPath(path)
     normal = str(pure) == path and path != "." and not pure.is_absolute() and ".." not in pure.parts
     try:
@@ -37,7 +37,7 @@ def is_inside(path: str) -> bool:
 
 
 def is_clean(path: str) -> bool:
-    """Whether a path is inside, and printable: spaces of every width may be in it, line ends and controls may not."""
+    """True if a path is inside, and printable: spaces of every width may be in it, line ends and controls may not."""
     return is_inside(path) and all(c.isprintable() or unicodedata.category(c) == "Zs" for c in path)
 
 

@@ -142,7 +142,7 @@ def _reader() -> TypeAdapter[Task]:
 
 
 def _lint(task: Task, folder: Path) -> None:
-    """What types cannot say."""
+    """Check what types cannot say."""
     for _ in tree(folder):  # raises where a link leaves the folder
         pass
     for path in (*task.allowed_paths, task.target_path, *task.environment.source_roots):
