@@ -35,7 +35,10 @@ def test_attention_kernel():
         moved[:, :, 10:100] = key
         late = kernels.attend(query[:, :, 80:], moved, moved, torch.tensor([[10, 90], [10, 90]]), 0.2)
         same = kernels.attend(query, key, key, zero, 0.2)
-        assert torch.equal(late, same[:, 80:])
+        if late.is_cuda:
+            assert torch.equal(late, same[:, 80:])
+        else:  # the interpreter's products are numpy's, whose order of sums is its BLAS library's
+            torch.testing.assert_close(late, same[:, 80:], rtol=1e-6, atol=1e-6)
         roomy = kernels.attend(query, key, value, zero, 0.2, behind=3)
         assert roomy.shape[1] == 93 and torch.equal(roomy[:, :90], ours)
 

@@ -34,7 +34,10 @@ def test_half_of_a_symmetric_product(m: int, k: int):
     out = kernels.symmetric_product(gram, gram, gram, 0.5, -2.0)
     expected = 0.5 * gram @ gram - 2.0 * gram
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4 * expected.abs().max().item())
-    assert torch.equal(out, out.mT)
+    if out.is_cuda:
+        assert torch.equal(out, out.mT)
+    else:  # the interpreter's products are numpy's, whose order of sums is its BLAS library's
+        torch.testing.assert_close(out, out.mT, rtol=1e-6, atol=1e-6 * expected.abs().max().item())
     transposed = randn(2, k, m).mT  # what a tall batch passes
     torch.testing.assert_close(
         kernels.symmetric_product(transposed, transposed, None, 1.0, 0.0),
