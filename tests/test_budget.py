@@ -70,7 +70,6 @@ CLASS_NAMES_DEFINED_TWICE: set[str] = {
     "Tree",
 }
 FILES_WITH_QUESTIONS: set[str] = {
-    "engines/engine.py",
     "engines/http.py",
     "engines/local/invariant.py",
     "engines/local/kv_cache.py",

@@ -27,7 +27,7 @@ class Match:
     start: int
     end: int
     escapes: dict[str, bytes]
-    """How the text writes a byte, and the byte or character that the file has there."""
+    """Written form of a byte in the text, with the byte or character that the file has there."""
 
 
 def lines_of(data: bytes) -> list[str]:

@@ -17,7 +17,7 @@ import warnings
 
 LEFT_OUT = {".git", "__pycache__"}
 NEWLINE = re.compile(r"\n|(?<!\\)(?:\\\\)*\\(?:n|x0a|u000a|012|N\{LINE FEED\})", re.IGNORECASE)
-"""What in a pattern speaks of a line's end, so that it is meant for more than one line."""
+"""Parts of a pattern that name a line's end: with one, it is meant for more than one line."""
 
 
 def compiled(pattern):

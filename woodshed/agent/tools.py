@@ -210,7 +210,7 @@ def _write_file(sandbox: Sandbox, settings: ToolSettings, path: str, content: st
 
 
 GNU = re.compile(r"\\[|<>(){}+?]")
-"""What is an operator for grep and plain text for Python."""
+"""Operators of grep that are plain text for Python."""
 
 
 def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = ".") -> Outcome:

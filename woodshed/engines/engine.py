@@ -22,7 +22,7 @@ Versions = tuple[tuple[int, int], ...]
 
 
 class SamplerSettings(Settings):
-    """How an engine samples. There is no top-p and no top-k: they would bias every log-probability."""
+    """Settings of sampling. There is no top-p and no top-k: they would bias every log-probability."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Divides the logits; log-probabilities are those of the tempered distribution."""
@@ -64,7 +64,7 @@ class WeightUpdate:
     """"shared": the engine computes with the trainer's own module, which has changed; "adapter": a PEFT folder;
     "full": a Hugging Face folder."""
     folder: Path | None = None
-    """Where the engine reads them; None for "shared"."""
+    """Folder from which the engine reads them; None for "shared"."""
 
 
 class Engine(Protocol):
