@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_training import four_attempts, hint_for, samples_of, step, tiny_policy, trainer_of
+from transformers import MistralConfig, MistralForCausalLM
 
 from woodshed.experience.compile import rollout_sample, sft_sample
 from woodshed.experience.samples import TrainingSample
+from woodshed.learning import packing
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
@@ -106,3 +108,56 @@ def test_log_probs_come_in_the_order_of_the_samples_and_by_the_weights_asked_for
             parameter.add_(0.05)
     for sample, then, now in zip(asked, trainer.logps(asked, start), trainer.logps(asked), strict=True):
         assert then == pytest.approx(sample.logps, abs=1e-4) and now != pytest.approx(then, abs=1e-3)
+
+
+# --- several samples in a row -------------------------------------------------------------------------------------
+
+
+def test_samples_of_one_row_have_the_log_probs_and_gradients_of_rows_of_their_own(rollouts):
+    policy, own = tiny_policy(), [rollout_sample(made) for made in rollouts]
+    gradients, logps = [], []
+    for padded in (packing.pad(own), packing.pack(own)):
+        logp_BN = policy.logps(padded, 1.0) * padded.mask_BN
+        logps.append(logp_BN.detach())
+        gradients.append(torch.autograd.grad(logp_BN.square().sum(), list(policy.trainable.values())))
+    assert packing.pack(own).ids_RT.shape == (1, sum(len(sample.ids) for sample in own))
+    assert (logps[0] - logps[1]).abs().max() < 1e-5
+    for apart, together in zip(*gradients, strict=True):
+        torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_no_sample_of_a_row_sees_another(rollouts):
+    """Bit for bit: another first sample of the same length changes nothing behind it."""
+    policy, (first, second, *_) = tiny_policy(), [rollout_sample(made) for made in rollouts]
+    other = replace(first, ids=tuple(reversed(first.ids)))
+    behind = [policy.logps(packing.pack([each, second]), 1.0)[1] for each in (first, other)]
+    assert torch.equal(*behind)
+
+
+@pytest.mark.parametrize("forward", ["packed", "separate"])
+def test_a_model_that_cannot_keep_samples_apart_gets_a_row_for_each_and_the_same_step(samples, forward):
+    trainers = [trainer_of(tiny_policy(), feedback=FeedbackSettings(forward=forward)) for _ in range(2)]
+    assert trainers[0].unpacked == ""
+    trainers[1].unpacked = "its attention is another"
+    together, apart = (trainer.step(samples) for trainer in trainers)
+    assert together["trained_positions"] <= apart["trained_positions"]
+    for name in ("rl_loss", "kl_loss", "grad_norm", "kl_factor", "entropy", "logp_gap_mean"):
+        assert together[name] == pytest.approx(apart[name], rel=1e-4, abs=1e-6), name
+
+
+def test_a_sliding_window_is_a_reason_for_a_row_each():
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=8,
+    )
+    policy = Policy(MistralForCausalLM(config), is_adapter=False)
+    trainer = Trainer(policy, OptimizerSettings())
+    assert "sliding_window" in trainer.unpacked
+    long = [TrainingSample(tuple(range(1, n)), tuple(range(5, n - 1))) for n in (20, 31)]
+    alone = [trainer.logps([sample])[0] for sample in long]
+    assert trainer.logps(long) == [pytest.approx(each, abs=1e-5) for each in alone]

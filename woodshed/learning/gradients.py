@@ -25,10 +25,10 @@ Gradient = dict[str, Tensor]
 def separate(work: StepInputs) -> tuple[Gradient, Gradient]:
     """(gradient of the samples' own tokens, targeted gradient), a forward each for samples, students and teachers. The
     second is empty where no turn is hinted."""
-    policy, budget = work.policy, work.loss.micro_batch_tokens
+    policy = work.policy
     start = token_losses.start_logps(work)
-    for chunk, counts in ranks.deal(work.own, [len(sample.ids) for sample in work.own], budget):
-        padded = packing.pad(chunk, policy.device)
+    for chunk, counts in ranks.deal(work.own, [len(sample.ids) for sample in work.own], work.micro_batches):
+        padded = work.pad(chunk)
         if not counts:
             _nothing(policy.logps(padded, 1.0)).backward()
             continue
@@ -38,9 +38,9 @@ def separate(work: StepInputs) -> tuple[Gradient, Gradient]:
     if not work.hinted:
         return own_gradient, {}
     lengths = [branch.position + len(branch.ids) for _, branch in work.hinted]
-    for chunk, counts in ranks.deal(work.hinted, lengths, budget):
-        student = packing.pad([student_view(*each) for each in chunk], policy.device)
-        teacher = packing.pad([teacher_view(*each) for each in chunk], policy.device)
+    for chunk, counts in ranks.deal(work.hinted, lengths, work.micro_batches):
+        student = work.pad([student_view(*each) for each in chunk])
+        teacher = work.pad([teacher_view(*each) for each in chunk])
         teacher_GNV = work.teacher.logits(policy, teacher)
         if not counts:
             _nothing(policy.logits(student)).backward()
@@ -87,7 +87,7 @@ def _over_trees(work: StepInputs, backward: Callable[[Tensor | None, Tensor | No
     """Both losses of every micro-batch of samples with their branches."""
     trunks, start = [prefix_tree.trunk(sample) for sample in work.samples], token_losses.start_logps(work)
     lengths = [prefix_tree.length(sample) for sample in trunks]
-    for chunk in packing.micro_batches(trunks, lengths, work.loss.micro_batch_tokens):
+    for chunk in packing.first_fit(trunks, lengths, work.loss.micro_batch_tokens):
         hinted = prefix_tree.hinted_turns(chunk)
         is_live = bool(hinted) and work.teacher.kind == "live"
         teacher_GNV = _other_teacher(work, chunk) if hinted and not is_live else None

@@ -58,8 +58,8 @@ def start_logps(work: StepInputs) -> StartLogps | None:
     logps = {sample.rollout_id: torch.zeros(len(sample.predicted), device=device) for sample in work.rl}
     k1 = {sample.rollout_id: torch.zeros((), device=device) for sample in work.rl}
     lengths = [len(sample.ids) for sample in work.rl]
-    for chunk, counts in ranks.deal(work.rl, lengths, work.loss.micro_batch_tokens):
-        padded = packing.pad(chunk, device)
+    for chunk, counts in ranks.deal(work.rl, lengths, work.micro_batches):
+        padded = work.pad(chunk)
         with work.policy.using(work.teacher.start):
             start_BN = work.policy.logps(padded, work.temperature)
         if not counts:

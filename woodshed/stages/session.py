@@ -10,7 +10,7 @@ from pathlib import Path
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.learning import checkpoint, prefix_tree
+from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
@@ -103,23 +103,19 @@ def begin(
         policy,
         optimizer,
         loss,
-        forward_for(session, feedback) if feedback else None,
+        feedback,
         start=checkpoint.start_weights(run, policy, f"before-{state.stage}") if feedback else None,
         steps=steps,
         temperature=session.recipe.engine.temperature,
         message_tokens=message_tokens,
     )
+    if trainer.unpacked:
+        session.progress(
+            0, 0, f"each sample is padded to a row of its own: of this model, {trainer.unpacked}"
+        )
     if newest is not None and state.step:
         trainer.load(newest)
     return trainer
-
-
-def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
-    """These settings, with separate forwards where the model's attention cannot take branches."""
-    if settings.forward == "packed" and (reason := prefix_tree.why_not(session.policy)):
-        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
-        return settings.model_copy(update={"forward": "separate"})
-    return settings
 
 
 def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None:
