@@ -14,7 +14,7 @@ from tiny_training import HINT, four_attempts, hint_for, last_norm, samples_of, 
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
-from woodshed.learning import gradients, packing, prefix_tree, token_losses
+from woodshed.learning import gradients, packing, prefix_tree
 from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy
@@ -322,6 +322,6 @@ def test_a_token_is_stuck_where_the_student_is_sure_and_its_teacher_against_it(r
     sure, against = 30.0 * written, -30.0 * written
     sure[:, 5:] = 0.0  # the rest in doubt
     against[:, 4] = 30.0 * written[:, 4]
-    token_losses.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
+    gradients.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
     assert branches.weight_GN[0].tolist()[:6] == [0, 0, 1, 1, 1, 1]
     assert made.metrics.means()["stuck_tokens"] == 2

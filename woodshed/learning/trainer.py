@@ -164,6 +164,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self.policy.round_weights()
         if self.teacher is not None:
             self.teacher.follow(self.policy)
 

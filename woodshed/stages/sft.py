@@ -37,8 +37,7 @@ def run(session: Session, state: TrainState) -> None:
     attempts = scripted_attempts(session)
     known = prepare(recipe, folder, session.heldout)
     refuse_long(known, session.engine.context_length)
-    loss = recipe.loss.model_copy(update={"micro_batch_tokens": settings.micro_batch_tokens})
-    trainer = begin(session, state, settings.optimizer, loss, steps=settings.steps)
+    trainer = begin(session, state, settings.optimizer, recipe.loss, steps=settings.steps)
     for step in range(state.step, settings.steps):
         started = time.monotonic()
         taken = trainer.step(samples(session, attempts, known, step))
