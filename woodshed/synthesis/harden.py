@@ -179,6 +179,12 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
             instruction=draft.instruction,
             fail_to_pass=lost,
             stub_passes=_with_stubs(task, workspace, hidden, gold, lost),
+            decoys=tuple(
+                decoy
+                for decoy in task.decoys
+                if decoy.test in {test.partition("[")[0] for test in lost}
+                and decoy.test.partition("::")[0] not in draft.hidden
+            ),
             pass_to_pass=tuple(test for test in ids if test not in failing),
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
