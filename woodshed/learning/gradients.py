@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from woodshed.learning import divergences, losses, packing, prefix_tree, ranks
+from woodshed.learning.estimators import WrittenTokens, loss_of
 from woodshed.learning.logprobs import Reading, token_logps
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.packing import Batch, Padded, Row, Target
@@ -249,28 +250,11 @@ def _policy_gradient(
         above_B, k1_BN = start.penalty(logp_BN, mask_BN, rows)
         advantage_BN = advantage_BN - settings.kl_coef * above_B.unsqueeze(-1)
         work.metrics.add(kl_to_start_sum=k1_BN.sum())
-    if settings.estimator == "gspo":
-        loss = losses.gspo(
-            logp_BN,
-            padded.logp_sampler_BN,
-            advantage_BN,
-            mask_BN,
-            num_sequences=float(max(work.batch.num_rollouts, 1)),
-            clip=settings.gspo_clip,
-        )
-    else:
-        weight_BN = losses.importance_weights(
-            logp_BN,
-            padded.logp_sampler_BN,
-            mask_BN,
-            level=settings.ratio_level,
-            outside=settings.outside,
-            min_ratio=settings.min_ratio,
-            max_ratio=settings.max_ratio,
-        )
-        denominator = float(max(work.batch.num_rollouts, 1) * work.message_tokens)
-        loss = losses.policy_gradient(logp_BN, weight_BN, advantage_BN, mask_BN, denominator=denominator)
-    loss = settings.weight * loss
+    num_rollouts = max(work.batch.num_rollouts, 1)
+    tokens = WrittenTokens(
+        logp_BN, padded.logp_sampler_BN, advantage_BN, mask_BN, num_rollouts, work.message_tokens
+    )
+    loss = settings.weight * loss_of(tokens, settings)
     work.metrics.add(rl_loss=loss, rl_tokens=mask_BN.sum())
     _observe_logps(work, logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
     work.metrics.add(entropy_sum=(entropy_BN * mask_BN).sum())
