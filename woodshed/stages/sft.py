@@ -139,9 +139,7 @@ def rows(
         attempt = attempts[index]
         if settings.rename:
             task, spelling = tasks[attempt.rollout.task_id], f"{seed}/{epoch}"
-            attempt = renamed(
-                attempt, task, session.renderer, settings, max_calls=recipe.agent.max_calls, seed=spelling
-            )
+            attempt = renamed(attempt, task, session.renderer, settings, agent=recipe.agent, seed=spelling)
         code = random.Random(f"{seed}/{epoch}/{attempt.rollout.id}/code").random() < settings.code_share
         batch.append(sft_row(attempt, session.renderer, code=code))
     return batch
