@@ -15,7 +15,7 @@ import torch
 
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
-from woodshed.curriculum import Curriculum
+from woodshed.curriculum import Curriculum, TaskChoice, create, draw
 from woodshed.evals import summarize
 from woodshed.experience import Experience, Occasion, collect
 from woodshed.feedback import critic, demonstrations, rewards
@@ -47,7 +47,7 @@ class LoopState:
     teacher: Teacher
     feedback: FeedbackSettings
     """The recipe's, as far as the model can take them."""
-    curriculum: Curriculum
+    curriculum: TaskChoice
     generator: TaskGenerator | None
 
 
@@ -86,7 +86,7 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
     """Make what the steps share, or restore it from the state of a checkpoint."""
     recipe = session.recipe
     optimizer, teacher = begin(session, state, recipe.optimizer, recipe.feedback)
-    curriculum = Curriculum(
+    choice = create(
         session.practice,
         recipe.curriculum,
         seed=recipe.seed,
@@ -95,10 +95,10 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
     )
     generator = TaskGenerator(session.run, seed=recipe.seed) if recipe.curriculum.grow else None
     if state.step:
-        if generator is not None:
-            generator.restore(state.growth, curriculum)
-        curriculum.restore(state.curriculum)
-    return LoopState(optimizer, teacher, forward_for(session, recipe.feedback), curriculum, generator)
+        if generator is not None and isinstance(choice, Curriculum):
+            generator.restore(state.growth, choice)
+        choice.restore(state.curriculum)
+    return LoopState(optimizer, teacher, forward_for(session, recipe.feedback), choice, generator)
 
 
 def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState:
@@ -128,7 +128,9 @@ def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState
 def gather(session: Session, loop: LoopState, state: TrainState, clock: Clock) -> StepExperience:
     """Draw the step's tasks, have them attempted and judged, and write hints and reward terms."""
     recipe, run, step = session.recipe, session.run, state.step
-    tasks, levels = with_levels(loop.curriculum.draw(recipe.rl.tasks_per_step), recipe.effort, step)
+    tasks, levels = with_levels(
+        draw(loop.curriculum, session.practice, recipe.rl.tasks_per_step), recipe.effort, step
+    )
     occasion = Occasion("train", step, recipe.rollout.attempts, recipe.seed)
     attempts = collect(run, session.engine, tasks, recipe.harness, occasion, progress=session.progress)
     groups, verdicts = attempts.groups, attempts.verdicts
@@ -201,7 +203,7 @@ def observe(session: Session, loop: LoopState, attempts: Experience) -> dict[str
     if session.recipe.monitors.quarantine:
         for proof in flag_policy.quarantined(attempts.flags, attempts.rollouts, session.practice):
             curriculum.quarantine(proof.tasks(session.practice), proof.reason)
-    if loop.generator is not None:
+    if loop.generator is not None and isinstance(curriculum, Curriculum):
         loop.generator.poll(curriculum, verdicts)
     return {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
 
@@ -254,6 +256,7 @@ def hints_on(
         groups,
         tasks,
         session.renderer.codec,
+        tools=session.recipe.agent.tools.specs,
         detectors=feedback.named(settings.detectors),
         wordings=settings.wordings,
     )

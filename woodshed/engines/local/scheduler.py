@@ -226,7 +226,7 @@ class Scheduler:
         return found
 
     def _prefill_shared(self, arrays: Sequence[np.ndarray]) -> None:
-        """What all prompts begin with (the system message) is computed once, alone."""
+        """Compute once, alone, the beginning that all prompts share (the system message)."""
         if len(arrays) < 2:
             return
         shared = min(common_length(arrays[0], ids) for ids in arrays[1:])
