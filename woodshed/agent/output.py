@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 
+LINE_CHARS = 300
+"""Characters shown of one line of a file or of a search hit."""
+QUOTED_CHARS = 200
+"""Characters shown of a path, or of whatever else a call or a workspace brought, in the text of an observation."""
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: window titles, links
     r"|\x1b\[[0-?]*[ -/]*[@-~]"  # control sequence: colours, cursor moves
@@ -49,6 +53,23 @@ def clip(text: str, limit: int) -> str:
         return text
     head, tail = text[: limit - limit // 2], text[len(text) - limit // 2 :]
     return f"{head}\n[{len(text) - limit} characters cut]\n{tail}"
+
+
+def short(text: str) -> str:
+    """What a call or a workspace brought, as an observation quotes it."""
+    text = printable(text)
+    return (
+        text
+        if len(text) <= QUOTED_CHARS
+        else f"{text[:QUOTED_CHARS]}[{len(text) - QUOTED_CHARS} more characters]"
+    )
+
+
+def cut(line: str, more: int = 0) -> str:
+    """A line as it is shown; `more` characters of it are not at hand."""
+    line = printable(line)
+    left = len(line) - LINE_CHARS + more
+    return line if left <= 0 else f"{line[:LINE_CHARS]} [{left} more characters]"
 
 
 def _overwritten(line: str) -> str:

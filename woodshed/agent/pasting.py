@@ -7,6 +7,8 @@ shown as they are; where they are the only difference, `difference` names them.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -17,6 +19,10 @@ ENDS = re.compile(rb"\r\n|\n|\r")
 _END = rb"(?:\r\n|(?<!\r)\n|\r(?!\n))"
 _PARTS = re.compile(r"(\r\n|\n|\r)|(\\x[0-9a-f]{2})")
 _ESCAPE = re.compile(r"(\\x[0-9a-f]{2})")
+MOST_PLACES = 1000
+"""Places of a text that are listed."""
+MOST_WORK = 10**9
+"""Product of the sizes of a file and of a text, up to which \\xNN in the text may be a byte of the file."""
 _NAMES = {" ": "a space", "\t": "a tab", "\r": "a carriage return", "\f": "a form feed"}
 
 
@@ -40,7 +46,12 @@ def lines_of(data: bytes) -> list[str]:
 
 
 def places(data: bytes, text: str) -> list[Match]:
-    """Every place of a text, overlapping ones included, whatever line ends either of them has."""
+    """Places of a text, at most MOST_PLACES, overlapping ones included, whatever line ends either of them has.
+
+    A pattern may take the product of both lengths, so \\xNN in a long text in a large file is only itself.
+    """
+    if not _ESCAPE.search(text) or len(data) * len(text) > MOST_WORK:
+        return _as_written(data, text)
     pattern, escapes, at = [], [], 0
     for match in _PARTS.finditer(text):
         pattern.append(re.escape(text[at : match.start()].encode("utf-8")))
@@ -51,8 +62,23 @@ def places(data: bytes, text: str) -> list[Match]:
             pattern.append(b"(%s)" % b"|".join(_meanings(match[2])))
         at = match.end()
     pattern.append(re.escape(text[at:].encode("utf-8")))
-    found = re.finditer(b"(?=(%s))" % b"".join(pattern), data)
+    found = itertools.islice(re.finditer(b"(?=(%s))" % b"".join(pattern), data), MOST_PLACES)
     return [Match(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in found]
+
+
+def _as_written(data: bytes, text: str) -> list[Match]:
+    """Places of a text whose characters stand for themselves, found with all line ends alike."""
+    wanted, alike = ENDS.sub(b"\n", text.encode("utf-8")), ENDS.sub(b"\n", data)
+    longer = [
+        match.start() - n for n, match in enumerate(re.finditer(rb"\r\n", data))
+    ]  # their places in `alike`
+    found: list[Match] = []
+    at = alike.find(wanted)
+    while at >= 0 and len(found) < MOST_PLACES:
+        start, end = (place + bisect.bisect_left(longer, place) for place in (at, at + len(wanted)))
+        found.append(Match(start, end, {}))
+        at = alike.find(wanted, at + 1)
+    return found
 
 
 def _meanings(escape: str) -> list[bytes]:
