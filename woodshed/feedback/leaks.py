@@ -26,7 +26,8 @@ from importlib.resources import files
 
 from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import TOOLS, form
-from woodshed.feedback.spelling import Token, folded, in_digits, joined, readings, stem, tokens
+from woodshed.boundary import contained
+from woodshed.feedback.spelling import Token, digits, folded, in_digits, joined, readings, stem, tokens
 from woodshed.records import Rollout, Task
 from woodshed.tokens.codec import CODECS
 
@@ -93,13 +94,18 @@ class _Secret:
 
 
 def leak(text: str, task: Task, rollout: Rollout, turn: int, *, hidden: Iterable[str] = ()) -> str:
-    """The text that the hint gives away, or "".
+    """The text that the hint gives away, or "". A hint that cannot be checked gives away the reason for that.
 
     Args:
         hidden: texts that the policy never sees, such as hidden tests and the original code.
     """
+    hidden = list(hidden)
+    return contained(lambda: _leak(text, task, rollout, turn, hidden), lambda why: f"the check broke: {why}")
+
+
+def _leak(text: str, task: Task, rollout: Rollout, turn: int, hidden: Sequence[str]) -> str:
     known = _before(task, rollout, turn)
-    hidden, later = list(hidden), _after(rollout, turn)
+    later = _after(rollout, turn)
     secret = _secret(known, hidden, later)
     said = in_digits(tokens(text))
     return (
@@ -153,7 +159,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
         t.text for line in [*map(_without_strings, code), *short] for t in tokens(line) if t.text.isalpha()
     }
     everyday = _everyday()
-    numbers = {t.text for t in in_digits(tokens("\n".join([*hidden, *later]))) if t.text.isdigit()}
+    numbers = {t.text for t in in_digits(tokens("\n".join([*hidden, *later]))) if t.text.isdecimal()}
     return _Secret(
         {name: written for name, written in names.items() if len(name) > 2 and name not in seen_names},
         frozenset(
@@ -164,7 +170,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
             and stem(word) not in everyday
             and stem(word) not in seen_words
         ),
-        frozenset(numbers - {t.text for t in seen if t.text.isdigit()}),
+        frozenset(numbers - {t.text for t in seen if t.text.isdecimal()}),
         tuple(made for made in dict.fromkeys(map(_line, code)) if len(made) > 1 and made not in known_lines),
     )
 
@@ -233,15 +239,16 @@ def _is_prose(words: Sequence[Token]) -> bool:
 def _number(text: str, said: Sequence[Token], secret: _Secret) -> str:
     plain = folded(text)
     for number in re.findall(r"\d[\d_,]*", plain):
-        if (value := str(int(re.sub(r"\D", "", number)))) in secret.numbers or number in secret.numbers:
+        if (value := digits(re.sub(r"\D", "", number))) in secret.numbers or number in secret.numbers:
             return value
     for at, token in enumerate(said):
-        if not token.text.isdigit() or plain[token.start : token.end].isdigit():
+        value = digits(token.text)
+        if not value or plain[token.start : token.end].isdecimal():
             continue
-        if token.text in secret.numbers and (int(token.text) > 10 or _is_value(said, at)):
+        if token.text in secret.numbers and (len(value) > 2 or int(value) > 10 or _is_value(said, at)):
             return plain[token.start : token.end]
     for whole, start, end in joined(said, 6):
-        if whole.isdigit() and str(int(whole)) in secret.numbers and len(whole) > 1:
+        if len(whole) > 1 and digits(whole) in secret.numbers:
             return plain[said[start].start : said[end - 1].end]
     return ""
 
@@ -265,7 +272,7 @@ def _count(text: str, known: str) -> str:
     for sentence in _SENTENCE.split(text):
         words = in_digits(tokens(sentence))
         plain = " ".join(token.text for token in words)
-        numbers = [token.text for token in words if token.text.isdigit()]
+        numbers = [token.text for token in words if token.text.isdecimal()]
         has_share = _SHARE.search(plain.replace(" / ", "/")) is not None or "%" in plain
         if _REWARD.search(plain) and (numbers or has_share):
             return sentence.strip()

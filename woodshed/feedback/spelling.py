@@ -46,6 +46,8 @@ _SMALL = (
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _VALUES = {word: n for n, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
 _VALUES |= {"dozen": 12, "fourty": 40, "twice": 2, "thrice": 3}
+MOST = 10**15
+"""Where numbers in words end; what follows begins anew."""
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 1_000_000}
 
 
@@ -107,11 +109,11 @@ def _number(words: Sequence[Token], at: int) -> tuple[int, int]:
     start, last = at, 0
     while at < len(words):
         word = words[at].text
-        if (value := _VALUES.get(word)) is not None:
+        if (value := _VALUES.get(word)) is not None and total <= MOST:
             if at > start and not ((last >= 20 and value < 10) or last in (100, 1000)):
                 break
             part, last = part + value, value
-        elif word in _SCALES and (at > start or word != "million") and part:
+        elif word in _SCALES and (at > start or word != "million") and 0 < part <= MOST:
             part, last = part * _SCALES[word], min(_SCALES[word], 1000)
             if last == 1000:
                 total, part = total + part, 0
@@ -121,6 +123,16 @@ def _number(words: Sequence[Token], at: int) -> tuple[int, int]:
             break
         at += 1
     return total + part, at
+
+
+def digits(text: str) -> str:
+    """A number in the one spelling of numbers, of whatever length; "" where the text is none.
+
+    Digits of all scripts count, as `int` takes them, without its limit; a sign such as "\u2460" is none of these.
+    """
+    if not text.isdecimal():
+        return ""
+    return "".join(str(unicodedata.decimal(character)) for character in text).lstrip("0") or "0"
 
 
 def joined(words: Sequence[Token], most: int = 24) -> Iterator[tuple[str, int, int]]:
