@@ -15,8 +15,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from email import message_from_string
 from pathlib import Path
 
@@ -31,7 +31,9 @@ from pypi_simple import (
     PyPISimple,
 )
 
+from woodshed.pysource import syntax
 from woodshed.records import TaskError
+from woodshed.runs.files import remove
 from woodshed.runs.machine import git_environment
 from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
@@ -56,8 +58,8 @@ class Repository:
     """Requested source, with the resolved revision or version."""
     beside: tuple[tuple[str, str], ...] = ()
     """Names, with their places, of the larger repository that a folder is a part of."""
-    left_out: tuple[str, ...] = ()
-    """Names that no task can hold, as they are not UTF-8; other bytes as codes."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
 
 
 def fetch(source: str, into: Path) -> Repository:
@@ -79,7 +81,7 @@ def fetch(source: str, into: Path) -> Repository:
         beside = tuple(enclosing(Path(source).expanduser().resolve()))
     _own(into)
     scrub(into, read_rules(rules_path()))
-    left_out = _without_strange_names(into)
+    left_out = _without_strange_names(into) | _without_false_sources(into)
     digest = digest or tree_sha256(into)
     return Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, left_out)
 
@@ -91,9 +93,21 @@ def _own(tree: Path) -> None:
             place.chmod(place.stat().st_mode | (0o700 if place.is_dir() else 0o600))
 
 
-def _without_strange_names(tree: Path) -> tuple[str, ...]:
+def _without_false_sources(tree: Path) -> dict[str, str]:
+    """Takes away what is named as Python source and is no file, which builds and tools try to read; tells which."""
+    gone = {}
+    for place in sorted(filter(lambda place: syntax.is_source(place.name), tree.rglob("*.py*"))):
+        if place.is_file() or not os.path.lexists(place):  # gone with the folder that it was in
+            continue
+        what = f"a link to {str(place.readlink())!r}, which is no file" if place.is_symlink() else "a folder"
+        gone[place.relative_to(tree).as_posix()] = f"it is {what}, and is left out"
+        remove(place)
+    return gone
+
+
+def _without_strange_names(tree: Path) -> dict[str, str]:
     """Takes files and folders away whose names are not UTF-8, and tells which."""
-    gone = []
+    gone = {}
     for here, folders, names in os.walk(tree):
         for name in sorted([*folders, *names]):
             place = Path(here, name)
@@ -101,13 +115,13 @@ def _without_strange_names(tree: Path) -> tuple[str, ...]:
                 name.encode()
             except UnicodeEncodeError:
                 inner = os.fsencode(place.relative_to(tree))
-                gone.append(inner.decode(errors="backslashreplace"))
+                gone[inner.decode(errors="backslashreplace")] = "its name is not UTF-8, so it is left out"
                 if name in folders and not place.is_symlink():
                     folders.remove(name)
                     shutil.rmtree(place)
                 else:
                     place.unlink()
-    return tuple(gone)
+    return gone
 
 
 def plain_name(name: str) -> str:
