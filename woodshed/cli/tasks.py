@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from woodshed.boundary import contained
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
 from woodshed.records import TaskError
@@ -162,7 +163,9 @@ def check_tasks(
 
     def reason_against(path: Path) -> str:
         try:
-            return "; ".join(synthesis.check(folder.load(path)))
+            return contained(
+                lambda: "; ".join(synthesis.check(folder.load(path))), lambda why: f"{path}: {why}"
+            )
         except TaskError as error:
             return str(error)
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from woodshed import documents
 from woodshed.evals import evaluation, ledger, measures
 from woodshed.evals.conclusion import conclude
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.ledger import Costs, Ledger
 from woodshed.evals.measures import Figure
 from woodshed.evals.statistics import Estimate
+from woodshed.records import RunError
 from woodshed.runs.folder import RunDir
 
 
@@ -70,7 +71,7 @@ def write(run: RunDir, *, problems: list[str]) -> str:
 def gather(run: RunDir, *, problems: list[str]) -> Card:
     """Read the run folder."""
     settings, manifest = run.recipe(), run.manifest
-    recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
+    recipe = documents.read(run.path / "recipe.toml", RunError)
     policy = settings.get("policy", settings)
     found = evaluation.from_run(run, problems=problems)
     books = ledger.from_run(run)
@@ -168,8 +169,8 @@ def _sources(run: RunDir) -> tuple[tuple[str, ...], ...]:
     counted: Counter[tuple[str, str, str]] = Counter()
     for path in sorted((run.path / "tasks").glob("*/*/task.toml")):
         try:
-            kept = tomllib.loads(path.read_text(encoding="utf-8"))["metadata"]["woodshed"]["provenance"]
-        except (OSError, ValueError, KeyError, TypeError):
+            kept = documents.read_toml(path, RunError)["metadata"]["woodshed"]["provenance"]
+        except (RunError, OSError, KeyError, TypeError):
             kept = {}
         licence = str(kept.get("licence", "unknown"))
         counted[str(kept.get("source", "unknown")), licence, path.parent.parent.name] += 1

@@ -24,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import orjson
 
+from woodshed import documents
 from woodshed.records import RunError, from_json, to_json
 from woodshed.runs import links
 from woodshed.runs.files import (
@@ -180,13 +180,11 @@ class RunDir:
         Raises:
             RunError: the file is damaged.
         """
-        path = self.path / "recipe.toml"
+        path, remedy = self.path / "recipe.toml", "It holds the settings of the run: restore it, or run anew"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path} cannot be read: {reason(error)}. It holds the settings of the run: restore it, or run anew"
-            ) from None
+            return documents.read_toml(path, RunError, remedy)
+        except FileNotFoundError:
+            raise RunError(f"{path} is not there. {remedy}") from None
 
     def section(self, name: str) -> dict[str, Any]:
         """One section of the settings; {} where there is none.
@@ -222,14 +220,10 @@ class RunDir:
         path = self.path / "manifest.json"
         if not path.exists():
             return {}
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(found, dict):
-                raise ValueError(f"it holds {str(found)[:80]!r}")
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path} cannot be read: {error}. Restore it, or delete it to go on without"
-            ) from None
+        remedy = "Restore it, or delete it to go on without"
+        found = documents.read_json(path, RunError, remedy)
+        if not isinstance(found, dict):
+            raise RunError(f"{path} cannot be read: it holds {str(found)[:80]!r}. {remedy}")
         return found
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
@@ -365,7 +359,7 @@ class RunDir:
     def _record(self, kind: Kind, record: type[R], at: At, line: bytes) -> R:
         try:
             return _parsed(line, record)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             where = "{} {} part {}".format(*at)
             why = f"{type(error).__name__}: {error}"
             raise DamagedError(f"{self.path / kind}.jsonl, {where}: {why}") from error
@@ -374,7 +368,7 @@ class RunDir:
     def _reading(self, kind: Kind) -> Iterator[BinaryIO]:
         path = self.path / f"{kind}.jsonl"
         try:
-            with path.open("rb") as file:
+            with documents.open_file(path, RunError) as file:
                 yield file
         except OSError as error:
             raise RunError(f"{path} cannot be read: {reason(error)}") from error

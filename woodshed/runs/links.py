@@ -1,4 +1,5 @@
-"""Names in a folder that lead out of it: a folder of somebody else must not have us read or write anywhere else."""
+"""Names in a folder that lead out of it, or are no files: a folder of somebody else must not have us read or write
+anywhere else, nor wait for a pipe."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from woodshed import documents
 from woodshed.records import RunError
 
 
@@ -36,6 +38,12 @@ def refuse(folder: Path, *, shared: Collection[str] = (), unread: Collection[str
                 raise RunError(
                     f"{place} is a link to {str(place.readlink())!r}, outside of the run. If that is yours, put the "
                     "file or folder itself in its place"
+                )
+            if not (
+                stat.S_ISLNK(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
+            ):
+                raise RunError(
+                    f"{place} is {documents.kind(found.st_mode)}, and a run holds files only: remove it"
                 )
             is_shared = place.relative_to(root).parts[0] in shared
             if stat.S_ISREG(found.st_mode) and found.st_nlink > 1 and not is_shared:
