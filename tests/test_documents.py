@@ -16,10 +16,11 @@ from woodshed.experience import transcripts
 from woodshed.learning import checkpoint
 from woodshed.monitors import confirmed_cases
 from woodshed.records import TaskError, WoodshedError
+from woodshed.report import gather
 from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings
 from woodshed.stages import distill
-from woodshed.synthesis import configuration
+from woodshed.synthesis import configuration, stats
 from woodshed.synthesis.leaks import leftovers
 from woodshed.tasks import folder
 from woodshed.tokens import model_files
@@ -182,3 +183,14 @@ def test_an_ini_file_that_is_none_holds_nothing(text: str, tmp_path: Path):
         (tmp_path / name).write_text(text)
         assert configuration.read_ini(tmp_path / name).sections() == []
     assert configuration.pytest_settings(tmp_path) == {}
+
+
+def test_lists_of_rejections_pass_over_what_cannot_be_read(tmp_path: Path):
+    log, line = tmp_path / "rejections.jsonl", '{"task": "t", "reason": "r"}'
+    log.write_text(f"{DEEP}\n{'[' * 100_000}\n{LONG}\n{line}\n")
+    assert [entry["reason"] for entry in stats.rejected(log)] == ["r"]
+    assert gather._rejections({"tasks": {"train": [str(tmp_path)]}}) == (("r", 1),)
+    log.unlink()
+    os.mkfifo(log)
+    assert list(stats.rejected(log)) == []
+    assert gather._rejections({"tasks": {"train": [str(tmp_path)]}}) == ()

@@ -345,6 +345,6 @@ def _rejections(settings: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
                 counts[str(json.loads(line)["reason"])] += 1
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # torn by a kill
     return tuple(counts.most_common())
