@@ -45,7 +45,6 @@ LONG_FUNCTIONS: set[str] = {
     "grading/assert_hardening.py:install",
     "grading/pytest_verifier.py:grade",
     "grading/session.py:run_tests",
-    "tasks/folder/reading.py:_record",
 }
 MANY_PARAMETERS: set[str] = {
     "grading/session.py:run_tests",

@@ -56,7 +56,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def short(text: str) -> str:
-    """What a call or a workspace brought, as an observation quotes it."""
+    """Text that a call or a workspace brought, as an observation quotes it."""
     text = printable(text)
     return (
         text
