@@ -235,9 +235,9 @@ NUMBERS = {
     "one" + " hundred" * 2300: None,  # of 4,600 digits, where Python writes at most 4,300
     "nine million" + " million" * 900: None,
     "9" * 5000: "9" * 5000,
-    "\u1371\u1371": None,  # digits in name only, which `int` refuses
+    "\u1371\u1371": "99",  # digits that `int` refuses
     "\u2460\u2461\u2462": "123",
-    "\u0663\u0663": None,
+    "\u0663\u0663": "33",
 }
 
 
@@ -245,19 +245,19 @@ NUMBERS = {
 def test_numbers_of_any_length_and_script_are_compared(task: Task, attempt: Rollout, number: str):
     """Wherever they stand: in the hint, in what the attempt saw, in hidden text."""
     assert leak(f"It is {number} here.", task, attempt, 1, hidden=[f"x == {number}\n"])
-    leak("It is 77 here.", task, attempt, 1, hidden=[f"x == {number}\n"])
+    assert not leak("It is 77 here.", task, attempt, 1, hidden=[f"x == {number}\n"])
     observation = dataclasses.replace(attempt.turns[0].observations[0], text=number)
     turn = dataclasses.replace(attempt.turns[0], observations=(observation,))
     seen = dataclasses.replace(attempt, turns=(turn, *attempt.turns[1:]))
-    assert leak("Call one tool.", task, seen, 1, hidden=HIDDEN) == ""
+    assert leak("Call a tool.", task, seen, 1, hidden=HIDDEN) == ""
     if plain := NUMBERS[number]:
-        assert leak(f"It is {plain} here.", task, attempt, 1, hidden=[f"x == {plain}\n"]) == plain
+        assert leak(f"It is {plain} here.", task, attempt, 1, hidden=[f"x == {number}\n"]) == plain
 
 
 def test_a_hint_that_cannot_be_checked_is_refused(task: Task, attempt: Rollout, monkeypatch):
     monkeypatch.setattr(boundary, "strict", False)
     broken = dataclasses.replace(attempt, turns=(None, *attempt.turns[1:]))  # type: ignore[arg-type]
-    assert leak("Call one tool.", task, broken, 1).startswith("the check broke: AttributeError")
+    assert leak("Call a tool.", task, broken, 1).startswith("the check broke: AttributeError")
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)

@@ -159,7 +159,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
         t.text for line in [*map(_without_strings, code), *short] for t in tokens(line) if t.text.isalpha()
     }
     everyday = _everyday()
-    numbers = {t.text for t in in_digits(tokens("\n".join([*hidden, *later]))) if t.text.isdecimal()}
+    numbers = {digits(t.text) for t in in_digits(tokens("\n".join([*hidden, *later])))} - {""}
     return _Secret(
         {name: written for name, written in names.items() if len(name) > 2 and name not in seen_names},
         frozenset(
@@ -170,7 +170,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
             and stem(word) not in everyday
             and stem(word) not in seen_words
         ),
-        frozenset(numbers - {t.text for t in seen if t.text.isdecimal()}),
+        frozenset(numbers - {digits(t.text) for t in seen}),
         tuple(made for made in dict.fromkeys(map(_line, code)) if len(made) > 1 and made not in known_lines),
     )
 
@@ -239,13 +239,13 @@ def _is_prose(words: Sequence[Token]) -> bool:
 def _number(text: str, said: Sequence[Token], secret: _Secret) -> str:
     plain = folded(text)
     for number in re.findall(r"\d[\d_,]*", plain):
-        if (value := digits(re.sub(r"\D", "", number))) in secret.numbers or number in secret.numbers:
+        if (value := digits(re.sub(r"\D", "", number))) in secret.numbers:
             return value
     for at, token in enumerate(said):
         value = digits(token.text)
         if not value or plain[token.start : token.end].isdecimal():
             continue
-        if token.text in secret.numbers and (len(value) > 2 or int(value) > 10 or _is_value(said, at)):
+        if value in secret.numbers and (len(value) > 2 or int(value) > 10 or _is_value(said, at)):
             return plain[token.start : token.end]
     for whole, start, end in joined(said, 6):
         if len(whole) > 1 and digits(whole) in secret.numbers:
@@ -272,7 +272,7 @@ def _count(text: str, known: str) -> str:
     for sentence in _SENTENCE.split(text):
         words = in_digits(tokens(sentence))
         plain = " ".join(token.text for token in words)
-        numbers = [token.text for token in words if token.text.isdecimal()]
+        numbers = [token.text for token in words if token.text.isdigit()]
         has_share = _SHARE.search(plain.replace(" / ", "/")) is not None or "%" in plain
         if _REWARD.search(plain) and (numbers or has_share):
             return sentence.strip()

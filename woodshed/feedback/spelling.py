@@ -128,11 +128,11 @@ def _number(words: Sequence[Token], at: int) -> tuple[int, int]:
 def digits(text: str) -> str:
     """A number in the one spelling of numbers, of whatever length; "" where the text is none.
 
-    Digits of all scripts count, as `int` takes them, without its limit; a sign such as "\u2460" is none of these.
+    Digits of all scripts count, those that `int` does not take too.
     """
-    if not text.isdecimal():
+    if not text.isdigit():
         return ""
-    return "".join(str(unicodedata.decimal(character)) for character in text).lstrip("0") or "0"
+    return "".join(str(unicodedata.digit(character)) for character in text).lstrip("0") or "0"
 
 
 def joined(words: Sequence[Token], most: int = 24) -> Iterator[tuple[str, int, int]]:
