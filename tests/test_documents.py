@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from woodshed import documents, settings
-from woodshed.evals import ledger
+from woodshed.evals import labelled, ledger
 from woodshed.experience import transcripts
 from woodshed.learning import checkpoint
 from woodshed.monitors import confirmed_cases
@@ -112,6 +112,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "cheats": ("cheats.jsonl", confirmed_cases.read_cases),
     "model": ("config.json", lambda path: model_files.check_config(path.parent)),
     "adapter": ("adapter_config.json", lambda path: model_files.check_adapter(path.parent)),
+    "labelled attempts": ("rows.json", labelled.trace),
     "pyproject": ("pyproject.toml", configuration.read_toml),
 }
 

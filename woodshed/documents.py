@@ -18,7 +18,9 @@ from typing import Any, BinaryIO
 from woodshed.records import WoodshedError
 
 MOST_BYTES = 64 << 20
-"""Size of the largest file that is read whole."""
+"""Size of the largest settings, whatever they are called."""
+MOST_DATA_BYTES = 8 << 30
+"""Size of the largest file of examples, one a line."""
 MOST_DEPTH = 100
 """Levels of lists and tables inside each other."""
 MOST_BITS = 128
@@ -59,17 +61,17 @@ def kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
-def read(path: Path, wrong: Wrong, remedy: str = "") -> str:
-    """The text of a file, in UTF-8 with or without a byte order mark, line ends as they are.
+def read(path: Path, wrong: Wrong, remedy: str = "", *, most: int = MOST_BYTES) -> str:
+    """The text of a file of at most `most` bytes, in UTF-8 with or without a byte order mark, line ends as they are.
 
     Raises:
         FileNotFoundError: there is none.
         wrong: it cannot be read; says why and ends with the remedy.
     """
     with open_file(path, wrong, remedy) as file:
-        data = file.read(MOST_BYTES + 1)
-    if len(data) > MOST_BYTES:
-        raise wrong(_said(str(path), f"it is larger than {MOST_BYTES >> 20} MB", remedy))
+        if os.fstat(file.fileno()).st_size > most:
+            raise wrong(_said(str(path), f"it is larger than {most >> 20} MB", remedy))
+        data = file.read()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -92,7 +92,7 @@ def of_run(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript
 
 def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     """Take the trajectory of an ATIF file that `woodshed export` wrote: others keep no context ids."""
-    document = _json(documents.read(path, RecipeError), str(path))
+    document = _json(documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES), str(path))
     extra = _mapping(document.get("extra"))
     verdict, task_id = _mapping(extra.get("verdict")), str(extra.get("task_id", ""))
     is_void = _mapping(_mapping(document.get("final_metrics")).get("extra")).get("is_void") is True
@@ -118,7 +118,7 @@ def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcrip
 def of_chats(path: Path, renderer: Renderer) -> list[Transcript]:
     """Render the chats of a JSONL file, one a line, in the form of OpenAI's fine-tuning files."""
     try:
-        text = documents.read(path, RecipeError)
+        text = documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES)
     except FileNotFoundError:
         raise RecipeError(f"{path} cannot be read: it is not there") from None
     lines = text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at

@@ -212,7 +212,7 @@ def keep(run: RunDir, settings: DistillSettings) -> tuple[list[Demonstration], l
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = documents.read(path, RecipeError)
+        text = documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES)
     except FileNotFoundError:
         raise RecipeError(f"{path} cannot be read: it is not there") from None
     return text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at

@@ -131,7 +131,7 @@ def _record(folder: Path) -> Task:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise TaskError(f"{folder}: {where} = {first['input']!r}: {first['msg'].lower()}") from None
+        raise TaskError(f"{folder}: {where} = {repr(first['input'])[:120]}: {first['msg'].lower()}") from None
 
 
 @functools.cache
