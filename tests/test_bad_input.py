@@ -249,7 +249,9 @@ def test_settings_that_pytest_refuses_are_named_with_their_file(tmp_path: Path):
     for text in ("[tool.pytest]\nini_options = 4\n", "[tool]\npytest = 4\n", "tool = 4\n"):
         lay(tmp_path, {"pyproject.toml": text})
         with pytest.raises(TaskError, match=r"pyproject.toml: pytest refuses \w+ = 4; make that a table"):
-            configuration.pytest_settings(tmp_path)
+            configuration.refuse_what_pytest_refuses(tmp_path)
+    (tmp_path / "pytest.ini").touch()
+    configuration.refuse_what_pytest_refuses(tmp_path)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -65,7 +65,7 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
     """The settings of pytest, from the one file that it would choose.
 
     Raises:
-        TaskError: a file cannot be read, or pytest would refuse it.
+        TaskError: a file cannot be read.
     """
     for name in ("pytest.toml", ".pytest.toml"):
         if (tree / name).is_file():
@@ -73,14 +73,20 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
     for name in ("pytest.ini", ".pytest.ini"):
         if (tree / name).is_file():
             return _section(tree / name, "pytest")
+    found = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
+    found = table(found, "ini_options") or {key: found[key] for key in found.keys() - {"ini_options"}}
+    return found or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
+
+
+def refuse_what_pytest_refuses(tree: Path) -> None:
+    """Raise TaskError where pytest would end with a traceback about its settings in pyproject.toml."""
+    if any((tree / name).is_file() for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")):
+        return  # it looks no further
     whole: Any = read_toml(tree / "pyproject.toml")
     for key in ("tool", "pytest", "ini_options"):
         whole = whole.get(key, {})
         if not isinstance(whole, dict):
             raise TaskError(f"pyproject.toml: pytest refuses {key} = {str(whole)[:80]}; make that a table")
-    found = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
-    found = table(found, "ini_options") or {key: found[key] for key in found.keys() - {"ini_options"}}
-    return found or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
 
 
 def _section(path: Path, name: str) -> dict[str, Any]:
