@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from woodshed.grading import GradingSettings, judge
-from woodshed.monitors.flag_policy import MonitorSettings
+from woodshed.monitors.flag_policy import THRESHOLD
 from woodshed.monitors.judge import JUDGE
 from woodshed.monitors.rules import watch_all
 from woodshed.records import Flag, Rollout, RunError, Verdict
@@ -81,10 +80,8 @@ def judge_again(
     provider = run.section("sandbox").get("provider", SandboxSettings().provider)
     sandboxes = PROVIDERS.get(provider, BUBBLEWRAP)  # no code that a run's recipe names is imported
     now = judge(rollouts, tasks, settings, sandboxes, progress=progress)
-    recipe = tomllib.loads((run.path / "recipe.toml").read_text("utf-8"))
-    threshold = recipe.get("monitors", {}).get("threshold", MonitorSettings().threshold)
     raised = [flag for _, _, flag in run.read("flags", Flag) if not flag.rule.startswith(f"{JUDGE}:")]
-    today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= threshold]
+    today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= THRESHOLD]
     pairs = [
         ChangedVerdict(before[r.id], now[r.id], _rules(raised, r.id), _rules(today, r.id)) for r in rollouts
     ]

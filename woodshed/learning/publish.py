@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate, sample_all
 from woodshed.engines.local import LocalEngine
+from woodshed.experience.samples import TrainingSample
 from woodshed.learning import packing
-from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy
 from woodshed.records import SamplerError
 from woodshed.runs.folder import staged
@@ -85,7 +85,7 @@ def refuse_deaf_engine(
     """
     if policy.is_adapter or engine.takes == "shared":
         return
-    kept = {name: value.to("cpu", copy=True) for name, value in policy.snapshot().items()}
+    kept = {name: value.detach().to("cpu", copy=True) for name, value in policy.trainable.items()}
     noise = torch.Generator().manual_seed(0)
     prompt = tuple(engine.renderer.start("", PROBE, TOOLS).ids)
     try:
@@ -121,8 +121,8 @@ def disagreement(
     rows = policy.model.get_input_embeddings().num_embeddings
     if max((*prompt, *ids)) >= rows:
         return float("inf")  # an id that the policy does not have
-    wanted = range(len(prompt), len(prompt) + len(ids))
-    padded = packing.pad([Row((*prompt, *ids), tuple(wanted), logps)], policy.device)
+    predicted = tuple(range(len(prompt), len(prompt) + len(ids)))
+    padded = packing.pad([TrainingSample((*prompt, *ids), predicted, logps)], policy.device)
     return float((policy.logps(padded, temperature) - padded.logp_sampler_BN).abs().mean())
 
 

@@ -181,7 +181,7 @@ class RunningBatch(Cache):
         return torch.tensor(self.lengths, device=device)[:, None] + torch.arange(added, device=device)
 
     def spans(self, device: torch.device) -> Tensor:
-        """Columns that each row's next tokens see, as `invariant.spans`."""
+        """Columns that each row's next tokens attend to, as `invariant.spans`."""
         past = torch.tensor(self.end - self.start, device=device)
         return invariant.spans(past - torch.tensor(self.lengths, device=device), past)
 
