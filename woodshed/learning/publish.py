@@ -85,7 +85,7 @@ def refuse_deaf_engine(
     """
     if policy.is_adapter or engine.takes == "shared":
         return
-    kept = {name: value.to("cpu", copy=True) for name, value in policy.snapshot().items()}
+    kept = {name: value.detach().to("cpu", copy=True) for name, value in policy.trainable.items()}
     noise = torch.Generator().manual_seed(0)
     prompt = tuple(engine.renderer.start("", PROBE, TOOLS).ids)
     try:
