@@ -213,11 +213,12 @@ class Policy:
             return forward(*args, **options)
         padded = self._padded
 
-        def computed(*args: Any, **options: Any) -> Any:
-            with self._kernels_for(padded):
+        def with_kernels(*args: Any, **options: Any) -> Any:
+            with self._kernels_for(padded):  # a second backward pass computes them once more
                 return forward(*args, **options)
 
-        return checkpoint(computed, *args, use_reentrant=False, preserve_rng_state=False, **options)
+        # There is no dropout whose draws would have to be repeated.
+        return checkpoint(with_kernels, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the trainable weights."""
