@@ -13,7 +13,7 @@ import torch.distributed as dist
 from parallel_models import EPS, VOCAB, build, whole
 from torch import Tensor
 
-from woodshed.learning import checkpoint, tensor_folder
+from woodshed.learning import checkpoint, publish, ranks, tensor_folder
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.layout import LayoutSettings, shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
@@ -196,3 +196,25 @@ def die_while_saving(training: Training, folder: str) -> None:
 
     tensor_folder.save = save
     checkpoint.save(run, policy, optimizer, TrainState("rl", 9), teacher.state())
+
+
+def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
+    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold."""
+    found = {}
+    for number, (name, training) in enumerate(trainings.items()):
+        policy, copied = policy_of(training), None
+        with torch.no_grad():
+            for weight in policy.trainable.values():
+                weight.mul_(1.5)
+        policy.export(Path(folder, str(number), "policy"))
+        publish.write_for_servers(policy, Path(folder, str(number), "served"))
+        if ranks.index() == 0:
+            model = build(training.family)
+            copied = Policy(add_adapter(model, training.rank) if training.rank else model, is_adapter=True)
+        publish.refresh(copied, policy)
+        found[name] = (
+            weights(policy),
+            copied
+            and {key: value for key, value in copied.model.state_dict().items() if key in policy.trainable},
+        )
+    return found

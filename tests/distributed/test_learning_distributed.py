@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from learning_scenarios import Training
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from worlds import launch
 
 from woodshed.runs.folder import RunDir
@@ -108,3 +110,27 @@ def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path)
     assert names == ["rl-000001", "start"]
     loaded = launch(1, "learning_scenarios:load_saved", training, str(tmp_path))[0]["AdamW"]
     assert all(torch.equal(loaded[key], value) for key, value in kept["AdamW"].items())
+
+
+def test_what_ranks_export_is_whole(tmp_path: Path):
+    """An adapter, a model whose ends share a weight, and experts of two ranks, for people, servers and engines."""
+    trainings = {name: TRAININGS[name] for name in ("LoRA, ema", "AdamW, ema", "experts")}
+    exported = launch(2, "learning_scenarios:exported", trainings, str(tmp_path))[0]
+    for number, (name, (weights, copied)) in enumerate(exported.items()):
+        kept, served = (tmp_path / str(number) / kind for kind in ("policy", "served"))
+        if name.startswith("LoRA"):
+            file = "adapter_model.safetensors"
+            expected = [{key.replace(".default", ""): value for key, value in weights.items()}] * 2
+            held = [load_file(kept / file), load_file(served / file)]
+        else:
+            untied = (
+                {"lm_head.weight": weights["model.embed_tokens.weight"]} if name.startswith("AdamW") else {}
+            )
+            expected = [weights | untied] * 2
+            held = [
+                AutoModelForCausalLM.from_pretrained(kept).state_dict(),
+                load_file(served / "model.safetensors"),
+            ]
+        for found, wanted in zip((copied, *held), (weights, *expected), strict=True):
+            assert found.keys() == wanted.keys()
+            assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate
-from woodshed.learning import packing
+from woodshed.learning import packing, ranks
 from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy
 from woodshed.records import SamplerError
@@ -34,10 +35,7 @@ def publish(policy: Policy, engine: Engine, folder: Path, version: int) -> None:
         return
     target = folder / f"{version:06d}"
     with staged(target) as partial:
-        if policy.is_adapter:
-            policy.export(partial)
-        else:
-            _write_untied(policy, partial)
+        write_for_servers(policy, partial)
     engine.update_weights(WeightUpdate("adapter" if policy.is_adapter else "full", target), version)
     for old in sorted(path for path in folder.iterdir() if path.name < target.name)[:-1]:
         shutil.rmtree(old)
@@ -84,14 +82,34 @@ def disagreement(
     return float((policy.logps(padded, temperature) - padded.logp_sampler_BN).abs().mean())
 
 
-def _write_untied(policy: Policy, folder: Path) -> None:
-    """A Hugging Face folder with the output layer written out, also where it is the embedding.
+def write_for_servers(policy: Policy, folder: Path) -> None:
+    """Write an adapter, or a whole model with its output layer written out, also where it is the embedding.
 
-    vLLM loads weights into the layers that it has, and one build left a tied output layer old and said nothing.
+    vLLM loads weights into the layers that it has, and one build left a tied output layer old and said nothing. Every
+    rank calls it, and rank 0 writes.
     """
+    if policy.is_adapter:
+        policy.export(folder)
+        return
+    weights: dict[str, Tensor] = {}
+    for names, value in policy.whole_weights():
+        if ranks.index() == 0:
+            weights |= {name: value.to("cpu", copy=True) for name in names}
+    if ranks.index():
+        return
     folder.mkdir(parents=True)
-    weights = {name: value.detach().cpu().clone() for name, value in policy.model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = copy.deepcopy(policy.model.config)
     config.tie_word_embeddings = False
     config.save_pretrained(folder)
+
+
+def refresh(copied: Policy | None, policy: Policy) -> None:
+    """Give a whole copy of a sharded policy, with which an engine of this process computes, the policy's weights.
+
+    Every rank calls it; one of them has the copy.
+    """
+    weights = copied.model.state_dict() if copied is not None else {}
+    for names, value in policy.whole_weights():
+        if copied is not None:
+            weights[names[0]].copy_(value)
