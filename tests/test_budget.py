@@ -42,9 +42,6 @@ LONG_FUNCTIONS: set[str] = {
     "grading/assert_hardening.py:install",
     "grading/pytest_verifier.py:grade",
     "grading/session.py:run_tests",
-    "learning/hint_gate.py:measure",
-    "learning/packing.py:pack",
-    "learning/update.py:update",
     "muon/optimizer.py:__init__",
     "sandbox/rootfs.py:arguments",
     "synthesis/baseline.py:measure",
@@ -53,21 +50,14 @@ LONG_FUNCTIONS: set[str] = {
 }
 MANY_PARAMETERS: set[str] = {
     "grading/session.py:run_tests",
-    "learning/hint_gate.py:measure",
-    "learning/packing.py:pack",
-    "learning/packing.py:targets_of",
-    "learning/update.py:update",
     "muon/optimizer.py:__init__",
     "sandbox/supervisor.py:execute",
 }
 LONG_FILES: set[str] = set()
 CLASS_NAMES_DEFINED_TWICE: set[str] = {
-    "Batch",
     "Edit",
     "Experts",
     "Group",
-    "Row",
-    "Tree",
 }
 FILES_WITH_QUESTIONS: set[str] = {
     "engines/http.py",
@@ -81,19 +71,6 @@ FILES_WITH_QUESTIONS: set[str] = {
     "grading/results.py",
     "grading/runner.py",
     "grading/verifier.py",
-    "learning/checkpoint.py",
-    "learning/divergences.py",
-    "learning/gradients.py",
-    "learning/hint_gate.py",
-    "learning/logprobs.py",
-    "learning/loss_settings.py",
-    "learning/losses.py",
-    "learning/packing.py",
-    "learning/policy.py",
-    "learning/prefix_tree.py",
-    "learning/stability.py",
-    "learning/teacher.py",
-    "learning/update.py",
     "runs/folder.py",
     "runs/links.py",
     "runs/machine.py",
@@ -106,14 +83,10 @@ FILES_WITH_QUESTIONS: set[str] = {
     "sandbox/rootfs.py",
     "sandbox/spec.py",
     "sandbox/supervisor.py",
-    "stages/recipe.py",
-    "stages/rl.py",
     "tasks/__init__.py",
     "tasks/environment.py",
 }
-FILES_WITH_RETIRED_WORDS: set[str] = {
-    "learning/packing.py",
-}
+FILES_WITH_RETIRED_WORDS: set[str] = set()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -9,15 +9,17 @@ import pytest
 import torch
 from conftest import tiny_environment
 from scripted import EDIT, NO_ENVIRONMENT, READ, TEST, UNKNOWN, calc_task, play, renderer
-from tiny_training import tiny_policy
+from tiny_training import tiny_policy, trainer_of
 
 from woodshed import feedback
 from woodshed.agent import AgentSettings, Attempt
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Sample
 from woodshed.engines.local import LocalEngine
+from woodshed.experience.compile import rollout_sample
 from woodshed.feedback.gate import GateMeasurement, GateSettings, another_class, switched_off, why_not
 from woodshed.learning import hint_gate, packing
+from woodshed.learning.hint_gate import Redrawing
 from woodshed.learning.logprobs import token_logps
 from woodshed.records import Hint
 from woodshed.sandbox import SandboxSpec, open_sandbox
@@ -98,13 +100,18 @@ def policy(attempt):
     policy, codec = tiny_policy(rank=0), renderer().codec
     right = play(task, READ)
     calls = {
-        text: replace(faulty.turns[0], sampled_ids=made.turns[0].sampled_ids, logps=made.turns[0].logps)
+        text: replace(
+            faulty.turns[0],
+            sampled_ids=made.turns[0].sampled_ids,
+            logps=made.turns[0].logps,
+            versions=made.turns[0].versions,
+        )
         for text, made in (("faulty", faulty), ("right", right))
     }
 
     def row(call: str, reminder: str):
         reminders = {0: renderer().hint(reminder)} if reminder else None
-        return packing.rollout_row(replace(faulty, turns=(calls[call],)), reminders=reminders)
+        return rollout_sample(replace(faulty, turns=(calls[call],)), reminders=reminders)
 
     def text(detector: str) -> str:
         return feedback.hint_text(
@@ -134,15 +141,15 @@ def measured(attempt, policy, text: str, count: int = 10) -> GateMeasurement:
         hints,
         rollouts,
         {task.id: task},
-        policy,
-        LocalEngine(policy.model, renderer()),
+        trainer_of(policy).logps,
         GateSettings(),
-        AgentSettings(turn_tokens=40, max_turns=3),
-        step=0,
-        seed=0,
-        temperature=1.0,
-        micro_batch_tokens=4096,
-        threads=2,
+        Redrawing(
+            LocalEngine(policy.model, renderer()),
+            AgentSettings(turn_tokens=40, max_turns=3),
+            step=0,
+            seed=0,
+            threads=2,
+        ),
     )
     assert [m.detector for m in found] == ["unknown_tool"] and found[0].num_turns == count
     return found[0]
@@ -186,13 +193,15 @@ def test_every_turn_gets_its_own_gain(attempt, policy):
     task, faulty = attempt
     longer = play(task, READ, UNKNOWN)
     texts = ["Reminder: " + "word " * n for n in (40, 1, 15)]
+    trainer = trainer_of(policy)
+    redrawing = Redrawing(LocalEngine(policy.model, renderer()), AgentSettings(), step=0, seed=0)
     cases = [
-        hint_gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), renderer(), "system", 0)
+        hint_gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), redrawing)
         for text, (made, turn) in zip(texts, [(faulty, 0), (longer, 1), (faulty, 0)], strict=True)
     ]
-    together = hint_gate._gains(cases, policy, 1.0, 4096)
+    together = hint_gate._gains(cases, trainer.logps)
     for n, case in enumerate(cases):
-        alone = hint_gate._gains([case], policy, 1.0, 4096)
+        alone = hint_gate._gains([case], trainer.logps)
         for side, (gain,) in alone.items():
             assert together[side][n] == pytest.approx(gain, abs=1e-3)
     assert len({round(gain, 2) for gain in together["hint"]}) == 3

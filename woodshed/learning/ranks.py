@@ -53,7 +53,11 @@ def deal(items: Sequence[T], lengths: Sequence[int], budget: int) -> list[tuple[
         shares[rank].append(i)
         loads[rank] += lengths[i]
     dealt = [
-        list(packing.chunks([items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)], budget))
+        list(
+            packing.micro_batches(
+                [items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)], budget
+            )
+        )
         for share in shares
     ]
     missing = max(map(len, dealt)) - len(dealt[index()])

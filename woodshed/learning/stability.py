@@ -1,4 +1,4 @@
-"""When a run stops by itself and goes back to weights that were well.
+"""The automatic stop of a run, which goes back to weights that were well.
 
 A low targeted loss is not success: teacher and student can agree on broken messages. Both prototypes' collapses showed
 in the invalid-call rate within a few steps, and in the divergence from the start. Nor does anything mean something
@@ -7,15 +7,14 @@ where the sampler does not compute the policy that the trainer trains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from woodshed.learning import packing
-from woodshed.learning.policy import Policy
+from woodshed.experience.compile import rollout_sample
+from woodshed.experience.samples import TrainingSample
 from woodshed.records import Rollout
 from woodshed.settings import Settings
 
@@ -45,7 +44,7 @@ class StabilitySettings(Settings):
 
 @dataclass
 class Watch:
-    """What recent steps looked like; part of every checkpoint."""
+    """Invalid-call rates of recent steps; part of every checkpoint."""
 
     rates: list[float] = field(default_factory=list)
     """Invalid-call rates of the newest steps, newest last; a step's rollouts come from the weights before it."""
@@ -57,7 +56,7 @@ class Watch:
         kl_to_start: float | None,
         logp_gap: float = 0.0,
     ) -> str:
-        """Why the run must stop after this step, or ""; remembers the step."""
+        """The reason for which the run must stop after this step, or ""; remembers the step."""
         reason, before = "", self.rates[-settings.window :]
         if invalid_rate is not None and before:
             bound = max(settings.invalid_factor * min(before), settings.invalid_floor)
@@ -87,20 +86,14 @@ class Watch:
 
 
 def kl_to_start(
-    policy: Policy,
-    start: Mapping[str, Tensor],
-    rollouts: Sequence[Rollout],
-    *,
-    temperature: float,
-    micro_batch_tokens: int,
+    rollouts: Sequence[Rollout], logps: Callable[[Sequence[TrainingSample]], Sequence[Sequence[float]]]
 ) -> float:
-    """Nats a token from the weights that sampled these rollouts to the starting ones: the mean of k1, unbiased."""
-    rows = [packing.rollout_row(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
-    total = tokens = 0.0
-    for chunk in packing.row_batches(rows, micro_batch_tokens):
-        padded = packing.pad(chunk, policy.device)
-        with torch.no_grad(), policy.using(start):
-            start_BN = policy.logps(padded, temperature)
-        total += float(((padded.logp_sampler_BN - start_BN) * padded.mask_BN).sum())
-        tokens += float(padded.mask_BN.sum())
-    return total / max(tokens, 1.0)
+    """Nats a token from the weights that sampled these rollouts to the starting ones, whose log-probs are given for
+    samples: the mean of k1, unbiased."""
+    samples = [rollout_sample(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
+    k1 = [
+        sampled - starting
+        for sample, started in zip(samples, logps(samples), strict=True)
+        for sampled, starting in zip(sample.logps, started, strict=True)
+    ]
+    return math.fsum(k1) / max(len(k1), 1)

@@ -6,16 +6,20 @@ that all of them call; with one process, nothing is told to anybody.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import Tensor
 
 from woodshed.experience.samples import TrainingSample
-from woodshed.learning import checkpoint, publish
+from woodshed.learning import checkpoint, packing, ranks
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
@@ -24,20 +28,18 @@ from woodshed.learning.tensor_folder import EARLIER, read_saved
 from woodshed.learning.trainer import Trainer
 from woodshed.runs.folder import RunDir
 
-P, T = ParamSpec("P"), TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def everywhere(
-    method: Callable[Concatenate[Worker, P], T],
-) -> Callable[Concatenate[Worker, P], T]:
-    """A method of which rank 0 tells the workers of the other ranks before it runs."""
+def everywhere(method: F) -> F:
+    """A method of `Worker` of which rank 0 tells the workers of the other ranks before it runs."""
 
     @functools.wraps(method)
-    def told(worker: Worker, *args: P.args, **kwargs: P.kwargs) -> T:
+    def told(worker: Worker, *args: Any, **kwargs: Any) -> Any:
         worker.tell((method.__name__, args, kwargs))
         return method(worker, *args, **kwargs)
 
-    return told
+    return cast("F", told)
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,13 @@ class Worker:
         return self._trainer
 
     def tell(self, command: tuple[str, tuple[Any, ...], dict[str, Any]] | None) -> None:
-        """Let the other ranks do the same; None lets them end."""
+        """Let the other ranks call a method of theirs; None lets them end."""
         if self._commands is not None and dist.get_rank() == 0:
             dist.broadcast_object_list([command], src=0, group=self._commands)
+
+    def release(self) -> None:
+        """Let the other ranks end."""
+        self.tell(None)
 
     def follow(self) -> None:
         """Do what rank 0 tells, until it has done with this rank."""
@@ -151,14 +157,40 @@ class Worker:
         self.policy.load_weights(checkpoint.version_weights(self.run, version, self.policy))
 
     @everywhere
+    @torch.no_grad()
+    def score(self, sample: TrainingSample, temperature: float) -> list[float]:
+        """Log-prob of every predicted token of one sample, in nats; also before a stage has begun."""
+        return self.policy.logps(packing.pad([sample], self.policy.device), temperature)[0].tolist()
+
+    @everywhere
     def refresh(self) -> None:
-        """Bring the engine's copy of the policy, where there is one, up to date."""
-        publish.refresh(self.copied, self.policy)
+        """Give the engine's copy, where there is one, the policy's weights."""
+        if ranks.count() == 1:
+            return
+        weights = self.copied.model.state_dict() if self.copied is not None else {}
+        for names, value in self.policy.whole_weights():
+            if weights:
+                weights[names[0]].copy_(value)
 
     @everywhere
     def write_for_servers(self, folder: Path) -> None:
-        """Write the weights as servers read them."""
-        publish.write_for_servers(self.policy, folder)
+        """Write an adapter, or a whole model with its output layer written out, also where it is the embedding.
+
+        vLLM loads weights into the layers that it has, and one build left a tied output layer old and said nothing.
+        """
+        if self.policy.is_adapter:
+            self.policy.export(folder)
+            return
+        weights: dict[str, Tensor] = {}
+        for names, value in self.policy.whole_weights():
+            if ranks.index() == 0:
+                weights |= {name: value.to("cpu", copy=True) for name in names}
+        if ranks.index() == 0:
+            folder.mkdir(parents=True)
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            config = copy.deepcopy(self.policy.model.config)
+            config.tie_word_embeddings = False
+            config.save_pretrained(folder)
 
     @everywhere
     def export(self, *, dtype: str) -> None:

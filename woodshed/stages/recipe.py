@@ -30,7 +30,7 @@ from woodshed.settings import Settings
 
 
 class TaskSettings(Settings):
-    """Which tasks are practised and which are kept for measuring."""
+    """Tasks to practise on, and tasks kept for measuring."""
 
     train: tuple[Path, ...] = ()
     """Task folders, or folders of them, to practise on."""
@@ -174,7 +174,7 @@ class Recipe(Settings):
 
     @property
     def harness(self) -> HarnessSettings:
-        """What stands between the policy and its experience."""
+        """Settings of the way from the policy to its experience."""
         return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors, self.sandbox)
 
     @property

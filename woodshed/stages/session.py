@@ -7,19 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+from torch.distributed import ProcessGroup
 
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.learning import checkpoint, prefix_tree
+from woodshed.learning import checkpoint, prefix_tree, ranks
 from woodshed.learning.checkpoint import TrainState
-from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
+from woodshed.learning.layout import shard
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish, refuse_another_model
-from woodshed.learning.teacher import Teacher
-from woodshed.records import Rollout, RunError, Task
+from woodshed.learning.worker import StageSettings, Worker
+from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
 from woodshed.tokens.model_files import load_tokenizer
@@ -34,7 +35,8 @@ class Session:
 
     recipe: Recipe
     run: RunDir
-    policy: Policy
+    worker: Worker
+    """This rank's part in training, by which those of the other ranks do the same."""
     engine: Engine
     renderer: Renderer
     critic: Engine
@@ -44,28 +46,55 @@ class Session:
     heldout: Sequence[Task] = ()
     """Tasks to measure on."""
 
+    @property
+    def policy(self) -> Policy:
+        """The policy in training, where this process has it whole.
+
+        Raises:
+            RecipeError: each of several ranks has a part of it.
+        """
+        if ranks.count() > 1:
+            raise RecipeError(
+                f"{ranks.count()} ranks share the policy, and a stage reaches it through session.worker, whose methods "
+                "all of them follow; or train on one rank, with layout.fsdp = 1 and layout.replicate = 1"
+            )
+        return self.worker.policy
+
 
 def open_session(
-    recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequence[Task], progress: Progress
+    recipe: Recipe,
+    run: RunDir,
+    practice: Sequence[Task],
+    heldout: Sequence[Task],
+    progress: Progress,
+    commands: ProcessGroup | None = None,
 ) -> Session:
     """Load the policy and start its engine.
+
+    Args:
+        commands: the group of the ranks that share the policy; None where this process has it whole.
 
     Raises:
         PolicyError, RecipeError: weights or a setting of the recipe cannot be used.
     """
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
+    copied = None
+    if commands is not None:
+        shard(policy, recipe.layout)
+        if recipe.engine.kind != "http":  # sampling is no exchange between ranks
+            copied, _ = Policy.load(recipe.policy, seed=recipe.seed)
+    worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
-    engine = create(recipe.engine, renderer, policy.model)
+    engine = create(recipe.engine, renderer, (copied or policy).model)
     try:
-        publish(policy, engine, run.path / "weights", 0)
-        refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
+        publish(worker, engine, run.path / "weights", 0)
+        refuse_another_model(worker, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
     except BaseException:
         engine.close()
         raise
-    return Session(
-        recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress, practice, heldout
-    )
+    critic = critic_of(recipe, engine)
+    return Session(recipe, run, worker, engine, renderer, critic, progress, practice, heldout)
 
 
 def critic_of(recipe: Recipe, engine: Engine) -> Engine:
@@ -81,23 +110,39 @@ def newest_checkpoint(session: Session) -> Path | None:
 
 
 def begin(
-    session: Session, state: TrainState, optimizer: OptimizerSettings, feedback: FeedbackSettings
-) -> tuple[torch.optim.Optimizer, Teacher]:
-    """Optimizer and teacher of a stage: new ones on the weights that the stage before left, or those of the
-    checkpoint in its middle. The weights at its beginning are kept as the checkpoint `before-STAGE`."""
-    run, policy = session.run, session.policy
-    created, newest = make_optimizer(policy, optimizer), newest_checkpoint(session)
-    if newest is not None:
-        checkpoint.restore(newest, policy, created if state.step else None)
-    teacher = Teacher(policy, checkpoint.start_weights(run, policy, f"before-{state.stage}"), feedback)
-    if newest is not None and state.step:
-        teacher.restore(checkpoint.teacher_weights(newest, policy))
-    return created, teacher
+    session: Session,
+    state: TrainState,
+    optimizer: OptimizerSettings,
+    loss: LossSettings,
+    feedback: FeedbackSettings | None = None,
+    *,
+    steps: int,
+    message_tokens: int = 1,
+) -> None:
+    """Let the workers make the trainer of a stage; see `Worker.begin`.
+
+    Args:
+        feedback: None for a stage without a teacher.
+        steps, message_tokens: as of `Trainer`.
+    """
+    settings = StageSettings(
+        optimizer,
+        loss,
+        forward_for(session, feedback) if feedback else None,
+        steps=steps,
+        temperature=session.recipe.engine.temperature,
+        message_tokens=message_tokens,
+    )
+    session.worker.begin(state.stage, settings, newest_checkpoint(session), resumes=state.step > 0)
 
 
 def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
     """These settings, with separate forwards where the model's attention cannot take branches."""
-    if settings.forward == "packed" and (reason := prefix_tree.why_not(session.policy)):
+    if (
+        settings.forward != "packed" or ranks.count() > 1
+    ):  # over ranks, trainers take separate ones by themselves
+        return settings
+    if reason := prefix_tree.why_not(session.worker.policy):
         session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
         return settings.model_copy(update={"forward": "separate"})
     return settings
