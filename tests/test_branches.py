@@ -13,15 +13,15 @@ import torch
 from tiny_training import HINT, four_attempts, hint_for, last_norm, samples_of, step, tiny_policy, trainer_of
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
-from woodshed.experience.samples import TrainingSample, student_view, teacher_view
-from woodshed.learning import gradients, packing, prefix_tree, token_losses
+from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
+from woodshed.learning import gradients, packing, prefix_tree
 from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.prefix_tree import hinted_turns
 from woodshed.learning.step_inputs import StepInputs
 from woodshed.learning.teacher import Teacher
-from woodshed.records import Rollout
+from woodshed.records import Hint, Rollout
 
 
 @pytest.fixture(scope="module")
@@ -239,23 +239,27 @@ def test_with_weight_zero_the_packed_forward_is_rl_alone_bit_for_bit(rollouts, s
 
 # --- the mask -----------------------------------------------------------------------------------------------------
 
-BRANCH = torch.tensor([[0] * 3 + [1] * 4, [0] * 6 + [-1] * 1])
-SEEN = torch.tensor([[3] * 3 + [6] * 4, [2] * 6 + [0] * 1])
 TRUNK = 8
 
 
-def may_see(b: int, q: int, k: int) -> bool:
+def branch_of(position: int, length: int) -> HintBranch:
+    return HintBranch(Hint("", 0, "", ""), position, (1,) * length, (TRUNK - 1,), (1.0,), ((0, 1),))
+
+
+def may_see(branches: Sequence[HintBranch], q: int, k: int) -> bool:
     """The rule in words: the past of one's own branch, and of the trunk what lies before the hint."""
+    owner = [number for number, branch in enumerate(branches) for _ in branch.ids]
     if k < TRUNK:
-        return k < int(SEEN[b, q])
-    return k - TRUNK <= q and bool(BRANCH[b, q] == BRANCH[b, k - TRUNK])
+        return k < branches[owner[q]].position
+    return k - TRUNK <= q and owner[q] == owner[k - TRUNK]
 
 
 def test_the_mask_is_the_rule():
-    dense = prefix_tree.visible(BRANCH, SEEN, TRUNK)
-    for b, q, k in itertools.product(range(2), range(7), range(15)):
-        assert bool(dense[b, 0, q, k]) == may_see(b, q, k)
-    assert dense.any(-1).all()  # an empty row would be NaN
+    branches = [branch_of(3, 3), branch_of(6, 4), branch_of(0, 1)]
+    mask = prefix_tree.visible(branches, TRUNK)
+    for q, k in itertools.product(range(8), range(TRUNK + 8)):
+        assert bool(mask[q, k]) == may_see(branches, q, k)
+    assert mask.any(-1).all()  # an empty row would be NaN
 
 
 # --- models that cannot take it -----------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ def test_a_model_that_ignores_the_mask_is_found_out_by_trying(dtype: torch.dtype
     policy = tiny_policy()
     policy.model.to(dtype)
     policy.model.register_forward_pre_hook(
-        lambda _module, args, options: (args, options | {"attention_mask": None, "position_ids": None}),
+        lambda _module, args, options: (args, options | {"segments": (), "position_ids": None}),
         with_kwargs=True,
     )
     assert "differ" in prefix_tree.why_not(policy)
@@ -318,6 +322,6 @@ def test_a_token_is_stuck_where_the_student_is_sure_and_its_teacher_against_it(r
     sure, against = 30.0 * written, -30.0 * written
     sure[:, 5:] = 0.0  # the rest in doubt
     against[:, 4] = 30.0 * written[:, 4]
-    token_losses.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
+    gradients.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
     assert branches.weight_GN[0].tolist()[:6] == [0, 0, 1, 1, 1, 1]
     assert made.metrics.means()["stuck_tokens"] == 2

@@ -14,12 +14,15 @@ from functools import cache
 from pathlib import Path
 
 import woodshed
+from woodshed.settings import leaves
+from woodshed.stages.recipe import Recipe
 
 PACKAGE = Path(woodshed.__file__).parent
 ROOT = PACKAGE.parent
 MAX_FUNCTION_LINES = 45
 MAX_PARAMETERS = 8
 MAX_FILE_LINES = 500
+MAX_SETTINGS = 175
 GRAB_BAGS = ("utils", "util", "common", "misc", "base", "helpers", "helper", "lib")
 QUESTION = re.compile(r"(What|Which|Whether|How|Where|Who)\b")
 RETIRED = re.compile(
@@ -158,6 +161,12 @@ def test_a_class_name_means_one_thing():
         CLASS_NAMES_DEFINED_TWICE,
         "defined twice, rename one",
     )
+
+
+def test_a_recipe_has_few_settings():
+    """Each setting of each section counts, also where sections share a class. 221 on 2026-11-30."""
+    names = [name for name, _ in leaves(Recipe)]
+    assert len(names) <= MAX_SETTINGS, f"{len(names)} settings: a new one replaces another"
 
 
 def test_docstrings_begin_with_a_noun_or_an_imperative():

@@ -235,12 +235,22 @@ def test_targets_beyond_the_limit_are_thinned_evenly(rollouts):
     assert hints_of(samples) == [hints[i] for i in (0, 3, 6, 9)]
 
 
-def test_micro_batches_hold_every_row_once_and_respect_the_budget():
+@pytest.mark.parametrize(("split", "positions"), [(packing.by_length, max), (packing.first_fit, sum)])
+def test_micro_batches_hold_every_sample_once_and_respect_the_budget(split, positions):
     rng = random.Random(0)
-    rows = [TrainingSample(tuple(range(rng.randint(2, 90))), (1,)) for _ in range(50)]
-    chunks = list(packing.sample_batches(rows, 200))
-    assert sorted(len(r.ids) for c in chunks for r in c) == sorted(len(r.ids) for r in rows)
-    assert all(len(c) * max(len(r.ids) for r in c) <= 200 for c in chunks)
+    lengths = [rng.randint(2, 90) for _ in range(50)] + [300]
+    batches = split(range(51), lengths, 200)
+    assert sorted(i for batch in batches for i in batch) == list(range(51)) and [50] in batches
+    for batch in batches:
+        used = [lengths[i] for i in batch]
+        assert positions(used) * (len(used) if positions is max else 1) <= 200 or batch == [50]
+
+
+def test_first_fit_needs_fewer_micro_batches_than_rows_in_order_of_length():
+    """Rollouts a little longer than half the budget, and short ones that fit beside them."""
+    lengths = [1100 + 7 * n for n in range(18)] + [600 + 9 * n for n in range(18)]
+    batches = [split(lengths, lengths, 2048) for split in (packing.by_length, packing.first_fit)]
+    assert [len(each) for each in batches] == [26, 18]
 
 
 # --- the policy ---------------------------------------------------------------------------------------------------
@@ -259,9 +269,9 @@ def test_sampler_and_trainer_agree_on_every_token_of_real_attempts(tmp_path):
     gap = ((right - padded.logp_sampler_BN) * padded.mask_BN).abs().max()
     assert gap <= 1e-3
 
-    length = padded.ids_BT.shape[1]  # the same rows padded on the left
-    ids = torch.zeros_like(padded.ids_BT)
-    mask = torch.zeros_like(padded.ids_BT)
+    length = padded.ids_RT.shape[1]  # the same rows padded on the left
+    ids = torch.zeros_like(padded.ids_RT)
+    mask = torch.zeros_like(padded.ids_RT)
     for b, row in enumerate(rows):
         ids[b, length - len(row.ids) :] = torch.tensor(row.ids)
         mask[b, length - len(row.ids) :] = 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from parallel_models import EPS, VOCAB, build, whole
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from woodshed.experience.samples import HintBranch, TrainingSample
@@ -39,15 +40,23 @@ class Training:
     hinted: int = 3
     imitated: int = 0
     """Rollouts that are imitated as well."""
+    dtype: str = "float32"
+    activation_checkpointing: bool = False
     layout: dict[str, int] = field(default_factory=dict)
     """Axes in which a world differs from fsdp over all of it."""
     loss: dict[str, Any] = field(default_factory=dict)
 
 
 def policy_of(training: Training) -> Policy:
-    model = build(training.family)
-    model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
-    policy = Policy(model, is_adapter=bool(training.rank))
+    model = build(training.family).to(getattr(torch, training.dtype))
+    if training.rank and training.family == "qwen":  # an adapter of experts' weights cannot be sharded
+        attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        model = get_peft_model(model, LoraConfig(r=training.rank, target_modules=attention))
+    else:
+        model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
+    policy = Policy(
+        model, is_adapter=bool(training.rank), activation_checkpointing=training.activation_checkpointing
+    )
     world = ranks.count()
     layout = {axis: size for axis, size in training.layout.items() if world % size == 0 and world > 1}
     shard(policy, LayoutSettings(**{"fsdp": world // layout.get("replicate", 1), **layout}))
@@ -201,12 +210,12 @@ def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
             for weight in policy.trainable.values():
                 weight.mul_(1.5)
         if ranks.index() == 0:
-            model = build(training.family)
-            copied = Policy(add_adapter(model, training.rank) if training.rank else model, is_adapter=True)
+            copied = build(training.family)
+            copied = add_adapter(copied, training.rank) if training.rank else copied
         worker = Worker(policy, run, copied=copied)
         worker.refresh()
         worker.export(dtype="float32")
         worker.write_for_servers(run.path / "served")
-        held = copied.model.state_dict() if copied is not None else {}
+        held = copied.state_dict() if copied is not None else {}
         found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
     return found

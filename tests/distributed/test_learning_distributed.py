@@ -37,6 +37,8 @@ TRAININGS = {
     "divergence in the reward, full": Training(loss={"kl_coef": 0.05}),
     "imitation": Training(rollouts=0, hinted=0, imitated=7),
     "all losses": Training(imitated=2),
+    "layers computed again": Training(activation_checkpointing=True),
+    "master weights": Training(dtype="bfloat16", steps=5),
 }
 COMPARED = (
     "rl_loss",
@@ -70,18 +72,20 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str,
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ranks_equal_one(worlds: dict[int, list[dict[str, Any]]], name: str, world: int):
     one = worlds[1][0][name]
+    # In bfloat16 each rank rounds its share of a gradient.
+    tolerance, rel = (1e-5, 1e-4) if TRAININGS[name].dtype == "float32" else (4e-3, 0.1)
     for several in (rank[name] for rank in worlds[world]):
         for before, after in zip(one["metrics"], several["metrics"], strict=True):
             assert after.keys() == before.keys()
             for key in set(COMPARED) & set(before):
-                assert after[key] == pytest.approx(before[key], rel=1e-4, abs=1e-5), key
+                assert after[key] == pytest.approx(before[key], rel=rel, abs=max(tolerance, 1e-5)), key
             turns = zip(before["divergences"], after["divergences"], strict=True)
             for one_turn, same_turn in turns:
                 assert same_turn[0] == one_turn[0]
-                assert same_turn[1] == pytest.approx(one_turn[1], rel=1e-3, abs=1e-4)
+                assert same_turn[1] == pytest.approx(one_turn[1], rel=10 * rel, abs=10 * tolerance)
         assert several["weights"].keys() == one["weights"].keys()
         for key, weight in one["weights"].items():
-            torch.testing.assert_close(several["weights"][key], weight, rtol=0, atol=1e-5, msg=key)
+            torch.testing.assert_close(several["weights"][key], weight, rtol=0, atol=tolerance, msg=key)
 
 
 @pytest.mark.parametrize("world", [2, 1])

@@ -144,8 +144,6 @@ class FeedbackSettings(Settings):
     read the task's solution before the first one (OPSD); hints are then recorded and not trained on."""
     placement: Placement = "system"
     """Whose message the hint is; tool: it stands at the end of the last result."""
-    wordings: int = Field(default=1, ge=1, le=3)
-    """How many ways of beginning a hint are used."""
     forward: Literal["separate", "packed"] = "packed"
     """packed: hinted turns branch off their rollout in one forward; models whose attention cannot do that, and
     separate: a forward each for student and teacher, and both norms measured at every step."""

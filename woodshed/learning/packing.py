@@ -1,13 +1,19 @@
-"""Training samples as padded tensors, and their division into micro-batches.
+"""Training samples as tensors, and their division into micro-batches.
 
-Shapes: B sequences, T positions, N predicted tokens (padded), G hint branches. Samples of similar length share a
-micro-batch, and a micro-batch holds at most so many positions, padding included; a longer sample travels alone.
+A micro-batch is one row with several samples behind each other (`pack`), where the model's attention can keep them
+apart; nothing is padded then, and first-fit fills the row up to the budget of positions. Otherwise each sample has a
+row of its own (`pad`), samples of similar length share a micro-batch, and padding counts. A sample longer than the
+budget travels alone.
+
+Shapes: B samples, R rows, T positions, N predicted tokens (padded), G hint branches, M own tokens of a sample, K those
+of its branches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -20,14 +26,29 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Padded:
-    """Samples as tensors, padded on the right."""
+class Segment:
+    """One sample in a row of several: its causal tokens, and its branches behind them."""
 
-    ids_BT: Tensor
+    causal: int
+    """Tokens that see what lies before them in this segment."""
+    visible: Tensor | None = None
+    """(1, 1, K, M + K) true where a token of a branch may attend; None without branches."""
+
+    @property
+    def length(self) -> int:
+        """All its tokens."""
+        return self.causal + (0 if self.visible is None else self.visible.shape[2])
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Samples as tensors."""
+
+    ids_RT: Tensor
     positions: int
     """Real tokens in the batch, padding left out."""
     predict_BN: Tensor
-    """Positions whose logits predict the tokens, as indices into (B x T)."""
+    """Positions whose logits predict the tokens, as indices into (R x T)."""
     tokens_BN: Tensor
     mask_BN: Tensor
     """1.0 where a predicted token is real, 0.0 where it is padding."""
@@ -37,10 +58,10 @@ class Padded:
     """Weight of each token in the policy gradient."""
     ce_BN: Tensor
     """... and in the cross-entropy."""
-    positions_BT: Tensor | None = None
-    """Position of each token, where that is not its index."""
-    visible: Tensor | None = None
-    """(B, 1, K, T) whom the last K positions attend to, where that is not everything before."""
+    positions_RT: Tensor | None = None
+    """Position of each token in its sample, where that is not its index."""
+    segments: tuple[Segment, ...] = ()
+    """The samples of the only row; empty where each sample has a row."""
 
 
 @dataclass(frozen=True)
@@ -56,18 +77,46 @@ class PaddedBranches:
 
 
 def pad(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> Padded:
-    """Samples as right-padded tensors. Padding is known from the lengths, never from token ids."""
-    length, width = max(len(s.ids) for s in samples), max(len(s.predicted) for s in samples)
+    """A right-padded row for each sample. Padding is known from the lengths, never from token ids."""
+    length = max(len(sample.ids) for sample in samples)
+    ids_RT = pad_2d([sample.ids for sample in samples], length, device)
+    return _with_streams(samples, ids_RT, range(0, length * len(samples), length))
+
+
+def pack(
+    samples: Sequence[TrainingSample],
+    device: torch.device | str = "cpu",
+    segments: Sequence[Segment] | None = None,
+    positions: Sequence[Sequence[int]] | None = None,
+) -> Padded:
+    """One row of all samples, for a model whose attention keeps them apart (`prefix_tree.why_not`).
+
+    Args:
+        segments, positions: one for each sample, where it holds branches.
+    """
+    lengths = [len(sample.ids) for sample in samples]
+    begins = [0, *itertools.accumulate(lengths)]
+    ids_RT = pad_2d([[i for sample in samples for i in sample.ids]], begins[-1], device)
+    positions = positions or [range(length) for length in lengths]
+    return replace(
+        _with_streams(samples, ids_RT, begins[:-1]),
+        positions_RT=pad_2d([[i for each in positions for i in each]], begins[-1], device),
+        segments=tuple(segments or map(Segment, lengths)),
+    )
+
+
+def _with_streams(samples: Sequence[TrainingSample], ids_RT: Tensor, begins: Sequence[int]) -> Padded:
+    """The samples, each of which begins at an index into (R x T)."""
+    device, width = ids_RT.device, max(len(sample.predicted) for sample in samples)
 
     def stream(values: Sequence[Sequence[float]]) -> Tensor:
         return pad_2d(values, width, device, dtype=np.float32)
 
+    predict = [[begin + i - 1 for i in s.predicted] for begin, s in zip(begins, samples, strict=True)]
     return Padded(
-        ids_BT=pad_2d([s.ids for s in samples], length, device),
+        ids_RT=ids_RT,
         positions=sum(len(s.ids) for s in samples),
-        predict_BN=pad_2d(
-            [[b * length + i - 1 for i in s.predicted] for b, s in enumerate(samples)], width, device
-        ),
+        predict_BN=pad_2d(predict, width, device),
         tokens_BN=pad_2d([[s.ids[i] for i in s.predicted] for s in samples], width, device),
         mask_BN=stream([[1.0] * len(s.predicted) for s in samples]),
         logp_sampler_BN=stream([s.logps for s in samples]),
@@ -115,19 +164,27 @@ def pad_2d(
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def micro_batches(items: Sequence[T], lengths: Sequence[int], budget: int) -> Iterator[list[T]]:
+def by_length(items: Sequence[T], lengths: Sequence[int], budget: int) -> list[list[T]]:
     """Items in order of length, as many at a time as fit into `budget` positions, padding included."""
-    order = sorted(range(len(items)), key=lambda i: lengths[i])
-    chunk: list[int] = []
-    for i in order:
-        if chunk and (len(chunk) + 1) * lengths[i] > budget:
-            yield [items[j] for j in chunk]
-            chunk = []
-        chunk.append(i)
-    if chunk:
-        yield [items[j] for j in chunk]
+    batches: list[list[T]] = []
+    for i in sorted(range(len(items)), key=lambda i: lengths[i]):
+        if not batches or (len(batches[-1]) + 1) * lengths[i] > budget:
+            batches.append([])
+        batches[-1].append(items[i])
+    return batches
 
 
-def sample_batches(samples: Sequence[TrainingSample], budget: int) -> Iterator[list[TrainingSample]]:
-    """Samples without their branches, a micro-batch at a time."""
-    yield from micro_batches(samples, [len(s.ids) for s in samples], budget)
+def first_fit(items: Sequence[T], lengths: Sequence[int], budget: int) -> list[list[T]]:
+    """Items, longest first, each in the first micro-batch that has room for it: at most 11/9 of the fewest possible,
+    and one more (Johnson 1973)."""
+    batches: list[list[T]] = []
+    room: list[int] = []
+    for i in sorted(range(len(items)), key=lambda i: -lengths[i]):
+        fits = [number for number, left in enumerate(room) if lengths[i] <= left][:1]
+        if fits:
+            batches[fits[0]].append(items[i])
+            room[fits[0]] -= lengths[i]
+        else:
+            batches.append([items[i]])
+            room.append(budget - lengths[i])
+    return batches

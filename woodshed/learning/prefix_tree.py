@@ -4,15 +4,16 @@
     branch 1                                  h h o m m m      hint, opening and message of the first hinted turn
     branch 2                                              h h o m m m      ... of the second
 
-One row holds a trunk, padding up to the longest trunk of the batch, and the branches behind each other. A branch sees
-the trunk up to where its hint goes in, and itself; its positions go on from there. A hint costs its own tokens and its
-turn's, not the prefix again: trunks attend as any causal batch does, and only the few queries of branches take a mask.
+One row holds a sample's trunk, its branches behind each other, and then the next sample. A branch sees the trunk up to
+where its hint goes in, and itself; its positions go on from there. A hint costs its own tokens and its turn's, not the
+prefix again: trunks attend as any causal sequence does, and only the few queries of branches take a mask.
 
-Shapes: B rows, M positions of trunk, K of branches, T = M + K, N wanted tokens (padded), G targets.
+Shapes: B samples, M tokens of a trunk, K of its branches, N predicted tokens (padded), G branches of all samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,11 +24,9 @@ from torch import Tensor
 from woodshed.engines.local import invariant
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
-from woodshed.learning.packing import Padded, PaddedBranches
+from woodshed.learning.packing import Padded, PaddedBranches, Segment
 from woodshed.learning.policy import Policy
 from woodshed.records import Hint
-
-_PADDING = -1
 
 Hinted = tuple[TrainingSample, HintBranch]
 
@@ -82,22 +81,17 @@ def prefixes(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
 def pad(
     samples: Sequence[TrainingSample], device: torch.device | str = "cpu", *, with_branches: bool = True
 ) -> PaddedTrees:
-    """Samples as right-padded rows. With branches, their messages are predicted behind the trunk's own tokens."""
-    longest = max(len(sample.ids) for sample in samples)
-    laid_out = [_lay_out(sample, longest, with_branches) for sample in samples]
-    padded = packing.pad([row for row, _, _ in laid_out], device)
+    """Samples in one row. With branches, their messages are predicted behind the trunk's own tokens."""
+    trees = [_with_branches(sample) if with_branches else sample for sample in samples]
+    segments, positions = [], []
+    for sample in samples:
+        branches = sample.branches if with_branches else ()
+        own = [range(branch.position, branch.position + len(branch.ids)) for branch in branches]
+        positions.append([*range(len(sample.ids)), *itertools.chain(*own)])
+        mask = visible(branches, len(sample.ids)).to(device)[None, None] if branches else None
+        segments.append(Segment(len(sample.ids), mask))
+    padded = packing.pack(trees, device, segments, positions)
     hinted = hinted_turns(samples)
-    if with_branches and hinted:
-        behind = padded.ids_BT.shape[1] - longest
-        position_BM = torch.arange(longest, device=device).expand(len(samples), -1)
-        position_BK = packing.pad_2d([positions for _, _, positions in laid_out], behind, device)
-        branch_BK = packing.pad_2d([numbers for _, numbers, _ in laid_out], behind, device, padding=_PADDING)
-        padded = replace(
-            padded,
-            positions=sum(length(sample) for sample in samples),
-            positions_BT=torch.cat([position_BM, position_BK], 1),
-            visible=visible(branch_BK, _seen(samples, branch_BK), longest),
-        )
     students, teachers = _predicted_at(samples, padded.predict_BN.shape[1])
     return PaddedTrees(
         padded,
@@ -120,19 +114,11 @@ def _predicted_at(samples: Sequence[TrainingSample], width: int) -> tuple[list[l
     return students, teachers
 
 
-def _lay_out(
-    sample: TrainingSample, longest: int, with_branches: bool
-) -> tuple[TrainingSample, list[int], list[int]]:
-    """(the sample with its branches behind it, number of the branch of each token there, position of each)."""
-    if not (with_branches and sample.branches):
-        return sample, [], []
-    ids, predicted = [*sample.ids, *[0] * (longest - len(sample.ids))], list(sample.predicted)
-    numbers: list[int] = []
-    positions: list[int] = []
-    for number, branch in enumerate(sample.branches):
+def _with_branches(sample: TrainingSample) -> TrainingSample:
+    """The sample with its branches behind it, their messages predicted and in no loss of its own."""
+    ids, predicted = list(sample.ids), list(sample.predicted)
+    for branch in sample.branches:
         predicted += [len(ids) + i for i in branch.behind_hint]
-        numbers += [number] * len(branch.ids)
-        positions += range(branch.position, branch.position + len(branch.ids))
         ids += branch.ids
     more = (0.0,) * (len(predicted) - len(sample.predicted))
     streams = {
@@ -140,32 +126,27 @@ def _lay_out(
         for name in ("logps", "advantages", "rl_weights", "ce_weights")
         if (values := getattr(sample, name))
     }
-    return replace(sample, ids=tuple(ids), predicted=tuple(predicted), **streams), numbers, positions
+    return replace(sample, ids=tuple(ids), predicted=tuple(predicted), **streams)
 
 
 def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
     return packing.pad_2d(rows, max((len(row) for row in rows), default=0), device)
 
 
-def _seen(samples: Sequence[TrainingSample], branch_BK: Tensor) -> Tensor:
-    """Tokens of the trunk that each position of a branch may see: up to its hint; padding sees none."""
-    most = max(len(sample.branches) for sample in samples)
-    shared = packing.pad_2d([[b.position for b in s.branches] for s in samples], most, branch_BK.device)
-    return shared.gather(1, branch_BK.clamp(min=0)) * (branch_BK != _PADDING)
-
-
-def visible(branch_BK: Tensor, seen_BK: Tensor, trunk: int) -> Tensor:
-    """(B, 1, K, M + K) true where a position of a branch may attend: the trunk that it sees, and its own branch up to
-    itself. Padding sees padding, so that no row of the mask is empty."""
-    in_trunk_BKM = torch.arange(trunk, device=branch_BK.device) < seen_BK.unsqueeze(-1)
-    same_BKK = branch_BK.unsqueeze(-1) == branch_BK.unsqueeze(-2)
-    return torch.cat([in_trunk_BKM, same_BKK.tril()], -1).unsqueeze(1)
+def visible(branches: Sequence[HintBranch], trunk: int) -> Tensor:
+    """(K, M + K) true where a token of a branch may attend: the trunk up to its hint, its own branch up to itself."""
+    lengths = torch.tensor([len(branch.ids) for branch in branches])
+    number_K = torch.arange(len(branches)).repeat_interleave(lengths)
+    seen_K1 = torch.tensor([branch.position for branch in branches])[number_K, None]
+    same_KK = number_K[:, None] == number_K
+    return torch.cat([torch.arange(trunk) < seen_K1, same_KK.tril()], -1)
 
 
 def why_not(policy: Policy) -> str:
-    """The reason for which this model cannot take branches, or "": its configuration is read, then it is tried.
+    """The reason for which this model's attention cannot keep the samples and branches of a row apart, or "": its
+    configuration is read, then it is tried.
 
-    Attention that looks back a fixed distance, or a state instead of keys and values, would ignore the mask.
+    Attention that looks back a fixed distance, or a state instead of keys and values, would mix them.
     """
     config = policy.model.config.get_text_config()
     if reason := invariant.limited_attention(config):
@@ -174,34 +155,33 @@ def why_not(policy: Policy) -> str:
         return f"its attention is {config._attn_implementation}"
     gap = _gap(policy)
     bound = 1e-3 if next(policy.model.parameters()).dtype == torch.float32 else 0.2  # bfloat16 rounds
-    return "" if gap <= bound else f"one forward and two differ by {gap:.2g} of what a hint changes"
+    return "" if gap <= bound else f"one row and several differ by {gap:.2g} of what a hint changes"
 
 
 @torch.no_grad()
 def _gap(policy: Policy) -> float:
-    """Mean difference in log-probs between branches and separate forwards on a made-up rollout, as a share of the mean
-    difference that its hints make. Rounding grows with a model's logits, and so does that."""
+    """Mean difference in log-probs between one row and separate ones on two made-up rollouts, as a share of the mean
+    difference that their hints make. Rounding grows with a model's logits, and so does that."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     rng = torch.Generator().manual_seed(0)
-    ids = tuple(torch.randint(vocabulary, (36,), generator=rng).tolist())
-    branches = []
+    samples = []
     for end in (16, 28):
+        ids = tuple(torch.randint(vocabulary, (36,), generator=rng).tolist())
         behind = (*ids[:3], *ids[end - 8 : end])  # three tokens of hint, two of opening, a message of six
         message = tuple(range(end - 6, end))
-        branches.append(HintBranch(Hint("", 0, "", ""), end - 8, behind, message, (1.0,) * 6, ((0, 6),)))
-    predicted = tuple(i for branch in branches for i in branch.predicted)
-    sample = TrainingSample(ids, predicted, branches=tuple(branches))
-    both = pad([trunk(sample)], policy.device)
-    logps = policy.logits(both.padded).float().log_softmax(-1).flatten(0, 1)
+        branch = HintBranch(Hint("", 0, "", ""), end - 8, behind, message, (1.0,) * 6, ((0, 6),))
+        samples.append(TrainingSample(ids, message, branches=(branch,)))
+    trees = pad([trunk(sample) for sample in samples], policy.device)
+    logps = policy.logits(trees.padded).float().log_softmax(-1).flatten(0, 1)
     apart = [
-        policy.logits(packing.pad([view(sample, branch) for branch in branches], policy.device))
+        policy.logits(packing.pad([view(*each) for each in hinted_turns(samples)], policy.device))
         .float()
         .log_softmax(-1)
         for view in (student_view, teacher_view)
     ]
     gaps = [
         (logps[at_GN] - alone).abs().mean()
-        for at_GN, alone in zip((both.student_GN, both.teacher_GN), apart, strict=True)
+        for at_GN, alone in zip((trees.student_GN, trees.teacher_GN), apart, strict=True)
     ]
     share = float(torch.stack(gaps).max() / (apart[0] - apart[1]).abs().mean())
     return math.inf if math.isnan(share) else share

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from woodshed.experience.samples import TrainingSample
-from woodshed.learning import prefix_tree
+from woodshed.learning import packing, prefix_tree
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.metrics import Metrics
+from woodshed.learning.packing import Padded
 from woodshed.learning.policy import Policy
 from woodshed.learning.teacher import Teacher
 from woodshed.records import RecipeError
+
+T = TypeVar("T")
 
 
 class StepInputs:
@@ -27,8 +31,11 @@ class StepInputs:
         feedback: FeedbackSettings,
         temperature: float,
         message_tokens: int,
+        is_packed: bool = False,
     ) -> None:
         self.policy = policy
+        self.is_packed = is_packed
+        """Several samples share a row."""
         self._teacher = teacher
         self.loss = loss
         self.feedback = feedback
@@ -47,6 +54,15 @@ class StepInputs:
         """Denominator of the cross-entropy: the sum of its weights."""
         self.kl_tokens = sum(weight > 0 for _, branch in self.hinted for weight in branch.weights)
         """Tokens of all branches that count."""
+
+    def micro_batches(self, items: Sequence[T], lengths: Sequence[int]) -> list[list[T]]:
+        """Items as many at a time as fit into the budget of positions."""
+        split = packing.first_fit if self.is_packed else packing.by_length
+        return split(items, lengths, self.loss.micro_batch_tokens)
+
+    def pad(self, samples: Sequence[TrainingSample]) -> Padded:
+        """A micro-batch as tensors."""
+        return (packing.pack if self.is_packed else packing.pad)(samples, self.policy.device)
 
     @property
     def teacher(self) -> Teacher:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from woodshed.experience.samples import TrainingSample
-from woodshed.learning import gradients, optimizer, packing, ranks, tensor_folder
+from woodshed.learning import gradients, optimizer, prefix_tree, ranks, tensor_folder
 from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.gradients import Gradient
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
@@ -68,6 +68,8 @@ class Trainer:
         self.temperature, self.message_tokens = temperature, message_tokens
         self.optimizer = make_optimizer(policy, settings)
         self.teacher = Teacher(policy, start, self.feedback) if start is not None else None
+        self.unpacked = ranks.agreed(prefix_tree.why_not(policy))
+        """The reason for which each sample has a row of its own; "" where several share one."""
         self.norms = GradNorms()
         self.taken = 0
         """Steps taken."""
@@ -123,13 +125,15 @@ class Trainer:
             self.feedback,
             self.temperature,
             self.message_tokens,
+            is_packed=not self.unpacked,
         )
 
     def _joint_gradient(self, work: StepInputs) -> tuple[Gradient, float]:
         """(own gradient + factor x targeted gradient, the factor): by one backward pass where that is enough."""
         feedback, norms, otherwise = self.feedback, self.norms, self.settings.max_grad_norm
         # Over several ranks, samples of some have hints and of others none: unequal numbers of forwards.
-        is_branching = feedback.forward == "packed" and bool(work.hinted) and ranks.count() == 1
+        can_branch = work.is_packed and ranks.count() == 1
+        is_branching = can_branch and feedback.forward == "packed" and bool(work.hinted)
         kl_factor = norms.factor(feedback, otherwise=otherwise)
         if is_branching and work.own and not norms.is_due(feedback.measure_every):
             gradient = gradients.branching_joint(work, kl_factor)
@@ -160,6 +164,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
+        self.policy.round_weights()
         if self.teacher is not None:
             self.teacher.follow(self.policy)
 
@@ -178,10 +183,10 @@ class Trainer:
             temperature: None takes the sampler's.
         """
         scored: dict[int, tuple[float, ...]] = {}
-        lengths = [len(sample.ids) for sample in samples]
+        lengths, work = [len(sample.ids) for sample in samples], self._inputs(())
         with self.policy.using(weights):
-            for chunk in packing.micro_batches(range(len(samples)), lengths, self.loss.micro_batch_tokens):
-                padded = packing.pad([samples[i] for i in chunk], self.policy.device)
+            for chunk in work.micro_batches(range(len(samples)), lengths):
+                padded = work.pad([samples[i] for i in chunk])
                 logp_BN = self.policy.logps(padded, temperature or self.temperature).tolist()
                 scored |= {
                     i: tuple(row[: len(samples[i].predicted)]) for i, row in zip(chunk, logp_BN, strict=True)

@@ -60,7 +60,7 @@ class Worker:
 
     Args:
         commands: the group in which rank 0 tells the others what to do; None where it is alone.
-        copied: a whole copy of a sharded policy for an engine of this process; None where the engine computes with the
+        copied: a whole copy of a sharded model for an engine of this process; None where the engine computes with the
             policy itself, or in another process.
     """
 
@@ -69,7 +69,7 @@ class Worker:
         policy: Policy,
         run: RunDir,
         commands: dist.ProcessGroup | None = None,
-        copied: Policy | None = None,
+        copied: Any = None,
     ) -> None:
         self.policy, self.run, self.copied = policy, run, copied
         self._commands = commands
@@ -167,7 +167,7 @@ class Worker:
         """Give the engine's copy, where there is one, the policy's weights."""
         if ranks.count() == 1:
             return
-        weights = self.copied.model.state_dict() if self.copied is not None else {}
+        weights = self.copied.state_dict() if self.copied is not None else {}
         for names, value in self.policy.whole_weights():
             if weights:
                 weights[names[0]].copy_(value)

@@ -49,9 +49,8 @@ class SFTSettings(ExpertSettings):
     """What is imitated: "scripted" (attempts at tasks.train), run folders, ATIF files or folders of them (.json), and
     files of chats (.jsonl)."""
     unsolved: bool = False
-    """Imitate also attempts of runs and ATIF files that did not solve their task."""
-    flagged: bool = False
-    """Imitate also those that a monitor flagged."""
+    """Imitate also attempts of runs and ATIF files that did not solve their task. What a monitor flagged is never
+    imitated."""
     batch: int = Field(default=32, ge=1)
     """Attempts and transcripts in one optimizer step."""
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)

@@ -186,9 +186,8 @@ def observe(session: Session, loop: LoopState, attempts: Experience) -> dict[str
     curriculum = loop.curriculum
     verdicts = list(attempts.verdicts.values())
     curriculum.observe(verdicts, attempts.rollouts)
-    if session.recipe.monitors.quarantine:
-        for proof in flag_policy.quarantined(attempts.flags, attempts.rollouts, session.practice):
-            curriculum.quarantine(proof.tasks(session.practice), proof.reason)
+    for proof in flag_policy.quarantined(attempts.flags, attempts.rollouts, session.practice):
+        curriculum.quarantine(proof.tasks(session.practice), proof.reason)
     if loop.generator is not None:
         loop.generator.poll(curriculum, verdicts)
     return {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
@@ -231,13 +230,12 @@ def hints_on(
     session: Session, groups: Sequence[Group], tasks: Sequence[Task], verdicts: Mapping[str, Verdict]
 ) -> list[Hint]:
     """Hints of the rules, and the critic's on unsolved attempts about which the rules are silent."""
-    settings, critic_settings = session.recipe.feedback, session.recipe.critic
+    settings, limit = session.recipe.feedback, session.recipe.critic.rollouts
     hints = feedback.write(
         groups,
         tasks,
         session.renderer.codec,
         detectors=feedback.named(settings.detectors),
-        wordings=settings.wordings,
     )
     known, hinted = {task.id: task for task in tasks}, {hint.rollout_id for hint in hints}
     silent = [
@@ -246,7 +244,6 @@ def hints_on(
         for rollout in group.rollouts
         if rollout.id not in hinted and is_trainable(rollout, verdicts) and not verdicts[rollout.id].solved
     ]
-    limit = critic_settings.rollouts
     for rollout in subsample(silent, limit) if limit else []:
         task = known[rollout.task_id]
         secrets = [syntax.legible(data) for data in folder.protected_files(task).values()]
@@ -256,7 +253,6 @@ def hints_on(
             rollout,
             verdicts[rollout.id],
             session.critic,
-            critic_settings,
             hidden=secrets,
             seed=session.recipe.seed,
         )
@@ -325,7 +321,7 @@ def through_gate(
         state.step,
         lambda: hint_gate.measure(hints, rollouts, known, session.worker.logps, settings, redrawing),
     )
-    return switched_off(state.disabled_hints, measured, settings)
+    return switched_off(state.disabled_hints, measured)
 
 
 def why_stop(

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.learning import checkpoint, prefix_tree, ranks
+from woodshed.learning import checkpoint, ranks
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.layout import shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
@@ -83,10 +83,10 @@ def open_session(
     if commands is not None:
         shard(policy, recipe.layout)
         if recipe.engine.kind != "http":  # sampling is no exchange between ranks
-            copied, _ = Policy.load(recipe.policy, seed=recipe.seed)
+            copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
     worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
-    engine = create(recipe.engine, renderer, (copied or policy).model)
+    engine = create(recipe.engine, renderer, policy.model if copied is None else copied)
     try:
         publish(worker, engine, run.path / "weights", 0)
         refuse_another_model(worker, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
@@ -128,24 +128,14 @@ def begin(
     settings = StageSettings(
         optimizer,
         loss,
-        forward_for(session, feedback) if feedback else None,
+        feedback,
         steps=steps,
         temperature=session.recipe.engine.temperature,
         message_tokens=message_tokens,
     )
     session.worker.begin(state.stage, settings, newest_checkpoint(session), resumes=state.step > 0)
-
-
-def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
-    """These settings, with separate forwards where the model's attention cannot take branches."""
-    if (
-        settings.forward != "packed" or ranks.count() > 1
-    ):  # over ranks, trainers take separate ones by themselves
-        return settings
-    if reason := prefix_tree.why_not(session.worker.policy):
-        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
-        return settings.model_copy(update={"forward": "separate"})
-    return settings
+    if unpacked := session.worker.trainer.unpacked:
+        session.progress(0, 0, f"each sample is padded to a row of its own: of this model, {unpacked}")
 
 
 def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None:

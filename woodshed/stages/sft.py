@@ -61,7 +61,7 @@ def prepare(recipe: Recipe, run: RunDir, heldout: Sequence[Task]) -> list[Transc
     if paths and not (run.path / copy).exists():
         tokenizer, folder = load_tokenizer(recipe.policy.model)
         renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=folder)
-        wanted = Selection(recipe.sft.unsolved, recipe.sft.flagged, frozenset(task.id for task in heldout))
+        wanted = Selection(recipe.sft.unsolved, frozenset(task.id for task in heldout))
         sources = [each for path in paths for each in transcripts.read(path, renderer, wanted)]
         run.write_text(str(copy), "".join(f"{json.dumps(to_json(each))}\n" for each in sources))
     lines = (run.path / copy).read_text(encoding="utf-8").splitlines() if paths else []
