@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +67,21 @@ turns = 1
 """
 
 
-def on_ranks(*arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def on_ranks(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """`woodshed train` on two ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [*command, "-m", "woodshed", "train", *arguments],
         env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()  # torchrun ends the ranks
 
 
 def alone(*arguments: str) -> str:
@@ -103,14 +110,13 @@ def whole(recipe: Path) -> Path:
 def killed(recipe: Path) -> tuple[Path, str]:
     """A run of two ranks, the second of which is killed after a step of RL, and its output."""
     run = recipe.parent / "runs" / "killed"
-    process = on_ranks(str(recipe), "name=killed", "layout.fsdp=2")
-    deadline = time.monotonic() + 120
-    while process.poll() is None and not any(phase == "train" for phase, *_ in steps_of(run)):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(pid_of_rank(process, 1), signal.SIGKILL)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode
+    with on_ranks(str(recipe), "name=killed", "layout.fsdp=2") as process:
+        while process.poll() is None and not any(phase == "train" for phase, *_ in steps_of(run)):
+            time.sleep(0.02)
+        if process.poll() is None:
+            os.kill(pid_of_rank(process, 1), signal.SIGKILL)
+        output = process.communicate()[0]
+    assert process.returncode and steps_of(run), output
     return run, output
 
 
@@ -168,8 +174,8 @@ def test_fewer_ranks_go_on_as_one_would_have(killed: tuple[Path, str], whole: Pa
 
 
 def test_two_ranks_train_as_one_does(killed: tuple[Path, str], whole: Path):
-    process = on_ranks("--resume", str(killed[0]))
-    output, _ = process.communicate(timeout=120)
+    with on_ranks("--resume", str(killed[0])) as process:
+        output = process.communicate()[0]
     assert process.returncode == 0, output
     assert output.count("report:") == 1
     same(killed[0], whole)

@@ -91,7 +91,7 @@ class Worker:
         self.tell(None)
 
     def follow(self) -> None:
-        """Do what rank 0 tells, until it has done with this rank."""
+        """Call what rank 0 tells, until it lets this rank end."""
         while True:
             told: list[Any] = [None]
             dist.broadcast_object_list(told, src=0, group=self._commands)
@@ -142,9 +142,13 @@ class Worker:
             from_start: by the weights at the beginning of the stage, which has a teacher.
             temperature: None takes the sampler's.
         """
-        teacher = self.trainer.teacher
-        start = teacher.start if from_start and teacher is not None else None
-        return self.trainer.logps(samples, start, temperature=temperature)
+        weights = None
+        if from_start:
+            assert self.trainer.teacher is not None, (
+                "the weights at the beginning are kept for the teacher only"
+            )
+            weights = self.trainer.teacher.start
+        return self.trainer.logps(samples, weights, temperature=temperature)
 
     @everywhere
     def save(self, state: TrainState, *, kept: int = checkpoint.KEPT) -> None:
