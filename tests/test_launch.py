@@ -6,7 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from torch.distributed.distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from woodshed.learning import launch
 from woodshed.learning.launch import EndedError, Job
