@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ def policy_of(training: Training) -> Policy:
     model = build(training.family).to(getattr(torch, training.dtype))
     if training.rank and training.family == "qwen":  # an adapter of experts' weights cannot be sharded
         attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
-        model = get_peft_model(model, LoraConfig(r=training.rank, target_modules=attention))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls names that transformers has renamed
+            model = get_peft_model(model, LoraConfig(r=training.rank, target_modules=attention))
     else:
         model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
     policy = Policy(

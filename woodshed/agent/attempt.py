@@ -63,7 +63,7 @@ class AgentSettings(Settings):
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
     tools: ToolSettings = ToolSettings()
-    """What a call gives back."""
+    """Result of a call."""
 
 
 PATCH_FILE_BYTES = 1 << 20

@@ -26,7 +26,7 @@ FREE = (
     *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
     *("layout.fsdp", "layout.replicate", "layout.ep"),
     "policy.activation_checkpointing",
-    *("sft.checkpoint_every", "sft.micro_batch_tokens"),
+    "sft.checkpoint_every",
 )
 """Settings that change where and how fast a run works, not what it finds."""
 

@@ -265,7 +265,7 @@ def read_from(task: Task, settings: ExpertSettings) -> int:
 
 
 @dataclass(frozen=True)
-class Edit:
+class TextEdit:
     """One exact replacement of whole lines."""
 
     old: str
@@ -287,7 +287,7 @@ def gold_change(task: Task) -> tuple[str, str, str]:
     return path, syntax.read(path, folder.original(task, path).read_bytes()), after
 
 
-def unique_edit(before: str, after: str) -> Edit:
+def unique_edit(before: str, after: str) -> TextEdit:
     """The change between two texts as one replacement of whole lines that occur once, with little context."""
     old, new = before.split("\n"), after.split("\n")
     blocks = [
@@ -297,7 +297,7 @@ def unique_edit(before: str, after: str) -> Edit:
     while True:
         text = "\n".join(old[i1:i2])
         if text.strip() and before.count(text) == 1:
-            return Edit(text, "\n".join(new[j1:j2]))
+            return TextEdit(text, "\n".join(new[j1:j2]))
         if i1 > 0:
             i1, j1 = i1 - 1, j1 - 1
         if i2 < len(old):

@@ -129,7 +129,7 @@ def told(signature: Signature, words: frozenset[str]) -> Signature | None:
     )
 
 
-class Tree:
+class SourceTree:
     """Python files of a workspace, in which names are looked up."""
 
     def __init__(self, read: Callable[[str], str | None], roots: Sequence[str] = (".",)) -> None:
@@ -239,11 +239,11 @@ def lost_by(task: Task, files: Mapping[str, str | None]) -> list[str]:
     shown = folder.workspace(task)
     gold = {path: file and _text(file) for path, file in folder.gold_files(task).items()}
 
-    def tree(changed: Mapping[str, str | None]) -> Tree:
+    def tree(changed: Mapping[str, str | None]) -> SourceTree:
         def read(path: str) -> str | None:
             return changed[path] if path in changed else _text(shown / path)
 
-        return Tree(read, task.environment.source_roots)
+        return SourceTree(read, task.environment.source_roots)
 
     return narrowed(
         tree({}),
@@ -256,11 +256,11 @@ def lost_by(task: Task, files: Mapping[str, str | None]) -> list[str]:
 
 
 def narrowed(
-    before: Tree,
-    after: Tree,
+    before: SourceTree,
+    after: SourceTree,
     paths: Iterable[str],
     *,
-    original: Tree | None = None,
+    original: SourceTree | None = None,
     words: frozenset[str] = frozenset(),
     private: str = "",
 ) -> list[str]:
@@ -283,7 +283,12 @@ def narrowed(
 
 
 def _narrowed(
-    stem: str, before: Tree, after: Tree, original: Tree, words: frozenset[str], private: str
+    stem: str,
+    before: SourceTree,
+    after: SourceTree,
+    original: SourceTree,
+    words: frozenset[str],
+    private: str,
 ) -> list[str]:
     found: list[str] = []
     gone: list[str] = []

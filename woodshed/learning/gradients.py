@@ -164,7 +164,7 @@ class StartLogps:
 def _start_logps(work: StepInputs) -> StartLogps | None:
     """A forward of every sample in the policy gradient by the starting weights, where the divergence from them counts.
     It comes before any gradient, as a rollout's baseline is made of its whole group."""
-    if not work.loss.kl_coef:
+    if not (work.loss.kl_coef and work.rl):
         return None
     device = work.policy.device
     logps = {sample.rollout_id: torch.zeros(len(sample.predicted), device=device) for sample in work.rl}

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from woodshed.learning.policy import Policy
-from woodshed.muon import Experts, Heads, NewtonSchulz, ShardedMuon
+from woodshed.muon import Experts, Heads, MuonSettings, NewtonSchulz, ShardedMuon
 from woodshed.muon.units import Units
 from woodshed.records import RecipeError
 from woodshed.settings import Settings
@@ -80,9 +80,11 @@ def make_optimizer(policy: Policy, settings: OptimizerSettings) -> torch.optim.O
         momentum=settings.momentum,
         units=matrix_units(policy.model.config.get_text_config(), policy.trainable),
         adamw={"betas": settings.betas},
-        newton_schulz=NewtonSchulz(dtype=dtype),
-        wire_dtype=dtype,
-        nonfinite="unchecked",  # the trainer has looked at the norm of the whole gradient
+        settings=MuonSettings(
+            newton_schulz=NewtonSchulz(dtype=dtype),
+            wire_dtype=dtype,
+            nonfinite="unchecked",  # the trainer has looked at the norm of the whole gradient
+        ),
     )
 
 

@@ -6,7 +6,7 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -213,15 +213,14 @@ class Policy:
     def _recomputed(self, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled() or self._padded is None:
             return forward(*args, **options)
-        again = self._kernels_for(self._padded)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,  # no dropout
-            context_fn=lambda: (nullcontext(), again),
-            **options,
-        )
+        padded = self._padded
+
+        def with_kernels(*args: Any, **options: Any) -> Any:
+            with self._kernels_for(padded):  # a second backward pass computes them once more
+                return forward(*args, **options)
+
+        # There is no dropout whose draws would have to be repeated.
+        return checkpoint(with_kernels, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the trainable weights."""

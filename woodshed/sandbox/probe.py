@@ -1,4 +1,4 @@
-"""What this machine can do for sandboxes: the checks behind `woodshed doctor`."""
+"""Checks of this machine's support for sandboxes, for `woodshed doctor`."""
 
 from __future__ import annotations
 

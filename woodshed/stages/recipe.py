@@ -57,8 +57,6 @@ class SFTSettings(ExpertSettings):
     """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
-    micro_batch_tokens: int = Field(default=2048, ge=1)
-    """Positions in one forward-backward, padding included."""
     rename: bool = True
     """Imitate each attempt under made-up names of the file, the function and its class, and other line numbers (where
     they are all above 60), others every time around, so that a small model learns to copy them from the task instead

@@ -36,8 +36,7 @@ def run(session: Session, state: TrainState) -> None:
     attempts = scripted_attempts(session)
     known = prepare(recipe, folder, session.heldout)
     refuse_long(known, session.engine.context_length)
-    loss = recipe.loss.model_copy(update={"micro_batch_tokens": settings.micro_batch_tokens})
-    begin(session, state, settings.optimizer, loss, steps=settings.steps)
+    begin(session, state, settings.optimizer, recipe.loss, steps=settings.steps)
     for step in range(state.step, settings.steps):
         started = time.monotonic()
         taken = session.worker.step(samples(session, attempts, known, step))

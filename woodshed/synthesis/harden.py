@@ -36,7 +36,7 @@ from woodshed.runs.files import write_atomically
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import leaks, stubs, task_variants
-from woodshed.synthesis.proof import check
+from woodshed.synthesis.recheck import check
 from woodshed.synthesis.repository_context import GENERATOR, lay
 from woodshed.synthesis.task_variants import Parent, VariantDraft
 from woodshed.synthesis.visibility import command_for
@@ -48,7 +48,7 @@ EFFECTS = {
     **{"H7": 0.8, "H8": 0.8, "H9": 0.8, "H10": 1.3, "H11": 0.9, "H12": 0.8},
     **{"E1": -1.5, "E2": -1.0},
 }
-"""How much an operator is expected to lower the log-odds of a solve; guesses until attempts have said more."""
+"""Expected drop of the log-odds of a solve per operator; guesses until attempts have been measured."""
 MIN_DROP = 0.15
 """Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
 easier."""

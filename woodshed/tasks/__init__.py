@@ -1,4 +1,4 @@
-"""What a task is on disk, and the environment that it runs in."""
+"""Tasks on disk, and the environments that they run in."""
 
 from woodshed.tasks.contents import (
     gold_files,
