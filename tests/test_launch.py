@@ -30,8 +30,8 @@ SAYS_HOW = r"another rank of the run has ended.*Connection closed by peer.*`wood
         (0, LOST, RunError, SAYS_HOW),
         (1, LOST, RunError, SAYS_HOW),
         (0, EndedError("told to end"), RunError, r"another rank .*told to end"),
-        (0, KeyboardInterrupt(), KeyboardInterrupt, ""),
-        (1, KeyboardInterrupt(), SystemExit, ""),
+        (0, KeyboardInterrupt(), KeyboardInterrupt, "^$"),
+        (1, KeyboardInterrupt(), SystemExit, "^1$"),
     ],
 )
 def test_an_error_is_told_once(
