@@ -77,7 +77,9 @@ def train(
     from woodshed.train import follow
 
     if launch.is_follower():
-        return None if dry_run else follow()
+        if not dry_run:
+            follow()
+        return
     if resume is not None:
         run, chosen = open_run(resume)
     else:
