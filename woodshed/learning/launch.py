@@ -26,7 +26,7 @@ from woodshed.learning.layout import LayoutSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.records import RunError
 
-EXCHANGE = timedelta(minutes=10)
+EXCHANGE = timedelta(minutes=30)
 """Longest time that an exchange between ranks may take: a rank that hangs ends the run after it."""
 WAIT = timedelta(days=365)
 """Longest time between two commands of rank 0, which waits for attempts and servers."""
@@ -83,7 +83,8 @@ def following() -> Iterator[tuple[Job, dist.ProcessGroup]]:
     """
     store = next(rendezvous("env://"))[0]
     store.set_timeout(WAIT)
-    job = pickle.loads(store.get(JOB))
+    job = pickle.loads(store.get(JOB))  # of rank 0, which runs the same command
+    store.set_timeout(EXCHANGE)
     with _joined(store, job) as commands:
         yield job, commands
 
