@@ -34,7 +34,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     job = Job(recipe.policy, recipe.layout, recipe.seed, run.path.resolve(), run.resuming)
     with launch.leading(job) as commands:
         session = open_session(recipe, run, practice, heldout, progress, commands)
-        with closing(session.engine):
+        with closing(session):
             run_stages(session)
         session.worker.export(dtype=recipe.policy.export_dtype)
         session.worker.release()

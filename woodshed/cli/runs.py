@@ -19,6 +19,7 @@ from woodshed.cli.app import (
     name_servers,
     open_variant,
     say_costs,
+    say_own_parts,
     say_run,
 )
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
@@ -113,6 +114,7 @@ def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
     chosen = (
         variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
     )
+    say_own_parts(chosen)
     preflight.refuse(chosen)
     for warning in preflight.warnings(chosen):
         tell(f"warning: {warning}")
@@ -133,6 +135,7 @@ def open_run(path: Path) -> tuple[RunDir, Recipe]:
     if run.recipe() and run.is_evaluation:
         raise RunError(f"{path} is an evaluation; go on with `{run.resuming}`")
     chosen = settings.read(Recipe, path / "recipe.toml")
+    say_own_parts(chosen)
     run.lock()
     return run, chosen
 

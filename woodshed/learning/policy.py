@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -25,6 +25,7 @@ from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
+from woodshed.tokens.codec import CODEC
 
 
 class PolicySettings(Settings):
@@ -47,8 +48,9 @@ class PolicySettings(Settings):
     the memory of longer micro-batches."""
     device: str = "auto"
     """"cpu", "cuda", or "auto": cuda where there is one."""
-    codec: str = "auto"
-    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+    codec: Annotated[str, CODEC] = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json, hermes, or a
+    `Codec` of your own as package.module:name."""
 
     def resolved_device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device

@@ -74,6 +74,7 @@ class Worker:
         self.policy, self.run, self.copied = policy, run, copied
         self._commands = commands
         self._trainer: Trainer | None = None
+        self._without_noise: dict[str, Tensor] = {}
 
     @property
     def trainer(self) -> Trainer:
@@ -165,6 +166,24 @@ class Worker:
     def score(self, sample: TrainingSample, temperature: float) -> list[float]:
         """Log-prob of every predicted token of one sample, in nats; also before a stage has begun."""
         return self.policy.logps(packing.pad([sample], self.policy.device), temperature)[0].tolist()
+
+    @everywhere
+    def add_noise(self) -> None:
+        """Change every trainable weight by about a tenth, the same way on all ranks, until `remove_noise`."""
+        weights = self.policy.snapshot()
+        self._without_noise = {name: value.to("cpu", copy=True) for name, value in weights.items()}
+        self.policy.load_weights(
+            {
+                name: value + 0.1 * value.abs().mean() * torch.cos(1e4 * value)
+                for name, value in weights.items()
+            }
+        )
+
+    @everywhere
+    def remove_noise(self) -> None:
+        """Give the weights back that they had before `add_noise`."""
+        self.policy.load_weights(self._without_noise)
+        self._without_noise = {}
 
     @everywhere
     def refresh(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch.distributed import ProcessGroup
 
+from woodshed import parts
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
@@ -18,11 +19,12 @@ from woodshed.learning.layout import shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
-from woodshed.learning.publish import publish, refuse_another_model
+from woodshed.learning.publish import publish, refuse_another_model, refuse_deaf_engine
 from woodshed.learning.worker import StageSettings, Worker
 from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
+from woodshed.tokens.codec import refuse_lossy
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import Renderer, create_renderer
 
@@ -60,6 +62,14 @@ class Session:
             )
         return self.worker.policy
 
+    def close(self) -> None:
+        """Close the engines."""
+        try:
+            if self.critic is not self.engine:
+                self.critic.close()
+        finally:
+            self.engine.close()
+
 
 def open_session(
     recipe: Recipe,
@@ -86,14 +96,18 @@ def open_session(
             copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
     worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
+    if parts.own(recipe):  # a codec or a tool
+        refuse_lossy(renderer.codec, recipe.agent.tools.specs)
     engine = create(recipe.engine, renderer, policy.model if copied is None else copied)
     try:
+        gap = recipe.stability.max_logp_gap
+        refuse_deaf_engine(worker, engine, run.path / "weights", recipe.engine.temperature, gap)
         publish(worker, engine, run.path / "weights", 0)
-        refuse_another_model(worker, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
+        refuse_another_model(worker, engine, recipe.engine.temperature, gap)
+        critic = critic_of(recipe, engine)
     except BaseException:
         engine.close()
         raise
-    critic = critic_of(recipe, engine)
     return Session(recipe, run, worker, engine, renderer, critic, progress, practice, heldout)
 
 
