@@ -154,11 +154,10 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     row = sft.expert_sample(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.predicted] == ids
-    again = renamed(made, tiny_task, using, SFTSettings(), agent=AgentSettings(), seed="1")
-    assert (
-        again == other
-        and renamed(made, tiny_task, using, SFTSettings(), agent=AgentSettings(), seed="2") != other
+    again, another = (
+        renamed(made, tiny_task, using, SFTSettings(), agent=AgentSettings(), seed=s) for s in "12"
     )
+    assert again == other and another != other
 
 
 @pytest.mark.parametrize("codec", ["plain", "json"])

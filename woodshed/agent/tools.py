@@ -101,6 +101,14 @@ NAMED: Part[Tool | ToolSpec] = Part("tool", {spec.name: spec for spec in TOOLS},
 """A tool as a recipe names it."""
 
 
+READ_LINES = 40
+"""Lines of a file shown where the call does not say how many."""
+LINE_CHARS = 300
+"""Characters shown of one line of a file or of a search hit."""
+SEARCH_HITS = 20
+"""Hits shown of a search."""
+
+
 class ToolSettings(Settings):
     """Limits on the text that the policy reads back from one call."""
 
