@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import warnings
@@ -43,6 +44,8 @@ class Training:
     """Rollouts that are imitated as well."""
     dtype: str = "float32"
     activation_checkpointing: bool = False
+    is_lost: bool = False
+    """The first step's gradient is NaN, on one rank only."""
     layout: dict[str, int] = field(default_factory=dict)
     """Axes in which a world differs from fsdp over all of it."""
     loss: dict[str, Any] = field(default_factory=dict)
@@ -133,8 +136,14 @@ def run(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
 
 
 def train(training: Training) -> dict[str, Any]:
-    trainer = trainer_of(training)
-    metrics = steps_of(training, trainer, training.steps)
+    trainer, metrics = trainer_of(training), []
+    if training.is_lost:
+        weight = next(iter(trainer.policy.trainable.values()))
+        factor = math.nan if ranks.index() == 1 % ranks.count() else 1.0
+        breaks = weight.register_hook(lambda gradient: gradient * factor)
+        metrics = steps_of(training, trainer, 1)
+        breaks.remove()
+    metrics += steps_of(training, trainer, training.steps)
     return {"metrics": metrics, "weights": weights(trainer.policy)}
 
 
