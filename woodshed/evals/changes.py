@@ -24,7 +24,6 @@ FREE = (
         "loss.micro_batch_tokens",
     ),
     *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
-    *("layout.fsdp", "layout.replicate", "layout.ep"),
     "policy.activation_checkpointing",
     "sft.checkpoint_every",
 )
@@ -37,6 +36,7 @@ NOTED = (
     *FREE,
     *(f"{section}optimizer.{name}" for section in ("", "sft.", "distill.") for name in PACE),
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
+    *("layout.fsdp", "layout.replicate", "layout.ep"),
     *(f"stability.{name}" for name in ("max_kl_to_start", "max_logp_gap", "invalid_factor", "invalid_floor")),
     *("curriculum.repeats", "curriculum.grow"),
 )

@@ -148,6 +148,8 @@ def begin(
         message_tokens=message_tokens,
     )
     session.worker.begin(state.stage, settings, newest_checkpoint(session), resumes=state.step > 0)
+    if feedback and feedback.forward == "packed" and ranks.count() > 1:
+        session.progress(0, 0, "feedback.forward = 'separate': the policy is shared by ranks")
     if unpacked := session.worker.trainer.unpacked:
         session.progress(0, 0, f"each sample is padded to a row of its own: of this model, {unpacked}")
 
