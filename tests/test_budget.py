@@ -37,22 +37,17 @@ KERNELS = {
     "muon/kernels.py:symmetric_kernel",
 }
 # The parameters of a command are its options.
-COMMANDS = {"cli/measure.py:evaluate"}
+COMMANDS = {"cli/measure.py:evaluate", "cli/tasks.py:make_tasks"}
 LONG_FUNCTIONS: set[str] = {
     "grading/assert_hardening.py:install",
-    "grading/pytest_verifier.py:grade",
-    "grading/session.py:run_tests",
     "learning/hint_gate.py:measure",
     "learning/packing.py:pack",
     "learning/update.py:update",
     "muon/optimizer.py:__init__",
     "sandbox/rootfs.py:arguments",
     "synthesis/baseline.py:measure",
-    "synthesis/proof.py:prove_deletion",
-    "tasks/folder/reading.py:_record",
 }
 MANY_PARAMETERS: set[str] = {
-    "grading/session.py:run_tests",
     "learning/hint_gate.py:measure",
     "learning/packing.py:pack",
     "learning/packing.py:targets_of",
@@ -74,13 +69,6 @@ FILES_WITH_QUESTIONS: set[str] = {
     "engines/local/invariant.py",
     "engines/local/kv_cache.py",
     "engines/local/scheduler.py",
-    "grading/api_compat.py",
-    "grading/assert_hardening.py",
-    "grading/effort.py",
-    "grading/process_isolation.py",
-    "grading/results.py",
-    "grading/runner.py",
-    "grading/verifier.py",
     "learning/checkpoint.py",
     "learning/divergences.py",
     "learning/gradients.py",
@@ -97,19 +85,8 @@ FILES_WITH_QUESTIONS: set[str] = {
     "runs/folder.py",
     "runs/links.py",
     "runs/machine.py",
-    "sandbox/__init__.py",
-    "sandbox/bubblewrap.py",
-    "sandbox/cgroups.py",
-    "sandbox/control.py",
-    "sandbox/layers.py",
-    "sandbox/probe.py",
-    "sandbox/rootfs.py",
-    "sandbox/spec.py",
-    "sandbox/supervisor.py",
     "stages/recipe.py",
     "stages/rl.py",
-    "tasks/__init__.py",
-    "tasks/environment.py",
 }
 FILES_WITH_RETIRED_WORDS: set[str] = {
     "learning/packing.py",

@@ -1,7 +1,7 @@
 """The one way to a verdict: `grade` asks the verifier that a task names, whoever calls it.
 
-Rollouts, proofs of tasks, regrading and the cheat suite call `grade`; what a task folder ships in tests/ runs the same
-`results` and `runner`.
+Rollouts, proofs of tasks, regrading and the cheat suite call `grade`; what a task folder ships in tests/ decides by the
+same lines (`decision`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Protocol
 from pydantic import Field
 
 from woodshed.grading.command_verifier import CommandVerifier
-from woodshed.grading.pytest_verifier import Isolation, PytestVerifier
+from woodshed.grading.decision import Isolation
+from woodshed.grading.pytest_verifier import PytestVerifier
 from woodshed.records import Patch, Task, Verdict
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.settings import Settings
@@ -30,7 +31,7 @@ class Verifier(Protocol):
 
 
 class GradingSettings(Settings):
-    """How attempts are graded."""
+    """Settings for grading attempts."""
 
     shaped: bool = False
     """Reward the share of passed tests (fail-to-pass share times pass-to-pass share, at most 0.9) instead of 0 or 1.

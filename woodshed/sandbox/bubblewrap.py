@@ -255,7 +255,7 @@ def find_bwrap() -> Path:
 
 
 def remedy(said: str) -> str:
-    """What to do about something that bubblewrap said."""
+    """Advice for something that bubblewrap said."""
     if "cannot watch" in said:
         return "it takes Linux 5.5 and no other listener around us; rollout.watch = false goes without"
     if "overlay" in said:

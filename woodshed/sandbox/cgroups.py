@@ -41,7 +41,7 @@ class Group:
         return False
 
     def killed(self) -> bool:
-        """Whether the kernel has killed something here for want of memory since the last call."""
+        """True if the kernel has killed something here for want of memory since the last call."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         before = self._kills
         with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -90,7 +90,7 @@ def remove(folders: list[Path]) -> None:
 
 @functools.cache
 def _parents() -> tuple[list[Path], int] | None:
-    """Where groups can be made: (memory and pids folders, 1) or (one folder, 2)."""
+    """The places for new groups: (memory and pids folders, 1) or (one folder, 2)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -49,7 +49,7 @@ class Supervisor:
         self._lost = False
 
     def alive(self) -> bool:
-        """Whether it answers within five seconds."""
+        """True if it answers within five seconds."""
         try:
             return self._ask([b"ping"], timeout_s=5.0) == [b"ok"]
         except _LostError:
@@ -231,7 +231,7 @@ def launch(
 
 
 def handshake(supervisor: Supervisor) -> bool:
-    """Whether the supervisor says that it is ready; where not, its log tells why."""
+    """True once the supervisor says that it is ready; where it does not, its log tells why."""
     try:
         return supervisor._receive(time.monotonic() + START_S) == [b"ready"]
     except (OSError, ValueError):

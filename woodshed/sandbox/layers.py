@@ -1,4 +1,4 @@
-"""What the layers of an overlay say about its files.
+"""Files of an overlay, read from its layers.
 
 A layer is a folder. The upper layer of a sandbox holds what was written to its workspace; a deletion is a character
 device 0/0 (a whiteout), and a folder that replaces another one carries the attribute user.overlay.opaque
@@ -39,7 +39,7 @@ def usage(layer: Path) -> int:
 
 
 def compare(before: Sequence[Path], after: Sequence[Path], candidates: Iterable[str]) -> list[Change]:
-    """Which of the candidate paths differ between two stacks of layers, bottom first; sorted by path."""
+    """The candidate paths that differ between two stacks of layers, bottom first; sorted by path."""
     changes = []
     for path in sorted(set(candidates)):
         old, new = find(before, path), find(after, path)
@@ -76,7 +76,7 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder holds; nothing where a running command has just deleted it, or its path is too long to name."""
+    """Entries of a folder; none where a running command has just deleted it, or its path is too long to name."""
     try:
         try:
             return list(os.scandir(folder))
@@ -88,7 +88,7 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def find(layers: Sequence[Path], path: str) -> Path | None:
-    """What a path of the merged view is on disk, or None; layers bottom first."""
+    """The file behind a path of the merged view, or None; layers bottom first."""
     parts = path.split("/")
     for layer in reversed(layers):
         node, hidden = layer, False

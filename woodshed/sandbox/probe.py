@@ -1,4 +1,4 @@
-"""What this machine can do for sandboxes: the checks behind `woodshed doctor`."""
+"""Abilities of this machine that sandboxes need: the checks behind `woodshed doctor`."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ import threading
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from woodshed.parts import Part
-from woodshed.records import SandboxError
+from woodshed.boundary import described
+from woodshed.parts import Part, misfit
+from woodshed.records import RecipeError, SandboxError, WoodshedError
 from woodshed.sandbox.bubblewrap import open_bubblewrap
 from woodshed.sandbox.spec import Sandbox, SandboxSpec
 from woodshed.sandbox.unsafe import SubprocessSandbox
@@ -60,6 +61,40 @@ class Unprotected:
         return SubprocessSandbox(spec)
 
 
+@dataclass(frozen=True)
+class OwnProvider:
+    """A provider of the user's own, whose mistakes are told with its name."""
+
+    name: str
+    provider: SandboxProvider
+
+    @property
+    def watches(self) -> bool:
+        return self.provider.watches
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        """Open a sandbox.
+
+        Raises:
+            SandboxError: the provider's own.
+            RecipeError: it raised something else, or returned no `Sandbox`.
+        """
+        try:
+            sandbox = self.provider.open(spec)
+        except WoodshedError:
+            raise
+        except Exception as error:
+            raise RecipeError(
+                f"sandbox provider {self.name!r} raised {described(error)}; a sandbox that cannot be made is a "
+                "SandboxError, anything else is a mistake in the provider"
+            ) from error
+        if fault := misfit(sandbox, Sandbox):
+            raise RecipeError(
+                f"sandbox provider {self.name!r} opened a {type(sandbox).__name__}, which {fault}"
+            )
+        return sandbox
+
+
 class Revocable:
     """A provider whose sandboxes can all be closed from outside, also in mid-command; then it opens no more."""
 
@@ -110,4 +145,15 @@ class SandboxSettings(Settings):
         Raises:
             RecipeError: it cannot be imported, or is no provider.
         """
-        return PROVIDER.resolve(self.provider)
+        provider = PROVIDER.resolve(self.provider)
+        return provider if self.provider in PROVIDERS else OwnProvider(self.provider, provider)
+
+    def check(self) -> None:
+        """Open a sandbox of nothing with a provider of the user's own, so that its mistakes are found before the work.
+
+        Raises:
+            RecipeError: as `create`, or as `OwnProvider.open`.
+            SandboxError: it can open none.
+        """
+        if self.provider not in PROVIDERS:
+            self.create().open(SandboxSpec(())).close()

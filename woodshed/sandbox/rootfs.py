@@ -1,4 +1,4 @@
-"""What the root file system of a sandbox is made of, as bubblewrap's arguments.
+"""The root file system of a sandbox, as bubblewrap's arguments.
 
 The host's /usr, without Python packages and without applications that bring some, a minimal /etc, the Python that the
 environment was made with (at /opt/python) and the environment (at /env), all read-only, and the workspace,
@@ -138,7 +138,7 @@ def interpreter(environment: Path | None) -> Interpreter:
 
 @functools.cache
 def _site_packages(python: Interpreter) -> list[str]:
-    """Where installed packages of the host would show."""
+    """Folders in which installed packages of the host would show."""
     places = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", python.prefix: python.inside}
     return [
         inside + str(path).removeprefix(str(root))

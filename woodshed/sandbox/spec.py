@@ -1,4 +1,4 @@
-"""What a sandbox is asked for and what it answers."""
+"""Requests to a sandbox, and its answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command may use at most. A command that asks for more ends with "oom" or "limit"."""
+    """The most that a command may use. A command that asks for more ends with "oom" or "limit"."""
 
     memory_mb: int = 2048
     """Resident memory of everything that the command started, together."""
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """What a sandbox is made of. Nothing in it is ever written to."""
+    """Parts of a sandbox. Nothing in it is ever written to."""
 
     lowers: tuple[Path, ...]
     """Read-only layers of the workspace, bottom first; shown copy-on-write at /workspace."""
@@ -89,7 +89,7 @@ Outcome = Literal["ok", "nonzero", "timeout", "oom", "limit", "sandbox_lost"]
 
 @dataclass(frozen=True)
 class Result:
-    """How one command went."""
+    """Result of one command."""
 
     outcome: Outcome
     """"limit": too many processes, too large a file, too much output or disk. "sandbox_lost": no news of the
@@ -174,7 +174,7 @@ class Sandbox(Protocol):
         ...
 
     def diff(self) -> list[Change]:
-        """How the workspace differs from the lowers, sorted by path."""
+        """Differences of the workspace from the lowers, sorted by path."""
         ...
 
     def altered(self, paths: Iterable[str]) -> list[str]:
@@ -183,7 +183,7 @@ class Sandbox(Protocol):
         ...
 
     def touched(self) -> list[Touch]:
-        """What commands touched since the last call, in order of first sight; empty unless `SandboxSpec.watch`."""
+        """Files that commands touched since the last call, by first sight; empty unless `SandboxSpec.watch`."""
         ...
 
     def fork(self) -> Sandbox:

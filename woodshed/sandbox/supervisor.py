@@ -202,7 +202,7 @@ def _attend(control, limits, watcher, pid, captures, feeder, stdin, deadline):
 
 
 def _excess(limits, captures, leader, deadline):
-    """Which limit is exceeded, if any: (end, note). Reaps orphans that have ended on the way.
+    """The limit that is exceeded, if any: (end, note). Reaps orphans that have ended on the way.
 
     A fork bomb makes the look at one process take a second: what needs no such look comes first.
     """

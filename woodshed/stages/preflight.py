@@ -24,6 +24,7 @@ def refuse(recipe: Recipe) -> None:
             be used.
     """
     parts.check(recipe)
+    recipe.sandbox.check()
     plan(recipe)
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
     optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}

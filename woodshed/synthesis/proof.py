@@ -23,7 +23,7 @@ from woodshed.grading import GradingSettings, TestRun, grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
 from woodshed.records import Outcome, Patch, Task
-from woodshed.sandbox import Sandbox, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider
 from woodshed.synthesis import impossible, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.coverage_map import AT_IMPORT
@@ -43,6 +43,7 @@ from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
 MAX_REPAIRS = 5
+IN_ONE_PROCESS = GradingSettings(isolate_tests="never")
 UNWRITTEN = "not written yet"
 """What stands in a draft for its instruction and test command."""
 HASH_SEEDS = (2, 3)
@@ -62,8 +63,7 @@ def prove(work: RepositoryContext, candidate: Candidate) -> Task:
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
-    deletion = _delete(work, candidate)
-    return prove_deletion(work, candidate, deletion)
+    return prove_deletion(work, candidate, _delete(work, candidate))
 
 
 def prove_revert(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
@@ -100,12 +100,9 @@ def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Dele
                 raise
             affected = set(work.baseline.stable)
             continue
-        everything = [test for test in work.baseline.stable if test not in set(task.fail_to_pass)]
-        before = grade(
-            dataclasses.replace(task, pass_to_pass=tuple(everything)),
-            Patch(files={}),
-            settings=GradingSettings(isolate_tests="never"),
-        )
+        everything = tuple(test for test in work.baseline.stable if test not in set(task.fail_to_pass))
+        whole = dataclasses.replace(task, pass_to_pass=everything)
+        before = grade(whole, Patch(files={}), work.sandboxes, IN_ONE_PROCESS)
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
         if not (other := sorted(failing ^ set(task.fail_to_pass))):
             break
@@ -114,19 +111,21 @@ def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Dele
         complain_of_the_machine(before)
     else:
         raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
+    _solved(work, candidate, task)
+    return task
+
+
+def _solved(work: RepositoryContext, candidate: Candidate, task: Task) -> None:
+    """Reject a task whose hidden tests, and others that run its code, do not pass with the original code."""
     covering = set(work.map.names(candidate.tests))
     passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
-    verdict = grade(
-        dataclasses.replace(task, pass_to_pass=passing),
-        folder.gold_patch(task),
-        settings=GradingSettings(isolate_tests="never"),
-    )
+    near_task = dataclasses.replace(task, pass_to_pass=passing)
+    verdict = grade(near_task, folder.gold_patch(task), work.sandboxes, IN_ONE_PROCESS)
     if not verdict.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(verdict)
         failed = [test for test, outcome in verdict.outcomes.items() if outcome != "passed"]
         raise Rejected("gold_fails", ", ".join([*verdict.integrity, *failed]))
-    return task
 
 
 def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str, ...]:
@@ -168,7 +167,9 @@ def _without_copy(work: RepositoryContext, candidate: Candidate, deletion: Delet
     task = _task(work, candidate, deletion, UNWRITTEN, UNWRITTEN, tests, (), {})
     draft = _write(work, task, deletion, {})
     try:
-        copied = first_copy(draft, {f"/workspace/{path}" for path in work.baseline.test_files})
+        copied = first_copy(
+            draft, {f"/workspace/{path}" for path in work.baseline.test_files}, work.sandboxes
+        )
     finally:
         shutil.rmtree(draft.folder)
     if copied:
@@ -460,23 +461,22 @@ def _write(
     return written
 
 
-def check(task: Task) -> list[str]:
+def check(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
     """Prove a task again from its folder alone; return the reasons why it fails, none if it holds."""
     if task.operator == "impossible":
-        return impossible.reasons_against(task)
+        return impossible.reasons_against(task, sandboxes)
     gold = folder.gold_patch(task)
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]
     reasons = []
-    before, after = grade(task, Patch(files={})), grade(task, gold)
+    before, after = grade(task, Patch(files={}), sandboxes), grade(task, gold, sandboxes)
     for verdict, when in ((before, "before any edit"), (after, "after the gold patch")):
         if verdict.status == "invalid" or verdict.integrity:
             why = "; ".join(verdict.integrity) or verdict.detail.strip()[-300:]
             reasons.append(f"{task.name}: the tests could not be run {when}: {why}")
     if reasons:
         return reasons
-    passing = [test for test in task.fail_to_pass if before.outcomes[test] == "passed"]
-    if passing:
+    if passing := [test for test in task.fail_to_pass if before.outcomes[test] == "passed"]:
         total = len(task.fail_to_pass)
         what = "so there is nothing to learn" if len(passing) == total else "so they prove nothing"
         already = f"{len(passing)} of {total} hidden tests already pass before any edit, {what}"
@@ -485,9 +485,9 @@ def check(task: Task) -> list[str]:
         reasons.append(f"{task.name}: {len(broken)} pass-to-pass tests fail before any edit: {_some(broken)}")
     if failing := [test for test, outcome in after.outcomes.items() if outcome != "passed"]:
         reasons.append(f"{task.name}: {len(failing)} tests fail after the gold patch: {_some(failing)}")
-    if shown := shown_tests(task):
+    if shown := shown_tests(task, sandboxes):
         reasons.append(f"{task.name}: {len(shown)} hidden tests can be read in the workspace: {_some(shown)}")
-    with open_sandbox(sandbox_spec(task)) as sandbox:
+    with sandboxes.open(sandbox_spec(task)) as sandbox:
         result = sandbox.exec(task.test_command, timeout_s=task.verify_timeout_s)
     if result.outcome != "ok" and task.provenance.get("visibility") not in ("shown", "half"):
         reasons.append(

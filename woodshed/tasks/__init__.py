@@ -1,4 +1,4 @@
-"""What a task is on disk, and the environment that it runs in."""
+"""Task folders, and the environments that tasks run in."""
 
 from woodshed.tasks.contents import (
     gold_files,
@@ -7,6 +7,7 @@ from woodshed.tasks.contents import (
     grading_files,
     hidden_tests,
     original,
+    original_api,
     protected_files,
     workspace,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "load_set",
     "original",
+    "original_api",
     "prepare",
     "protected_files",
     "resolve",

@@ -55,7 +55,7 @@ class NoWheelError(TaskError):
 
 
 def cache_dir() -> Path:
-    """Where built and fetched things are kept: $WOODSHED_CACHE, else ~/.cache/woodshed."""
+    """Folder of built and fetched things: $WOODSHED_CACHE, else ~/.cache/woodshed."""
     chosen = os.environ.get("WOODSHED_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "woodshed"
 
@@ -132,12 +132,12 @@ def python_path(environment: Environment) -> str:
 
 
 def is_own(environment: Environment, module: str) -> bool:
-    """Whether a module, or a name in it, is of the packages that the repository provides."""
+    """True if a module, or a name in it, is of the packages that the repository provides."""
     return any(f"{module}.".startswith(f"{package}.") for package in environment.packages)
 
 
 def own_files(environment: Environment) -> dict[str, str]:
-    """What stands for the installed distribution, by path below the environment's prefix; code is never in it.
+    """Files that stand for the installed distribution, by path below the environment's prefix; code is never in it.
 
     Metadata without README and RECORD, and console scripts. A pytest11 section is dropped: code that the agent can
     edit must not become a plugin of the runner that grades it.
