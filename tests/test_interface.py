@@ -17,7 +17,7 @@ from woodshed.monitors.cheat_suite import cheats
 from woodshed.monitors.cheat_suite.context import ScriptContext
 from woodshed.monitors.cheat_suite.run import play
 from woodshed.pysource import api_compat
-from woodshed.pysource.api_compat import Signature, Tree, api_of, lost, narrowed, signature, told
+from woodshed.pysource.api_compat import Signature, SourceTree, api_of, lost, narrowed, signature, told
 from woodshed.records import Patch, Task
 
 NAMES = "abcd"
@@ -138,7 +138,7 @@ def changes(after: str, files: dict[str, str] | None = None, *, before: str = BE
     """What is lost when pkg/mod.py becomes `after`, and other files of the package come with it."""
     old = {"pkg/__init__.py": "", "pkg/mod.py": before}
     new = {**old, "pkg/mod.py": after, **{f"pkg/{path}": text for path, text in (files or {}).items()}}
-    return narrowed(Tree(old.get), Tree(new.get), new)
+    return narrowed(SourceTree(old.get), SourceTree(new.get), new)
 
 
 WIDE = "def other(obj, path, val, missing=None, *more, strict=False): ...\n"
@@ -229,12 +229,14 @@ def test_a_package_hides_the_module_beside_it():
     gone = ["pkg/mod.py: assign is gone", "pkg/mod.py: Box is gone"]
     assert changes(BEFORE, {"mod/__init__.py": ""}) == gone
     nothing: dict[str, str] = {}
-    assert narrowed(Tree({"m.py": "def f(): ...\n"}.get), Tree(nothing.get), ["m.py"]) == ["m.py: f is gone"]
+    assert narrowed(SourceTree({"m.py": "def f(): ...\n"}.get), SourceTree(nothing.get), ["m.py"]) == [
+        "m.py: f is gone"
+    ]
 
 
 def test_what_the_original_drops_and_what_nobody_was_told_may_go():
     old, gold = "def f(a, b=1): ...\n", "def f(a, c=1): ...\n"
-    trees = [Tree({"m.py": text}.get) for text in (old, "def f(a): ...\n", gold)]
+    trees = [SourceTree({"m.py": text}.get) for text in (old, "def f(a): ...\n", gold)]
     before, after, original = *trees[:2], api_of(trees[2], ["m"])
     assert narrowed(before, after, ["m.py"], original=original) == []
     asked = api_compat.words_of("Give `f` in m.py its optional parameter `c` again.\n\nAn a, a b.\n")
@@ -242,14 +244,14 @@ def test_what_the_original_drops_and_what_nobody_was_told_may_go():
     assert narrowed(before, after, ["m.py"], original=original, words=asked) == [
         "m.py: f no longer takes `c`"
     ]
-    missing = Tree({"m.py": ""}.get)
+    missing = SourceTree({"m.py": ""}.get)
     for words, lost_ones in ((asked, []), (asked | {"a"}, ["m.py: f no longer takes `c`"])):
         assert narrowed(missing, after, ["m.py"], original=original, words=words) == lost_ones
 
 
 def test_a_private_function_counts_where_it_is_the_task():
     after = BEFORE.replace("_hidden(a, b)", "_hidden(a)")
-    trees = Tree({"m.py": BEFORE}.get), Tree({"m.py": after}.get)
+    trees = SourceTree({"m.py": BEFORE}.get), SourceTree({"m.py": after}.get)
     assert narrowed(*trees, ["m.py"]) == []
     assert narrowed(*trees, ["m.py"], private="_hidden") == ["m.py: _hidden no longer takes `b`"]
 
@@ -280,7 +282,7 @@ def test_what_a_function_refused_it_refuses():
         for old, new in edits:
             assert old in text
             text = text.replace(old, new)
-        before, after, right = (Tree({"m.py": t}.get) for t in (CHECKED, text, gold))
+        before, after, right = (SourceTree({"m.py": t}.get) for t in (CHECKED, text, gold))
         return narrowed(before, after, ["m.py"], original=api_of(right, ["m"]))
 
     second = ' raise ValueError("before the first")'

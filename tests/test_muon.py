@@ -1,10 +1,11 @@
-"""The room of sharded Muon without processes: units, plans, numerics, refusals, costs."""
+"""Sharded Muon in one process: units, plans, numerics, refusals, costs."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from woodshed.muon import (
     Experts,
     Heads,
     MuonError,
+    MuonSettings,
     NewtonSchulz,
     ShardedMuon,
     Whole,
@@ -33,7 +35,7 @@ from woodshed.muon.layout import arrange
 from woodshed.muon.newton_schulz import fastest, normalised
 from woodshed.muon.units import cost, flops, match_rms_adamw, spectral, spectral_unclamped
 
-EXACT: dict[str, Any] = {"newton_schulz": NewtonSchulz(dtype=torch.float32), "wire_dtype": torch.float32}
+EXACT = MuonSettings(newton_schulz=NewtonSchulz(dtype=torch.float32), wire_dtype=torch.float32)
 
 
 def parameter(*shape: int, seed: int = 0) -> nn.Parameter:
@@ -120,7 +122,7 @@ def test_scale_and_cost_are_those_of_the_unit():
     assert cost(2048, 7168) == flops(2048, 7168)
     assert cost(128, 7168) > flops(128, 7168)  # bound by memory
     with pytest.raises(MuonError, match=r"scale='rms'.*match_rms_adamw"):
-        ShardedMuon([("w", parameter(4, 4))], lr=0.1, scale="rms")
+        ShardedMuon([("w", parameter(4, 4))], lr=0.1, settings=MuonSettings(scale="rms"))
 
 
 # Plan -------------------------------------------------------------------------------------------------------------
@@ -156,30 +158,30 @@ def test_experts_that_do_not_divide_send_their_surplus_only():
 def check_routes(exchange: plans.Exchange, ranks: list[int]) -> None:
     """Every element leaves its rank once, reaches its owner once, and its update every rank that stores it."""
     for rank in ranks:
-        stored = sum(size(piece.box) for piece in exchange.pieces(rank))
+        stored = sum(size(shard.box) for shard in exchange.shards(rank))
         _, position = exchange.specs[0].storage.find(rank)
         assert stored == sum(size(spec.storage.grid.box(position)) for spec in exchange.specs)
-    owned = {rank: list(exchange.owned_pieces(rank)) for rank in ranks}
+    owned = {rank: list(exchange.owned_shards(rank)) for rank in ranks}
     members = {rank: exchange.members(rank) for rank in ranks}
     sent = {
-        (rank, members[rank][piece.member], piece.unit, piece.box, piece.is_sent)
+        (rank, members[rank][shard.member], shard.unit, shard.box, shard.is_sent)
         for rank in ranks
-        for piece in exchange.pieces(rank)
+        for shard in exchange.shards(rank)
     }
     got = {
-        (members[rank][piece.member], rank, piece.unit, piece.box, piece.is_sent)
+        (members[rank][shard.member], rank, shard.unit, shard.box, shard.is_sent)
         for rank in ranks
-        for piece in owned[rank]
+        for shard in owned[rank]
     }
     chosen = set(ranks)
     assert {each for each in sent if each[1] in chosen} == {each for each in got if each[0] in chosen}
     for rank in ranks:
-        for unit, pieces in itertools.groupby(owned[rank], key=lambda piece: piece.unit):
-            listed = list(pieces)
+        for unit, shards in itertools.groupby(owned[rank], key=lambda shard: shard.unit):
+            listed = list(shards)
             whole = exchange.units[unit].rows * exchange.units[unit].cols
             copies = len(exchange.ranks) if exchange.is_split else 1
-            assert sum(size(piece.box) for piece in listed if piece.is_sent) == whole
-            assert sum(size(piece.box) for piece in listed) == whole * copies
+            assert sum(size(shard.box) for shard in listed if shard.is_sent) == whole
+            assert sum(size(shard.box) for shard in listed) == whole * copies
 
 
 @pytest.mark.parametrize("mode", ["split", "redundant"])
@@ -395,7 +397,7 @@ def test_own_coefficients_repeat_the_last():
 def test_equals_torch_muon():
     """torch.optim.Muon on the same bfloat16 products, whole matrices, ten steps."""
     ours, theirs = parameter(24, 40), parameter(24, 40)
-    a = ShardedMuon([("w", ours)], lr=0.02, weight_decay=0.1, wire_dtype=torch.float32)
+    a = ShardedMuon([("w", ours)], lr=0.02, weight_decay=0.1, settings=MuonSettings(wire_dtype=torch.float32))
     b = torch.optim.Muon([theirs], lr=0.02, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
     start = ours.detach().clone()
     for step in range(10):
@@ -425,7 +427,7 @@ def test_groups_have_their_own_settings():
             {"params": [("slow", slow), ("norm", norm)], "weight_decay": 0.0, "adamw": {"lr": 0.5}},
         ],
         lr=0.1,
-        **EXACT,
+        settings=EXACT,
     )
     start = slow.detach().clone()
     optimizer.step()
@@ -445,7 +447,7 @@ def test_the_order_of_parameters_and_the_budget_do_not_matter():
 
     def run(order: list[int], **settings: Any) -> list[torch.Tensor]:
         held = [(names[i][0], parameter(*names[i][1], seed=i)) for i in order]
-        optimizer = ShardedMuon(held, lr=0.1, **EXACT, **settings)
+        optimizer = ShardedMuon(held, lr=0.1, settings=replace(EXACT, **settings))
         optimizer.step()
         optimizer.step()
         return [tensor.detach() for _, tensor in sorted(held)]
@@ -481,7 +483,9 @@ def test_short_weights_and_momentum():
     other = ShardedMuon([("w", twin)], lr=0.1)
     other.load_state_dict(optimizers[0].state_dict())
     assert torch.equal(other.state[twin]["momentum_buffer"], buffer)
-    small = ShardedMuon([("w", parameter(4, 4))], lr=0.1, momentum_dtype=torch.bfloat16)
+    small = ShardedMuon(
+        [("w", parameter(4, 4))], lr=0.1, settings=MuonSettings(momentum_dtype=torch.bfloat16)
+    )
     small.step()
     assert next(iter(small.state.values()))["momentum_buffer"].dtype == torch.bfloat16
 
@@ -518,12 +522,16 @@ def test_momentum_of_other_optimizers():
     theirs, ours = parameter(12, 20), parameter(12, 20)
     start = theirs.detach().clone()
     torch_muon = torch.optim.Muon([theirs], lr=0.01, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    straight = ShardedMuon([("w", ours)], lr=0.01, weight_decay=0.0, wire_dtype=torch.float32)
+    straight = ShardedMuon(
+        [("w", ours)], lr=0.01, weight_decay=0.0, settings=MuonSettings(wire_dtype=torch.float32)
+    )
     for step in range(10):
         for each, optimizer in ((theirs, torch_muon), (ours, straight)):
             each.grad = torch.randn(12, 20, generator=torch.Generator().manual_seed(step))
             optimizer.step()
-    taken = ShardedMuon([("w", theirs)], lr=0.01, weight_decay=0.0, wire_dtype=torch.float32)
+    taken = ShardedMuon(
+        [("w", theirs)], lr=0.01, weight_decay=0.0, settings=MuonSettings(wire_dtype=torch.float32)
+    )
     assert import_state(taken, {"w": torch_muon.state[theirs]}, "torch.optim.Muon") == ["w"]
     torch.testing.assert_close(
         taken.state[theirs]["momentum_buffer"], straight.state[ours]["momentum_buffer"]
@@ -557,18 +565,28 @@ def test_what_cannot_be_imported():
     [
         ({"lr": -1.0}, "lr=-1.0"),
         ({"momentum": 1.0}, "momentum=1.0"),
+        ({"adamw": {"beta": (0.9, 0.95)}}, "adamw has no setting 'beta'; did you mean 'betas'"),
+    ],
+)
+def test_wrong_arguments_say_what_to_pass(settings: dict[str, Any], said: str):
+    with pytest.raises(MuonError, match=said):
+        ShardedMuon([("w", parameter(4, 4))], **{"lr": 0.1, **settings})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
         ({"wire_dtype": torch.float16}, "wire_dtype=torch.float16: use torch.bfloat16 or torch.float32"),
         ({"starved": "ignore"}, "starved='ignore': use one of step, skip, decay_only"),
         ({"nonfinite": "skip"}, "nonfinite='skip': use one of raise, skip_unit, unchecked"),
         ({"placement": "here"}, "placement='here': use one of auto, local, all_to_all"),
         ({"replica_mode": "dedup"}, "replica_mode='dedup': use one of auto, redundant, split"),
         ({"max_inflight_bytes": 0}, "max_inflight_bytes=0"),
-        ({"adamw": {"beta": (0.9, 0.95)}}, "adamw has no setting 'beta'; did you mean 'betas'"),
     ],
 )
-def test_wrong_settings_say_what_to_pass(settings: dict[str, Any], said: str):
-    with pytest.raises(MuonError, match=said):
-        ShardedMuon([("w", parameter(4, 4))], **{"lr": 0.1, **settings})
+def test_wrong_settings_say_what_to_pass(settings: dict[str, Any], message: str):
+    with pytest.raises(MuonError, match=message):
+        MuonSettings(**settings)
 
 
 def test_parameters_need_names_and_cannot_come_later():
@@ -598,10 +616,12 @@ def test_nan_and_infinity_in_one_process(value: str):
         optimizer.step()
     assert torch.equal(weight.detach(), before)
     assert not optimizer.state[weight]["momentum_buffer"].any()
-    loose = ShardedMuon([("e", weight), ("v", vector)], lr=0.1, nonfinite="unchecked")
+    loose = ShardedMuon([("e", weight), ("v", vector)], lr=0.1, settings=MuonSettings(nonfinite="unchecked"))
     loose.step()
     assert torch.isfinite(weight[[0, 2]]).all()  # never spreads to other units
-    skipping = ShardedMuon([("e", weight), ("v", vector)], lr=0.1, nonfinite="skip_unit")
+    skipping = ShardedMuon(
+        [("e", weight), ("v", vector)], lr=0.1, settings=MuonSettings(nonfinite="skip_unit")
+    )
     alone = weight.detach()[1].clone()
     skipping.step()
     assert torch.equal(weight.detach()[1], alone) and skipping.skipped == {"e": 1}

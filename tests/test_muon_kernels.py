@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from woodshed.muon import elementwise, kernels, newton_schulz
-from woodshed.muon.elementwise import Places
+from woodshed.muon.elementwise import Regions
 
 pytestmark = [
     pytest.mark.usefixtures("triton_interpreter"),
@@ -59,16 +59,16 @@ def test_norms_in_one_pass():
     assert not ours[2:].any()
 
 
-def places(tensors: list[int], offsets: list[int], shapes: Shapes, strides: list[int]) -> Places:
-    made = Places()
+def regions_of(tensors: list[int], offsets: list[int], shapes: Shapes, strides: list[int]) -> Regions:
+    regions = Regions()
     for tensor, offset, (rows, cols), stride in zip(tensors, offsets, shapes, strides, strict=True):
-        made.add(tensor, offset, rows, cols, stride)
-    return made
+        regions.add(tensor, offset, rows, cols, stride)
+    return regions
 
 
 ODD: Shapes = [(3, 4), (1, 6), (70, 100)]
 EVEN: Shapes = [(3, 8), (1, 16), (70, 104)]
-"""The last piece of both is longer than a program; rows of `EVEN` can be moved eight elements at once."""
+"""The last region of both is longer than a program; rows of `EVEN` can be moved eight elements at once."""
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
@@ -81,7 +81,7 @@ EVEN: Shapes = [(3, 8), (1, 16), (70, 104)]
         (EVEN, [2, 40, 16], [8, 16, 104], 24, 1),
     ],
 )
-def test_pieces_equal_the_loops(
+def test_regions_equal_the_loops(
     nesterov: bool,
     wire: torch.dtype,
     shapes: Shapes,
@@ -91,28 +91,36 @@ def test_pieces_equal_the_loops(
     group: int,
 ):
     cols = [c for _, c in shapes]
-    at = places([0, 0, 1], offsets, shapes, strides)
-    out_at = places([0, -1, 1], [0, 0, out_offset], shapes, cols)
+    regions = regions_of([0, 0, 1], offsets, shapes, strides)
+    out_regions = regions_of([0, -1, 1], [0, 0, out_offset], shapes, cols)
     grads: list[torch.Tensor | None] = [randn(60), randn(8000, seed=1)]
     mu = [0.9, 0.95, 0.5]
     momenta, outs, results = [], [], []
     for launch in (elementwise.pack, elementwise.launch_pack):
         momenta, outs = [randn(60, seed=2), randn(8000, seed=3)], [torch.zeros(40), torch.zeros(7400)]
         outs = [each.to(wire) for each in outs]
-        launch(grads, momenta, outs, at, out_at, mu, nesterov)
-        launch([None, grads[1]], momenta, outs, at, out_at, mu, nesterov)
+        launch(grads, momenta, outs, regions, out_regions, mu, nesterov)
+        launch([None, grads[1]], momenta, outs, regions, out_regions, mu, nesterov)
         results.append((*momenta, *outs))
     for slow, fast in zip(*results, strict=True):
         torch.testing.assert_close(fast, slow, rtol=1e-3 if wire == torch.float16 else 1e-6, atol=1e-6)
     assert (
-        elementwise.group(at, out_at, torch.stack([at.addresses(momenta), out_at.addresses(outs)])) == group
+        elementwise.group(
+            regions, out_regions, torch.stack([regions.addresses(momenta), out_regions.addresses(outs)])
+        )
+        == group
     )
-    back = places([0, 0, 1], [0, 24, out_offset], shapes, cols)
+    back = regions_of([0, 0, 1], [0, 24, out_offset], shapes, cols)
     results = []
     for launch in (elementwise.apply, elementwise.launch_apply):
         weights = [randn(60, seed=4), randn(8000, seed=5)]
         launch(
-            weights, at, [randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, [0.9, 1.0, 0.5], mu
+            weights,
+            regions,
+            [randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)],
+            back,
+            [0.9, 1.0, 0.5],
+            mu,
         )
         results.append(weights)
     for slow, fast in zip(*results, strict=True):
@@ -120,6 +128,6 @@ def test_pieces_equal_the_loops(
     results = []
     for launch in (elementwise.copy, elementwise.launch_copy):
         targets = [torch.zeros(60, dtype=wire), torch.zeros(8000, dtype=wire)]
-        launch([randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, targets, at)
+        launch([randn(40, seed=6).to(wire), randn(7400, seed=7).to(wire)], back, targets, regions)
         results.append(targets)
     assert all(torch.equal(slow, fast) for slow, fast in zip(*results, strict=True))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from woodshed.parallel import ParallelLayout
-from woodshed.parallel.context import number_documents, piece_mask, pieces
+from woodshed.parallel.context import chunk_mask, cp_chunks, number_documents
 from woodshed.records import LayoutError
 
 DENSE, EXPERT = {"replicate": 2, "shard": 2, "cp": 2}, {"replicate": 1, "shard": 1, "ep": 8}
@@ -58,7 +58,7 @@ def test_meshes_need_the_ranks():
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
 def test_pieces_are_the_sequence_and_equal_work(num_ranks: int):
     positions = torch.arange(4 * 2 * num_ranks).expand(2, -1)
-    held = [pieces(positions, rank, num_ranks) for rank in range(num_ranks)]
+    held = [cp_chunks(positions, rank, num_ranks) for rank in range(num_ranks)]
     assert torch.equal(torch.cat(held, dim=1).sort(dim=1).values, positions)
     assert len({int((each + 1).sum()) for each in held}) == 1  # keys that a query sees
 
@@ -81,7 +81,7 @@ def test_masks_are_those_of_the_whole_sequence(window: int | None, is_packed: bo
     if documents is not None:
         full = full & (documents[:, None, :, None] == documents[:, None, None, :])
     query, key = torch.randn(2, 1, 3, 4), torch.randn(2, 1, 8, 4)
-    found = piece_mask(2, 5, documents, window, query.device)
+    found = chunk_mask(2, 5, documents, window, query.device)
     expected = full[:, :, 2:5, :5]
     attend = torch.nn.functional.scaled_dot_product_attention
     torch.testing.assert_close(

@@ -23,7 +23,7 @@ from woodshed.synthesis import SynthesisSettings, impossible, leaks
 
 
 def test_proving_checking_and_grading_go_through_the_provider(tiny_task: Task, tmp_path: Path):
-    """Making does in test_synthesis.py, hardening in test_harden.py."""
+    """Making does in test_synthesis.py, hardening in test_harden.py, the exploit in test_leaks.py."""
     sandboxes = SandboxSettings(provider=NAME).create()
 
     def since(opened: Counter[str]) -> tuple[int, int]:
@@ -40,9 +40,6 @@ def test_proving_checking_and_grading_go_through_the_provider(tiny_task: Task, t
         assert grader >= 2 and agent == 1  # two verdicts, and the visible tests
         assert leaks.first_leak(tiny_task, sandboxes) == ""
         assert since(opened) == (1, 0)
-        assert leaks.run_exploit(tiny_task, sandboxes).reward == 0.0
-        agent, grader = since(opened)
-        assert agent == 1 and grader >= 1
         impossible.contradict(tiny_task, tmp_path / "twin", sandboxes)
         assert since(opened)[1] >= 1
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from adversaries.test_cheats import CHEATS, STEALS, at_import
+from test_decoys import ALL_PASS
 
 from woodshed import grading, tasks
 from woodshed.grading import GradingSettings
-from woodshed.records import Patch, Task
+from woodshed.grading.decoys import decoded, find
+from woodshed.records import Decoy, Patch, Task
 from woodshed.sandbox import BUBBLEWRAP, Sandbox
 
 EQUAL = "class Equal(list):\n    {}\n\n    def items(self): return [('the', 3), ('sea', 2)]\n\n"
@@ -67,6 +69,7 @@ def patches(task: Task) -> dict[str, dict[str, str | None]]:
         },
         "always equal": written(EQUAL.format("def __eq__(self, other): return True")),
         "steals from frames": written(STEALS),
+        "writes every outcome as a pass": written(f"{shown}\n{ALL_PASS}"),
         **cheats,
     }
 
@@ -91,10 +94,21 @@ def shipped(sandbox: Sandbox, files: dict[str, str | None]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def proven(tiny_task: Task) -> Task:
-    """A task as making leaves it: with the tests that pass in two processes."""
-    grading.keep_isolated_tests(tiny_task, BUBBLEWRAP)
-    return tiny_task
+def proven(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> Task:
+    """A task as making leaves it: with a decoy, and with the tests that pass in two processes."""
+    tests = tasks.protected_files(tiny_task)
+    path, test = "tests/test_table.py", "tests/test_table.py::test_top"
+    text, _ = decoded(tests[path])
+    function = find(text, test)
+    assert function is not None
+    start = text[function.start :].index('("sea", 2)')
+    decoy = Decoy(test, start, start + len('("sea", 2)'), '("sea", 3)')
+    gold = {path: (text or "").encode() for path, text in tasks.gold_patch(tiny_task).files.items()}
+    home = tmp_path_factory.mktemp("proven") / tiny_task.name
+    given = dataclasses.replace(tiny_task, decoys=(decoy,))
+    task = tasks.write(given, home, workspace=tasks.workspace(tiny_task), tests=tests, gold=gold)
+    grading.keep_isolated_tests(task, BUBBLEWRAP)
+    return task
 
 
 def test_the_shipped_grader_gives_the_rewards_of_grade(proven: Task):

@@ -71,6 +71,22 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Decoy:
+    """One change to the text of one test that makes it fail with the right code."""
+
+    test: str
+    """Id of the test without its parameters: "tests/test_words.py::TestCount::test_count"."""
+    start: int
+    """Position of the text that is replaced, in characters from the first line of the test's function, its decorators
+    included, line ends being "\\n"."""
+    end: int
+    text: str
+    """Replacement."""
+    parameters: str = ""
+    """Parameters of the copy that must fail, as in its id: "[a b-2]"; "" where it has none."""
+
+
+@dataclass(frozen=True)
 class Task:
     """Work with hidden tests. On disk it is a Harbor task folder (`tasks.folder`)."""
 
@@ -88,7 +104,7 @@ class Task:
     pass_to_pass: tuple[str, ...]
     """pytest node ids that pass before and after."""
     operator: str
-    """How the work was made: "stub", "remove", ...; see `synthesis.operators`."""
+    """Operator that made the task: "stub", "remove", ...; see `synthesis.operators`."""
     level: int
     """0 (one branch) to 6 (a sub-package); a stubbed function is 1, a removed one 2."""
     target_path: str
@@ -98,14 +114,16 @@ class Task:
     target_lines: tuple[int, int]
     """First and last line (1-based) of the gap in the workspace as the agent sees it."""
     test_command: str
-    """What the agent may run to try its work, from the workspace root."""
+    """Command with which the agent may test its work, from the workspace root."""
     verify_timeout_s: float = 120.0
     provenance: dict[str, Any] = field(default_factory=dict)
     """Source, its sha256, licence, generator version, seed."""
+    decoys: tuple[Decoy, ...] = ()
+    """Copies of fail-to-pass tests that must fail in every graded run (`grading.decoys`)."""
     stub_passes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Kind of stub ("empty": names are back, and do nothing) to the fail-to-pass tests that already pass with it."""
     verifier: Literal["pytest", "command"] = "pytest"
-    """Who grades: the hardened session of pytest, or the command tests/test.sh and the reward that it leaves."""
+    """Grader: the hardened session of pytest, or the command tests/test.sh and the reward that it leaves."""
     verifier_env: dict[str, str] = field(default_factory=dict)
     """Environment variables of the command that grades."""
 
@@ -178,7 +196,7 @@ class Turn:
     context_ids: tuple[int, ...]
     """Tokens the harness added before this turn: the opening prompt (turn 0), else the previous turn's observations."""
     opening: int
-    """How many of the last context_ids open the assistant's message; a hint is inserted right before them."""
+    """Number of the last context_ids that open the assistant's message; a hint is inserted right before them."""
     sampled_ids: tuple[int, ...]
     logps: tuple[float, ...]
     """Natural-log probability of each sampled id under the exact sampling distribution."""
@@ -224,7 +242,7 @@ PathClass = Literal[
     "environment",  # /env: the dependencies
     "system",  # everything else
 ]
-"""Where a path lies, as a rule about reading it would say (`agent.access.path_class`)."""
+"""Class of a path, for rules about reading it (`agent.access.path_class`)."""
 
 
 @dataclass(frozen=True)
@@ -272,7 +290,7 @@ class Rollout:
     ended: Ended
     seconds: float
     accesses: tuple[Access, ...] = ()
-    """What its commands and tools read, wrote and ran, by turn and path; () where nothing was watched."""
+    """Paths that its commands and tools read, wrote and ran, by turn; () if nothing was watched."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from cases import Model
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from woodshed.muon import Heads, NewtonSchulz, ShardedMuon
+from woodshed.muon import Heads, MuonSettings, NewtonSchulz, ShardedMuon
 from woodshed.muon.grid import chunk
 from woodshed.muon.layout import local
 
@@ -28,17 +28,14 @@ LR, DECAY, MU = 1e-6, 0.1, 0.95
 Step = Callable[[], Any]
 
 
-def ours(model: Model, **settings: Any) -> ShardedMuon:
+def ours(model: Model, lr: float = LR, **settings: Any) -> ShardedMuon:
     return ShardedMuon(
         list(model.held.items()),
-        **{
-            "lr": LR,
-            "weight_decay": DECAY,
-            "momentum": MU,
-            "units": model.units,
-            "newton_schulz": NewtonSchulz(backend="standard"),
-            **settings,
-        },
+        lr=lr,
+        weight_decay=DECAY,
+        momentum=MU,
+        units=model.units,
+        settings=MuonSettings(**{"newton_schulz": NewtonSchulz(backend="standard"), **settings}),
     )
 
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from woodshed.muon import Experts, Heads, NewtonSchulz, ShardedMuon, clip_grad_norm_
+from woodshed.muon import Experts, Heads, MuonSettings, NewtonSchulz, ShardedMuon, clip_grad_norm_
 from woodshed.runs import machine
 
 LRS = {"adamw": (1e-3, 2e-3, 4e-3), "muon": (2e-3, 4e-3, 8e-3)}
@@ -169,7 +169,7 @@ def make_optimizer(model: nn.Module, kind: str, lr: float, size: Size) -> torch.
         lr=lr,
         units={"*.qkv.weight": Heads(rows=size.width), "*.gate_up_proj": Experts(rows=size.width // 2)},
         adamw={"match": ["*embed*", "position*", "lm_head*"], "lr": 2e-3},
-        newton_schulz=NewtonSchulz(backend="gram" if kind == "gram" else "standard"),
+        settings=MuonSettings(newton_schulz=NewtonSchulz(backend="gram" if kind == "gram" else "standard")),
     )
 
 

@@ -90,7 +90,7 @@ def foreseen(optimizer: ShardedMuon, inflight_bytes: int) -> float:
     buckets = [task.bucket.scratch_bytes for task in optimizer._tasks]
     largest = max(buckets)
     inflight = max(largest, min(sum(buckets), inflight_bytes // largest * largest))
-    solve = optimizer.newton_schulz
+    solve = optimizer.settings.newton_schulz
     temporaries = max(
         min(len(batch.slots), max(1, inflight_bytes // 2 // solve.scratch_bytes(batch.rows, batch.cols)))
         * solve.scratch_bytes(batch.rows, batch.cols)

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from woodshed.muon import Experts, Heads, NewtonSchulz, ShardedMuon, Whole
+from woodshed.muon import Experts, Heads, MuonSettings, NewtonSchulz, ShardedMuon, Whole
 from woodshed.muon.layout import local
 
 LR = 0.05
@@ -94,9 +94,7 @@ def compare(
         list(parameters.items()),
         lr=LR,
         units={name: case.units for name, case in cases.items()},
-        newton_schulz=NewtonSchulz(dtype=wire),
-        wire_dtype=wire,
-        **settings,
+        settings=MuonSettings(newton_schulz=NewtonSchulz(dtype=wire), wire_dtype=wire, **settings),
     )
     exact = NewtonSchulz(dtype=wire)
     for _ in range(3):

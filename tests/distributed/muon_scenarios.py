@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,10 +17,19 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from woodshed.muon import Experts, Heads, MuonError, NewtonSchulz, ShardedMuon, clip_grad_norm_, qk_clip_
+from woodshed.muon import (
+    Experts,
+    Heads,
+    MuonError,
+    MuonSettings,
+    NewtonSchulz,
+    ShardedMuon,
+    clip_grad_norm_,
+    qk_clip_,
+)
 from woodshed.muon.layout import local
 
-EXACT: dict[str, Any] = {"newton_schulz": NewtonSchulz(dtype=torch.float32), "wire_dtype": torch.float32}
+EXACT = MuonSettings(newton_schulz=NewtonSchulz(dtype=torch.float32), wire_dtype=torch.float32)
 
 
 class Collectives(TorchDispatchMode):
@@ -70,10 +80,20 @@ def traffic() -> list[dict[str, Any]]:
     rows = []
     cases: tuple[tuple[str, dict[str, tuple[int, ...]], Any, dict[str, Any]], ...] = (
         ("whole experts", experts, (flat, [Shard(0)]), {}),
-        ("cut experts", experts, (flat, [Shard(1)]), {"max_inflight_bytes": 4000}),
+        ("cut experts", experts, (flat, [Shard(1)]), {"settings": MuonSettings(max_inflight_bytes=4000)}),
         ("everything", mixed, (flat, [Shard(0)]), {"units": {"q": Heads(rows=12)}}),
-        ("split replicas", mixed, (wide, [Replicate(), Shard(0)]), {"replica_mode": "split"}),
-        ("redundant replicas", mixed, (wide, [Replicate(), Shard(0)]), {"replica_mode": "redundant"}),
+        (
+            "split replicas",
+            mixed,
+            (wide, [Replicate(), Shard(0)]),
+            {"settings": MuonSettings(replica_mode="split")},
+        ),
+        (
+            "redundant replicas",
+            mixed,
+            (wide, [Replicate(), Shard(0)]),
+            {"settings": MuonSettings(replica_mode="redundant")},
+        ),
     )
     for what, shapes, place, settings in cases:
         where = dict.fromkeys(shapes, place)
@@ -104,7 +124,7 @@ def missing_gradients() -> float:
     errors = []
     held, twin = parameters(shapes, where), parameters(shapes, where)
     for group, explicit in ((held, False), (twin, True)):
-        optimizer = ShardedMuon(list(group.items()), lr=0.1, **EXACT)
+        optimizer = ShardedMuon(list(group.items()), lr=0.1, settings=EXACT)
         for step in range(2):
             full = set_grads(group, where, step)
             for name in full:
@@ -127,8 +147,8 @@ def nonfinite() -> dict[str, Any]:
     out: dict[str, Any] = {}
     for mode in ("raise", "skip_unit"):
         held, clean = parameters(shapes, where), parameters(shapes, where)
-        optimizer = ShardedMuon(list(held.items()), lr=0.1, nonfinite=mode, **EXACT)
-        reference = ShardedMuon(list(clean.items()), lr=0.1, **EXACT)
+        optimizer = ShardedMuon(list(held.items()), lr=0.1, settings=replace(EXACT, nonfinite=mode))
+        reference = ShardedMuon(list(clean.items()), lr=0.1, settings=EXACT)
         before = {name: local(p.detach()).clone() for name, p in held.items()}
         set_grads(held, where, 1)
         set_grads(clean, where, 1)
@@ -166,7 +186,9 @@ def starved() -> dict[str, float]:
     moved = {}
     for mode in ("step", "skip", "decay_only"):
         held = parameters({"e": (4, 8, 6)}, where)
-        optimizer = ShardedMuon(list(held.items()), lr=0.1, weight_decay=0.5, starved=mode, **EXACT)
+        optimizer = ShardedMuon(
+            list(held.items()), lr=0.1, weight_decay=0.5, settings=replace(EXACT, starved=mode)
+        )
         set_grads(held, where, 1)
         optimizer.step()
         before = held["e"].full_tensor().detach().clone()  # pyright: ignore[reportAttributeAccessIssue]
@@ -278,7 +300,7 @@ def toy_grads(model: Toy, step: int) -> None:
 
 
 def toy_optimizer(model: Toy) -> ShardedMuon:
-    return ShardedMuon(model.named_parameters(), lr=0.05, units={"experts*": Experts(rows=4)}, **EXACT)
+    return ShardedMuon(model.named_parameters(), lr=0.05, units={"experts*": Experts(rows=4)}, settings=EXACT)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -350,9 +372,17 @@ def refusals() -> dict[str, str]:
     expect("tied over two meshes", lambda: ShardedMuon([("a", a), ("tied", tied)], lr=0.1))
     expect("false shard", lambda: ShardedMuon([("w", nn.Parameter(false))], lr=0.1))
     expect("partial", lambda: ShardedMuon([("w", nn.Parameter(partial))], lr=0.1))
-    expect("local", lambda: ShardedMuon([("w", a)], lr=0.1, placement="local"))
-    expect("split plain", lambda: ShardedMuon([("w", plain)], lr=0.1, replica_mode="split"))
-    expect("other plans", lambda: ShardedMuon([("w", a)], lr=0.1, newton_schulz=NewtonSchulz(steps=5 + rank)))
+    expect("local", lambda: ShardedMuon([("w", a)], lr=0.1, settings=MuonSettings(placement="local")))
+    expect(
+        "split plain",
+        lambda: ShardedMuon([("w", plain)], lr=0.1, settings=MuonSettings(replica_mode="split")),
+    )
+    expect(
+        "other plans",
+        lambda: ShardedMuon(
+            [("w", a)], lr=0.1, settings=MuonSettings(newton_schulz=NewtonSchulz(steps=5 + rank))
+        ),
+    )
     # one process and its plain momentum; then the ranks of this world
     alone = ShardedMuon([("w", nn.Parameter(torch.randn(8, 8)))], lr=0.1).state_dict()
     expect("another world saved", lambda: ShardedMuon([("w", a)], lr=0.1).load_state_dict(alone))

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from woodshed.muon import Experts, NewtonSchulz, ShardedMuon, clip_grad_norm_
+from woodshed.muon import Experts, MuonSettings, NewtonSchulz, ShardedMuon, clip_grad_norm_
 from woodshed.parallel import ParallelLayout
 
 VOCAB, ROWS, LENGTH = 64, 4, 16
@@ -87,8 +87,7 @@ def optimizer_of(kind: str, model: Any) -> torch.optim.Optimizer:
         lr=0.02,
         units={"*gate_up_proj": Experts(rows=16)},
         adamw={"eps": EPS},
-        newton_schulz=NewtonSchulz(dtype=torch.float32),
-        wire_dtype=torch.float32,
+        settings=MuonSettings(newton_schulz=NewtonSchulz(dtype=torch.float32), wire_dtype=torch.float32),
     )
 
 

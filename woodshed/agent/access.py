@@ -40,7 +40,7 @@ INSIDE: tuple[tuple[PathClass, re.Pattern[str]], ...] = (
 """Classes inside the workspace and the home directory, first match wins."""
 GRADERS = re.compile(r"^/(tests|solution|logs|run/woodshed)(/|$)|(^|/)reward\.(json|txt)$")
 STEM = re.compile(r"\.|-(?=[^/]*\.(?:whl|zip|egg|tar|tgz|gz|bz2|xz)$)")
-"""What ends the name of a package in the name of a module or of an archive."""
+"""Characters that end a package's name in the name of a module or an archive."""
 STANDARD = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)")
 """Python's own library, where urllib/parse.py is no copy of a package named parse."""
 PROCESS = re.compile(r"^/proc/\d+/(mem|environ|maps|fd|root|cwd|map_files|cmdline|auxv|syscall)(/|$)")

@@ -63,9 +63,11 @@ class AgentSettings(Settings):
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
     tools: ToolSettings = ToolSettings()
-    """What a call gives back."""
-    patch_file_bytes: int = Field(default=1 << 20, ge=0)
-    """Size above which a changed file does not cross over to grading."""
+    """Result of a call."""
+
+
+PATCH_FILE_BYTES = 1 << 20
+"""Size above which a changed file does not cross over to grading."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class Attempt:
                     lambda: extract(
                         self.sandbox,
                         workspace(self.task),
-                        max_bytes=self.settings.patch_file_bytes,
+                        max_bytes=PATCH_FILE_BYTES,
                         allowed=self.task.allowed_paths,
                     ),
                     lambda error: Patch({}, {".": f"the workspace cannot be read: {error}"}),

@@ -14,7 +14,7 @@ EFFORT: dict[Effort, str] = {
     "medium": "Effort: medium. Work with care and without detours.",
     "high": "Effort: high. Take your time: look around and test more than once.",
 }
-"""What a prompt says about the effort that is wanted."""
+"""Sentence of the prompt for each level of effort."""
 
 
 def system_prompt(*, max_calls: int = 1) -> str:

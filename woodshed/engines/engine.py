@@ -74,7 +74,7 @@ class Engine(Protocol):
     context_length: int
     """Most tokens that a prompt and its message may have together."""
     description: dict[str, str]
-    """What computes the tokens, for the run's manifest; "served" names a model behind an endpoint."""
+    """Device that computes the tokens, for the run's manifest; "served" names a model behind an endpoint."""
     takes: Literal["shared", "folder"]
     """New weights: those of the trainer's own module, or those in a folder."""
 

@@ -68,7 +68,7 @@ class RecordedScore(Settings, extra="ignore"):
     """The parts of a score's origin that costs depend on."""
 
     engine: RecordedEngine = RecordedEngine()
-    """Who wrote the tokens."""
+    """Origin of the tokens."""
 
 
 class RecordedRun(Settings, extra="ignore"):
@@ -81,7 +81,7 @@ class RecordedRun(Settings, extra="ignore"):
     prices: Prices | None = None
     """The table that the run was made with."""
     score: RecordedScore = RecordedScore()
-    """What made its figures."""
+    """Code that made its figures."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class Bill:
     """The cost of a usage, item by item."""
 
     items: dict[str, float]
-    """What was paid for -> price."""
+    """Resource to its price."""
     unknown: tuple[str, ...]
-    """What has no price in the table: the total is a lower bound."""
+    """Resources without a price in the table: the total is a lower bound."""
 
     @property
     def total(self) -> float:
@@ -155,7 +155,7 @@ class Ledger:
     served: str
     """Name of the served model; "" where the weights ran on this machine."""
     problems: tuple[str, ...] = ()
-    """What could not be read, and is not in the sums."""
+    """Files that could not be read, and are not in the sums."""
 
     @property
     def total(self) -> Usage:

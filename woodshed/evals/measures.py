@@ -30,7 +30,7 @@ class Graded:
     rollout: Rollout
     verdict: Verdict | None
     flags: tuple[Flag, ...] | None = None
-    """What monitors raised; None where no monitor looked."""
+    """Flags of the monitors; None where no monitor ran."""
     reference: frozenset[str] | None = None
     """Files of the task's gold patch; None where the task is not at hand."""
 

@@ -32,7 +32,7 @@ from scipy import special
 
 CONFIDENCE = 0.95
 POWER = 0.8
-"""How often a difference as large as `detectable` shows, that is: its interval excludes zero."""
+"""Chance that the interval of a difference as large as `detectable` excludes zero."""
 RESAMPLES = 4000
 _CHUNK = 250  # resamples drawn at once: bounds memory for suites of thousands of tasks
 _KEPT_TASKS = 600  # up to this many tasks all draws are kept between calls: at most 20 MB

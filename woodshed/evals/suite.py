@@ -34,9 +34,9 @@ class SuiteSettings(Settings):
     name: str = Field(pattern=r"^[^/]*[^/.][^/]*$")
     """Name of the run folder below `runs`."""
     note: str = ""
-    """What a reader of the results must know, shown with them."""
+    """Remarks that are shown with the results."""
     runs: Path = Path("runs")
-    """Where run folders go."""
+    """Parent folder of run folders."""
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"

@@ -32,7 +32,7 @@ TERMS: dict[str, Count] = {
     "message_words": lambda task, rollout: sum(words_outside_calls(turn) for turn in rollout.turns),
     **{name: _turns_found(detector) for name, detector in (DETECTORS | BEHAVIOURS).items()},
 }
-"""What can be paid for, by name: finishing after a command on the last change; faulty turns; words outside of calls;
+"""Reward terms by name: finishing after a command on the last change; faulty turns; words outside of calls;
 and turns that a detector finds."""
 
 TERM: Part[Count] = Part("reward term", TERMS)

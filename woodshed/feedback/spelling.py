@@ -55,7 +55,7 @@ class Token:
 
     text: str
     start: int
-    """Where it begins in the folded text."""
+    """Its start in the folded text."""
     end: int
 
 

@@ -11,17 +11,20 @@ Standard library only.
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, Protocol, cast
 
 from woodshed.boundary import contained
+from woodshed.grading.decoys import Disguise
+from woodshed.grading.decoys import disguise as disguised
 from woodshed.grading.patches import LINE_END, added_lines, left_behind
-from woodshed.grading.results import TestRun
+from woodshed.grading.results import SessionRequest, TestRun
 from woodshed.pysource import api_compat, syntax
-from woodshed.pysource.api_compat import Api, Tree
+from woodshed.pysource.api_compat import Api, SourceTree
 from woodshed.records import Outcome, Task, Verdict
-from woodshed.tasks.contents import original
+from woodshed.tasks.contents import original, protected_files
 
 Isolation = Literal["never", "suspect", "always"]
 Files = Mapping[str, bytes | None]
@@ -132,8 +135,8 @@ def removed_api(task: Task, files: Mapping[str, bytes | str | None], right: Api)
 
     roots = task.environment.source_roots
     return api_compat.narrowed(
-        Tree(shown, roots),
-        Tree(patched, roots),
+        SourceTree(shown, roots),
+        SourceTree(patched, roots),
         [path for path in files if path.endswith(".py")],
         original=right,
         words=api_compat.words_of(task.instruction),
@@ -151,6 +154,38 @@ def is_suspect(task: Task, crossed: Files) -> bool:
     return False
 
 
-def patched_lines(task: Task, crossed: Files) -> dict[str, list[int]]:
-    """Numbers of the lines that a patch brings, by path: comparisons defined there are doubted."""
-    return {path: added_lines(task, path, data or b"") for path, data in crossed.items()}
+def hidden_sources(task: Task) -> dict[str, bytes]:
+    """Files of the fail-to-pass tests, which lie empty in a box: code could look up there what it has to return.
+
+    The rare test that reads its own file (the interpreter prints a traceback) fails then, also with the original code;
+    the proof of a task says so.
+    """
+    wanted = {test.partition("::")[0] for test in task.fail_to_pass}
+    return {p: data for p, data in protected_files(task).items() if p in wanted and p.endswith(".py")}
+
+
+def session_of(
+    task: Task,
+    crossed: Files,
+    tests: Sequence[str],
+    *,
+    compiled: Mapping[str, Sequence[object]] | None = None,
+    isolate: bool,
+) -> tuple[SessionRequest, Disguise]:
+    """The session of some tests over the files of a patch, among decoys and under names drawn for this run."""
+    sources = hidden_sources(task)
+    disguise = disguised(sources, tests, task.decoys, random.SystemRandom())
+    ready = {p: made for p, made in (compiled or {}).items() if disguise.sources.get(p) == sources.get(p)}
+    patched = {path: added_lines(task, path, data or b"") for path, data in crossed.items()}
+    packages = task.environment.packages
+    return SessionRequest(disguise.ids, packages, patched, disguise.sources, ready, isolate), disguise
+
+
+def understood(run: TestRun, disguise: Disguise, altered: Iterable[str]) -> TestRun:
+    """The run by the tests' own names; decoys that did not fail and originals that were altered are faults."""
+    faults = tuple(f"{path} was changed while the tests ran" for path in altered)
+    return dataclasses.replace(
+        run,
+        outcomes=cast("dict[str, Outcome]", disguise.outcomes(run.outcomes)),
+        integrity=run.integrity + faults + disguise.faults(run.outcomes),
+    )

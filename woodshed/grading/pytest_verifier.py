@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.grading.compiled import compiled_tests
-from woodshed.grading.decision import Files, Isolation, decide, patched_lines
+from woodshed.grading.decision import Files, Isolation, decide, session_of, understood
 from woodshed.grading.patches import crossing, lay, protected_paths
-from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.results import TestRun
 from woodshed.grading.session import INSIDE, run_session, with_runner
 from woodshed.pysource.api_compat import Api
 from woodshed.records import Outcome, Patch, SandboxError, Task, Verdict
@@ -92,7 +92,15 @@ def isolated_tests(task: Task, sandboxes: SandboxProvider) -> tuple[str, ...]:
     Raises:
         SandboxError: the sandbox was lost.
     """
-    here = (*INSIDE, "session.py", "results.py", "patches.py", Path(__file__).name)
+    here = (
+        *INSIDE,
+        "session.py",
+        "results.py",
+        "decision.py",
+        "patches.py",
+        "decoys.py",
+        Path(__file__).name,
+    )
     ours = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in here)).hexdigest()
     kept = environment.cache_dir() / "isolated" / f"{task.id}-{ours[:16]}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -150,37 +158,18 @@ def _test_once(
     An original is altered where the sandbox's own layer says so. Its inode on the host tells nothing: task folders
     share files by hard links, so another run that begins or ends changes link counts and with them ctimes.
     """
-    sources = _sources(task)
+    request, disguise = session_of(task, crossed, expected, compiled=ready, isolate=isolate)
     with store.folder() as scratch:
         layer, blanks = scratch / "patch", scratch / "blanks"
         deleted = lay(layer, crossed)
-        lay(blanks, dict.fromkeys(sources, b""))
+        lay(blanks, dict.fromkeys(request.sources, b""))
         layers = (layer, folder.hidden_tests(task), blanks)
         with sandboxes.open(with_runner(environment.sandbox_spec(task, extra_lowers=layers))) as sandbox:
             if deleted:
                 sandbox.exec(["rm", "-f", "--", *deleted])
-            request = SessionRequest(
-                ids=expected,
-                packages=task.environment.packages,
-                patched=patched_lines(task, crossed),
-                sources=sources,
-                compiled=ready,
-                isolate=isolate,
-            )
             run = run_session(sandbox, request, timeout_s=timeout_s)
             altered = sandbox.altered(map(str, protected_paths(task)))
-    faults = tuple(f"{path} was changed while the tests ran" for path in altered)
-    return dataclasses.replace(run, integrity=run.integrity + faults)
-
-
-def _sources(task: Task) -> dict[str, bytes]:
-    """Files of the fail-to-pass tests, which lie empty in the sandbox: code could look up there what it has to return.
-
-    The rare test that reads its own file (the interpreter prints a traceback) fails then, also with the original code;
-    the proof of a task says so.
-    """
-    wanted = {test.partition("::")[0] for test in task.fail_to_pass}
-    return {p: data for p, data in folder.protected_files(task).items() if p in wanted and p.endswith(".py")}
+    return understood(run, disguise, altered)
 
 
 def keep_isolated_tests(task: Task, sandboxes: SandboxProvider) -> None:

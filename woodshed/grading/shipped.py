@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import dataclasses
 import json
 import os
 import secrets
@@ -32,7 +31,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from woodshed.grading import results
-from woodshed.grading.decision import Files, decide, patched_lines, reward
+from woodshed.grading.decision import Files, decide, reward, session_of, understood
 from woodshed.grading.patches import crossing, protected_paths
 from woodshed.grading.results import SessionRequest, TestRun
 from woodshed.pysource import syntax
@@ -86,8 +85,8 @@ def _task(known: Mapping[str, Any], tests: Path, scratch: Path) -> Task:
     """The task, in a folder that looks like the one it was made in, without what the box may not hold."""
     home = scratch / "task"
     lay_out_for_grading(tests, home)
-    tests_of_it = {key: known[key] for key in ("fail_to_pass", "pass_to_pass", "stub_passes")}
-    return from_json(Task, {**known["task"], **tests_of_it, "id": "", "name": "", "folder": str(home)})
+    own = {key: value for key, value in known.items() if key not in ("task", "api", "isolated")}
+    return from_json(Task, {**known["task"], **own, "id": "", "name": "", "folder": str(home)})
 
 
 def _written(task: Task, verdict: Verdict) -> dict[str, float | int | None]:
@@ -153,28 +152,19 @@ class OneBox:
         return Patch(files, skipped)
 
     def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, *, isolate: bool) -> TestRun:
+        request, disguise = session_of(self.task, crossed, tests, isolate=isolate)
         hidden = dict(_contents(hidden_tests(self.task)))
-        wanted = {test.partition("::")[0] for test in self.task.fail_to_pass}
-        sources = {p: data for p, (_, data) in hidden.items() if p in wanted and p.endswith(".py")}
         shown = dict(_contents(shown_files(self.tests)))
         allowed = self._allowed() | shown.keys()
         tree = {p: kept for p, kept in self.found.items() if p not in allowed and not is_protected(p)}
         tree |= shown
         tree |= {p: (0o100644, data) for p, data in crossed.items() if data is not None}
-        tree |= hidden | dict.fromkeys(sources, (0o100644, b""))
+        tree |= hidden | dict.fromkeys(request.sources, (0o100644, b""))
         self._lay({p: kept for p, kept in tree.items() if p in hidden or crossed.get(p, b"") is not None})
         before = self._states()
-        request = SessionRequest(
-            tests,
-            self.task.environment.packages,
-            patched_lines(self.task, crossed),
-            sources,
-            isolate=isolate,
-        )
         run = self._session(request, timeout_s)
         after = self._states()
-        faults = tuple(f"{p} was changed while the tests ran" for p in before if before[p] != after[p])
-        return dataclasses.replace(run, integrity=run.integrity + faults)
+        return understood(run, disguise, [path for path in before if before[path] != after[path]])
 
     def original_api(self) -> Api:
         return {stem: from_json(ModuleApi, known) for stem, known in self.known["api"].items()}

@@ -31,9 +31,9 @@ class Machine:
     """Batched bfloat16 products at the shapes of the model."""
     memory_bytes_per_s: float = 2.8e12
     link_bytes_per_s: float = 350e9
-    """What one card sends in an all-to-all inside its node."""
+    """Rate at which one card sends in an all-to-all inside its node."""
     network_bytes_per_s: float = 45e9
-    """What one card sends to other nodes (400 Gb/s per card)."""
+    """Rate at which one card sends to other nodes (400 Gb/s per card)."""
     gpus_per_node: int = 8
     form_factor: float = 1.0
     """Of the Newton-Schulz form: see `FORM_FACTORS`."""
@@ -45,8 +45,8 @@ class Machine:
     @classmethod
     def load(cls, path: Path) -> Machine:
         """The `machine` of a benchmark's JSON; keys that it lacks keep their assumed values."""
-        found = json.loads(path.read_text("utf-8"))["machine"]
-        return cls(**{field.name: found[field.name] for field in fields(cls) if field.name in found})
+        values = json.loads(path.read_text("utf-8"))["machine"]
+        return cls(**{field.name: values[field.name] for field in fields(cls) if field.name in values})
 
 
 @dataclass(frozen=True)

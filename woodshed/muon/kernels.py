@@ -1,4 +1,4 @@
-"""Triton kernels: half of a symmetric product, the norm in one pass, and element-wise work on many pieces at once.
+"""Triton kernels: half of a symmetric product, the norm in one pass, and element-wise work on many regions at once.
 
 One configuration each and no tuning at run time: replicas that chose differently would no longer hold the same bits.
 Offsets are 64-bit: a stack of experts has more than 2^31 elements.
@@ -28,7 +28,7 @@ TL_TYPES = {
 
 
 def launch(kernel: Any, programs: tuple[int, int], *tables: Any, **constants: Any) -> None:
-    """Triton's own syntax for it has no types."""
+    """Launch a kernel. Triton's own syntax for it has no types."""
     kernel[programs](*tables, **constants)
 
 
@@ -60,13 +60,13 @@ def symmetric_kernel(
         right += DEPTH * y_col
     total *= alpha
     mask = (rows[:, None] < m) & (cols[None, :] < m)
-    here = batch * m * m + rows[:, None].to(tl.int64) * m + cols[None, :]
+    offsets = batch * m * m + rows[:, None].to(tl.int64) * m + cols[None, :]
     if HAS_Z:
-        total += beta * tl.load(z + here, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + here, total, mask=mask)
+        total += beta * tl.load(z + offsets, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + offsets, total, mask=mask)
     if row != col:
-        there = batch * m * m + cols[:, None].to(tl.int64) * m + rows[None, :]
-        tl.store(out + there, tl.trans(total), mask=(cols[:, None] < m) & (rows[None, :] < m))
+        mirrored = batch * m * m + cols[:, None].to(tl.int64) * m + rows[None, :]
+        tl.store(out + mirrored, tl.trans(total), mask=(cols[:, None] < m) & (rows[None, :] < m))
 
 
 def symmetric_product(x: Tensor, y: Tensor, z: Tensor | None, alpha: float, beta: float) -> Tensor:
@@ -103,9 +103,9 @@ def divide_kernel(x, out, first, second, numel, BLOCK: tl.constexpr):
     block, matrix = tl.program_id(0), tl.program_id(1).to(tl.int64)
     index = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     value = tl.load(x + matrix * numel + index, mask=index < numel, other=0.0).to(tl.float32)
-    by = tl.load(first + matrix)
-    scaled = value / tl.where(by > 0, by, 1.0) / tl.load(second + matrix)
-    tl.store(out + matrix * numel + index, tl.where(by > 0, scaled, 0.0), mask=index < numel)
+    divisor = tl.load(first + matrix)
+    scaled = value / tl.where(divisor > 0, divisor, 1.0) / tl.load(second + matrix)
+    tl.store(out + matrix * numel + index, tl.where(divisor > 0, scaled, 0.0), mask=index < numel)
 
 
 def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
@@ -126,20 +126,20 @@ def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-# Pieces -----------------------------------------------------------------------------------------------------------
-# A table holds one column per piece: where it starts (an address; 0 is "none"), how long its rows are, and how far
-# apart rows lie. `pieces.py` builds the tables.
+# Regions ----------------------------------------------------------------------------------------------------------
+# A table holds one column per region: where it starts (an address; 0 is "none"), how long its rows are, and how far
+# apart rows lie. `elementwise.py` builds the tables.
 
 
 @triton.jit
 def first_elements(BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """First elements of this program's groups, (BLOCK / GROUP, 1), in the order of the piece."""
+    """First elements of this program's groups, (BLOCK / GROUP, 1), in the order of the region."""
     return tl.program_id(1) * BLOCK + GROUP * tl.arange(0, BLOCK // GROUP)[:, None]
 
 
 @triton.jit
-def place(first, cols, stride, GROUP: tl.constexpr):
-    """Offsets of the groups' elements, (BLOCK / GROUP, GROUP). Divisions stay in 32 bits, which every single piece
+def element_offsets(first, cols, stride, GROUP: tl.constexpr):
+    """Offsets of the groups' elements, (BLOCK / GROUP, GROUP). Divisions stay in 32 bits, which every single region
     fits."""
     start = (first // cols).to(tl.int64) * stride + first % cols
     return tl.multiple_of(start, (GROUP, GROUP)) + tl.arange(0, GROUP)[None, :]
@@ -157,26 +157,28 @@ def pack_kernel(
     BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """M <- mu M + G;  out <- G + mu M (Nesterov) or M."""
-    piece = tl.program_id(0)
-    numel, width = tl.load(numels + piece), tl.load(cols + piece)
+    region = tl.program_id(0)
+    numel, width = tl.load(numels + region), tl.load(cols + region)
     if tl.program_id(1) * BLOCK >= numel:
         return
     first = first_elements(BLOCK, GROUP)
     mask = first < numel
-    grad_at, out_at = tl.load(grads + piece), tl.load(outs + piece)
-    mu = tl.load(decays + piece)
+    grad_address, out_address = tl.load(grads + region), tl.load(outs + region)
+    mu = tl.load(decays + region)
     grad = tl.load(
-        pointer(grad_at, GRAD, GROUP) + place(first, width, tl.load(grad_strides + piece), GROUP),
-        mask=mask & (grad_at != 0), other=0.0,
+        pointer(grad_address, GRAD, GROUP) + element_offsets(first, width, tl.load(grad_strides + region), GROUP),
+        mask=mask & (grad_address != 0), other=0.0,
     ).to(tl.float32)  # fmt: skip
-    where = pointer(tl.load(momenta + piece), MOMENTUM, GROUP) + place(
-        first, width, tl.load(momentum_strides + piece), GROUP
+    momenta_pointer = pointer(tl.load(momenta + region), MOMENTUM, GROUP) + element_offsets(
+        first, width, tl.load(momentum_strides + region), GROUP
     )
-    momentum = mu * tl.load(where, mask=mask, other=0.0).to(tl.float32) + grad
-    tl.store(where, momentum, mask=mask)
+    momentum = mu * tl.load(momenta_pointer, mask=mask, other=0.0).to(tl.float32) + grad
+    tl.store(momenta_pointer, momentum, mask=mask)
     update = grad + mu * momentum if NESTEROV else momentum
-    to = pointer(out_at, OUT, GROUP) + place(first, width, tl.load(out_strides + piece), GROUP)
-    tl.store(to, update, mask=mask & (out_at != 0))
+    out_pointer = pointer(out_address, OUT, GROUP) + element_offsets(
+        first, width, tl.load(out_strides + region), GROUP
+    )
+    tl.store(out_pointer, update, mask=mask & (out_address != 0))
 
 
 @triton.jit
@@ -184,16 +186,16 @@ def copy_kernel(
     sources, targets, numels, cols, source_strides, target_strides,
     TYPE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    piece = tl.program_id(0)
-    numel, width = tl.load(numels + piece), tl.load(cols + piece)
+    region = tl.program_id(0)
+    numel, width = tl.load(numels + region), tl.load(cols + region)
     if tl.program_id(1) * BLOCK >= numel:
         return
     first = first_elements(BLOCK, GROUP)
-    source = pointer(tl.load(sources + piece), TYPE, GROUP) + place(
-        first, width, tl.load(source_strides + piece), GROUP
+    source = pointer(tl.load(sources + region), TYPE, GROUP) + element_offsets(
+        first, width, tl.load(source_strides + region), GROUP
     )
-    target = pointer(tl.load(targets + piece), TYPE, GROUP) + place(
-        first, width, tl.load(target_strides + piece), GROUP
+    target = pointer(tl.load(targets + region), TYPE, GROUP) + element_offsets(
+        first, width, tl.load(target_strides + region), GROUP
     )
     tl.store(target, tl.load(source, mask=first < numel), mask=first < numel)
 
@@ -204,18 +206,18 @@ def apply_kernel(
     WEIGHT: tl.constexpr, UPDATE: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """W <- keep W - rate O."""
-    piece = tl.program_id(0)
-    numel, width = tl.load(numels + piece), tl.load(cols + piece)
+    region = tl.program_id(0)
+    numel, width = tl.load(numels + region), tl.load(cols + region)
     if tl.program_id(1) * BLOCK >= numel:
         return
     first = first_elements(BLOCK, GROUP)
     mask = first < numel
-    weight = pointer(tl.load(weights + piece), WEIGHT, GROUP) + place(
-        first, width, tl.load(weight_strides + piece), GROUP
+    weight = pointer(tl.load(weights + region), WEIGHT, GROUP) + element_offsets(
+        first, width, tl.load(weight_strides + region), GROUP
     )
-    update = pointer(tl.load(updates + piece), UPDATE, GROUP) + place(
-        first, width, tl.load(update_strides + piece), GROUP
+    update = pointer(tl.load(updates + region), UPDATE, GROUP) + element_offsets(
+        first, width, tl.load(update_strides + region), GROUP
     )
-    kept = tl.load(keeps + piece) * tl.load(weight, mask=mask, other=0.0).to(tl.float32)
-    moved = tl.load(rates + piece) * tl.load(update, mask=mask, other=0.0).to(tl.float32)
-    tl.store(weight, kept - moved, mask=mask)
+    decayed = tl.load(keeps + region) * tl.load(weight, mask=mask, other=0.0).to(tl.float32)
+    moved = tl.load(rates + region) * tl.load(update, mask=mask, other=0.0).to(tl.float32)
+    tl.store(weight, decayed - moved, mask=mask)

@@ -134,22 +134,22 @@ def process_group(members: tuple[int, ...], tensor: torch.Tensor) -> dist.Proces
                 return group
     if len(members) == world_size():
         return dist.group.WORLD
-    made = dist.new_group(sorted(members), use_local_synchronization=True)
-    assert isinstance(made, dist.ProcessGroup)  # this rank is a member
-    return made
+    group = dist.new_group(sorted(members), use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)  # this rank is a member
+    return group
 
 
 def agree(digest: str, describe: Callable[[], str]) -> None:
     """Raise on all ranks of the default group unless each of them made the same plan."""
     if world_size() == 1:
         return
-    found: list[Any] = [None] * world_size()
-    dist.all_gather_object(found, digest)
-    if len(set(found)) == 1:
+    digests: list[Any] = [None] * world_size()
+    dist.all_gather_object(digests, digest)
+    if len(set(digests)) == 1:
         return
     texts: list[Any] = [None] * world_size()
     dist.all_gather_object(texts, describe())
-    other = next(rank for rank, each in enumerate(found) if each != found[0])
+    other = next(rank for rank, each in enumerate(digests) if each != digests[0])
     lines = difflib.unified_diff(
         texts[0].splitlines(), texts[other].splitlines(), "rank 0", f"rank {other}", "", "", 0, ""
     )

@@ -44,7 +44,7 @@ GRAM_RESTARTS = (2,)
 """Steps of the Gram form before which the polynomials are multiplied into X: rounding in X X^T makes eigenvalues below
 zero, which would else be raised to high powers. The authors' choice for five steps."""
 GRAM_HALF = torch.float16
-"""What the Gram form takes for bfloat16: entries are at most 1 there, so digits count and range does not."""
+"""Type that the Gram form uses for bfloat16: entries are at most 1, so digits matter and range does not."""
 SYMMETRIC_MIN_SIDE = 1024
 """Shorter side from which half of a symmetric product outweighs what the library's own kernel does better."""
 TINY = 1e-38
@@ -52,7 +52,7 @@ TINY = 1e-38
 
 @dataclass(frozen=True)
 class NewtonSchulz:
-    """Settings of the orthogonalisation. Calling it returns a new batch of the same shape in `dtype`."""
+    """Settings of the orthogonalisation; calling it returns a new batch of the same shape in `dtype`."""
 
     coefficients: Literal["jordan", "polar_express"] | tuple[Triple, ...] = "jordan"
     """A named set, or (a, b, c) for each step; the last one is repeated."""
@@ -90,15 +90,15 @@ class NewtonSchulz:
         wide = x.mT if is_tall else x
         into = out if out is not None and out.dtype == dtype else None
         into = into.mT if into is not None and is_tall else into
-        found = (
+        result = (
             gram(wide, self.triples, out=into)
             if is_gram
             else standard(wide, self.triples, backend == "symmetric", out=into)
         )
-        found = found.mT if is_tall else found
+        result = result.mT if is_tall else result
         if out is None or into is not None:
-            return found
-        return out.copy_(found)
+            return result
+        return out.copy_(result)
 
     def scratch_bytes(self, rows: int, cols: int) -> int:
         """Temporaries for one unit: X twice, and three products of the shorter side."""
@@ -139,7 +139,7 @@ def normalised(batch: Tensor, dtype: torch.dtype) -> Tensor:
     """Every matrix over its Frobenius norm, which is taken in float32 after an exact scaling by a power of two.
 
     Without the scaling, squares of entries below 1e-19 underflow; the usual 1e-7 beside the norm shrinks the update of
-    rarely used experts without a word.
+    rarely used experts silently.
     """
     if batch.is_cuda and has_triton():
         from woodshed.muon import kernels
@@ -170,7 +170,7 @@ def gram(
     restarts: tuple[int, ...] = GRAM_RESTARTS,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Evaluate the same polynomials on the m x m side; they commute, so every product is symmetric.
+    """Standard form evaluated on the m x m side. The polynomials commute, so every product is symmetric.
 
     With P = a + b G + c G^2 a step is X <- P X, hence G <- P G P. Before the steps in `restarts` the collected product
     goes into X, and G is computed anew.

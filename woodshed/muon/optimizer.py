@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,27 +21,11 @@ from torch.optim.adamw import adamw as adamw_step
 
 from woodshed.muon import layout, planner, runtime
 from woodshed.muon.errors import MuonError
-from woodshed.muon.gradients import (
-    BAD,
-    NONE,
-    NonFinite,
-    Starved,
-    everywhere,
-    largest,
-    refuse_nonfinite,
-    unit_status,
-)
+from woodshed.muon.gradients import BAD, NONE, everywhere, largest, refuse_nonfinite, unit_status
 from woodshed.muon.layout import local
-from woodshed.muon.newton_schulz import NewtonSchulz
 from woodshed.muon.parameters import Parameter, check_layouts, check_saved, choose, spec, split_groups
-from woodshed.muon.units import SCALES, Scale, Units
-
-CHOICES = {
-    "starved": get_args(Starved),
-    "nonfinite": get_args(NonFinite),
-    "replica_mode": get_args(planner.ReplicaMode),
-    "placement": get_args(planner.Placement),
-}
+from woodshed.muon.settings import MuonSettings
+from woodshed.muon.units import Units
 
 
 class ShardedMuon(torch.optim.Optimizer):
@@ -58,18 +42,9 @@ class ShardedMuon(torch.optim.Optimizer):
         lr: float,
         weight_decay: float = 0.1,
         momentum: float = 0.95,
-        nesterov: bool = True,
         units: Mapping[str, Units] | None = None,
         adamw: Mapping[str, Any] | None = None,
-        scale: str | Scale = "match_rms_adamw",
-        newton_schulz: NewtonSchulz | None = None,
-        wire_dtype: torch.dtype = torch.bfloat16,
-        momentum_dtype: torch.dtype = torch.float32,
-        replica_mode: planner.ReplicaMode = "auto",
-        placement: planner.Placement = "auto",
-        max_inflight_bytes: int = 1 << 30,
-        starved: Starved = "step",
-        nonfinite: NonFinite = "raise",
+        settings: MuonSettings | None = None,
     ) -> None:
         """Raises `MuonError` for whatever could not be updated exactly.
 
@@ -77,81 +52,54 @@ class ShardedMuon(torch.optim.Optimizer):
         lr: of Muon; with the default scale it is on AdamW's.
         weight_decay: decoupled, times the plain lr.
         momentum: mu, the decay of the momentum sum.
-        nesterov: orthogonalise G + mu M instead of M.
         units: pattern of names to Whole(), Heads(...) or Experts(...); the first match counts. Without one, 2-D
             parameters are Whole(), 3-D ones Experts(), 1-D ones go to AdamW.
         adamw: match (patterns of names for AdamW; default embeddings and lm_head), lr, betas, eps, weight_decay.
-        scale: "match_rms_adamw", "spectral", "spectral_unclamped", or a function of the unit's rows and columns.
-        newton_schulz: coefficients, steps, dtype and backend.
-        wire_dtype: of what is exchanged; bfloat16 halves the bytes and is what the products round to anyway.
-        momentum_dtype: of the stored momentum.
-        replica_mode: under HSDP, "redundant" updates every unit in every replica, "split" once; "auto" asks the model.
-        placement: "auto" leaves whole units where they are while balance allows, "local" insists on it,
-            "all_to_all" moves everything to where balance is best.
-        max_inflight_bytes: buffers of the buckets in flight; products may take half as much again.
-        starved: what becomes of a unit whose gradient is all zeros (an expert without tokens). "step": Muon as it is,
-            a full-sized step along old momentum. "decay_only": weight decay. "skip": nothing. Momentum stays as it is
-            in the latter two.
-        nonfinite: NaN or Inf in a gradient. "raise" before anything was changed; "skip_unit" leaves that unit alone and
-            counts it in `skipped`; "unchecked" saves the pass over the gradients: the unit's momentum is lost then.
         """
         self._built = False
-        check_settings(
-            lr,
-            weight_decay,
-            momentum,
-            wire_dtype,
-            momentum_dtype,
-            max_inflight_bytes,
-            starved=starved,
-            nonfinite=nonfinite,
-            replica_mode=replica_mode,
-            placement=placement,
-        )
-        self.newton_schulz = newton_schulz or NewtonSchulz()
-        self.nesterov, self.starved, self.nonfinite = nesterov, starved, nonfinite
-        self.momentum_dtype, self.max_inflight_bytes = momentum_dtype, max_inflight_bytes
-        if not callable(scale) and scale not in SCALES:
-            raise MuonError(
-                f"scale={scale!r}: use one of {', '.join(SCALES)}, or a function of rows and columns."
-            )
-        self.scale = scale if callable(scale) else SCALES[scale]
+        self.settings = settings or MuonSettings()
         self.skipped: Counter[str] = Counter()
         """Parameter name to the number of its units that were left alone because of NaN or Inf."""
-        given = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-        groups = split_groups(named_parameters, given, units or {}, dict(adamw or {}))
+        check_rates(lr, weight_decay, momentum)
+        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
+        groups = split_groups(named_parameters, defaults, units or {}, dict(adamw or {}))
         super().__init__(groups, {"lr": lr})
         muon = [each for each in self.parameters() if each.group["algorithm"] == "muon"]
         self._adamw = [each for each in self.parameters() if each.group["algorithm"] == "adamw"]
         check_layouts([*muon, *self._adamw])
         self._device = local((muon or self._adamw)[0].tensor).device
-        specs = [spec(each.name, each.tensor, choose(each.name, each.tensor, units or {})) for each in muon]
+        self._make_plan(muon, units or {})
+        self._prepare_state(muon)
+        self._built = True
+
+    def _make_plan(self, muon: list[Parameter], units: Mapping[str, Units]) -> None:
+        """Plan the exchanges, the same on every rank, and prepare what carries them out."""
+        settings = self.settings
         rules = planner.Rules(
-            placement,
-            replica_mode,
-            max(1, max_inflight_bytes // 3),
-            wire_dtype.itemsize,
-            self.newton_schulz.steps,
+            settings.placement,
+            settings.replica_mode,
+            max(1, settings.max_inflight_bytes // 3),
+            settings.wire_dtype.itemsize,
+            settings.newton_schulz.steps,
         )
+        specs = [spec(each.name, each.tensor, choose(each.name, each.tensor, units)) for each in muon]
         self.plan = planner.build(specs, rules)
         by_name = {each.name: each for each in muon}
-        self._held = [[by_name[s.name] for s in exchange.specs] for exchange in self.plan.exchanges]
+        self._exchanged = [[by_name[s.name] for s in exchange.specs] for exchange in self.plan.exchanges]
         self._runners = [
             runtime.Runner(
                 exchange,
                 layout.my_rank(),
-                [local(each.tensor) for each in held],
-                layout.process_group(exchange.members(layout.my_rank()), held[0].tensor),
-                self.newton_schulz,
-                wire_dtype,
-                max_inflight_bytes,
+                [local(each.tensor) for each in exchanged],
+                layout.process_group(exchange.members(layout.my_rank()), exchanged[0].tensor),
+                settings.newton_schulz,
+                settings.wire_dtype,
+                settings.max_inflight_bytes,
             )
-            for exchange, held in zip(self.plan.exchanges, self._held, strict=True)
+            for exchange, exchanged in zip(self.plan.exchanges, self._exchanged, strict=True)
         ]
         self._tasks = runtime.schedule(self._runners)
         layout.agree(self.plan.digest, self.plan.describe)
-        self._prepare_state(muon)
-        self._built = True
 
     def parameters(self) -> list[Parameter]:
         """Every parameter with its name and group, Muon's and AdamW's."""
@@ -162,16 +110,16 @@ class ShardedMuon(torch.optim.Optimizer):
         ]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Only at construction: the plan covers every parameter."""
+        """Refuse groups after construction: the plan covers every parameter."""
         if self._built:
             raise MuonError("parameters cannot be added to a plan; build a new ShardedMuon with all of them.")
         super().add_param_group(param_group)
 
     def _prepare_state(self, muon: list[Parameter]) -> None:
-        """All of it at once: a checkpoint needs the same keys on every rank, whatever had a gradient there."""
+        """Create all state at once: a checkpoint needs the same keys on every rank, with or without gradients."""
         for each in muon:
             self.state[each.tensor] = {
-                "momentum_buffer": torch.zeros_like(each.tensor.detach(), dtype=self.momentum_dtype)
+                "momentum_buffer": torch.zeros_like(each.tensor.detach(), dtype=self.settings.momentum_dtype)
             }
         for each in self._adamw:
             self.state[each.tensor] = {
@@ -190,51 +138,57 @@ class ShardedMuon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        grads = [[each.gradient() for each in held] for held in self._held]
-        rest = [each.gradient() for each in self._adamw]
-        if self.nonfinite == "raise":
-            names = [each.name for held in self._held for each in held] + [each.name for each in self._adamw]
-            refuse_nonfinite(names, [grad for part in (*grads, rest) for grad in part], self._device)
+        grads = [[each.gradient() for each in exchanged] for exchanged in self._exchanged]
+        adamw_grads = [each.gradient() for each in self._adamw]
+        if self.settings.nonfinite == "raise":
+            names = [each.name for exchanged in self._exchanged for each in exchanged] + [
+                each.name for each in self._adamw
+            ]
+            refuse_nonfinite(names, [grad for part in (*grads, adamw_grads) for grad in part], self._device)
         inputs = {
-            runner: self._inputs(runner, held, part)
-            for runner, held, part in zip(self._runners, self._held, grads, strict=True)
+            runner: self._inputs(runner, exchanged, part)
+            for runner, exchanged, part in zip(self._runners, self._exchanged, grads, strict=True)
         }
-        runtime.run(self._tasks, inputs, self.max_inflight_bytes)
-        self._step_adamw(rest)
+        runtime.run(self._tasks, inputs, self.settings.max_inflight_bytes)
+        self._step_adamw(adamw_grads)
         return loss
 
     def _inputs(
-        self, runner: runtime.Runner, held: list[Parameter], grads: list[Tensor | None]
+        self, runner: runtime.Runner, exchanged: list[Parameter], grads: list[Tensor | None]
     ) -> runtime.Inputs:
         status = None
-        if self.starved != "step" or self.nonfinite == "skip_unit":
+        if self.settings.starved != "step" or self.settings.nonfinite == "skip_unit":
             status = unit_status(runner, grads)
         coefficients = {}
-        for piece in runner.stored:
-            unit = runner.exchange.units[piece.unit]
-            group = held[unit.spec].group
+        for shard in runner.stored:
+            unit = runner.exchange.units[shard.unit]
+            group = exchanged[unit.spec].group
             lr = float(group["lr"])
-            keep, rate, frozen = 1 - lr * group["weight_decay"], lr * self.scale(unit.rows, unit.cols), False
-            if status is not None and status[piece.unit] == BAD and self.nonfinite == "skip_unit":
+            keep, rate, frozen = (
+                1 - lr * group["weight_decay"],
+                lr * self.settings.unit_scale(unit.rows, unit.cols),
+                False,
+            )
+            if status is not None and status[shard.unit] == BAD and self.settings.nonfinite == "skip_unit":
                 keep, rate, frozen = 1.0, 0.0, True
-            elif status is not None and status[piece.unit] == NONE and self.starved != "step":
-                keep, rate, frozen = keep if self.starved == "decay_only" else 1.0, 0.0, True
-            coefficients[piece.unit] = runtime.Coefficients(group["momentum"], keep, rate, frozen)
-        if status is not None and self.nonfinite == "skip_unit":
+            elif status is not None and status[shard.unit] == NONE and self.settings.starved != "step":
+                keep, rate, frozen = keep if self.settings.starved == "decay_only" else 1.0, 0.0, True
+            coefficients[shard.unit] = runtime.Coefficients(group["momentum"], keep, rate, frozen)
+        if status is not None and self.settings.nonfinite == "skip_unit":
             for unit, code in zip(runner.exchange.units, status, strict=True):
                 if code == BAD:
-                    self.skipped[held[unit.spec].name] += 1
+                    self.skipped[exchanged[unit.spec].name] += 1
         return runtime.Inputs(
-            [local(each.tensor) for each in held],
+            [local(each.tensor) for each in exchanged],
             grads,
-            [local(self.state[each.tensor]["momentum_buffer"]) for each in held],
+            [local(self.state[each.tensor]["momentum_buffer"]) for each in exchanged],
             coefficients,
-            self.nesterov,
+            self.settings.nesterov,
         )
 
     def _step_adamw(self, grads: list[Tensor | None]) -> None:
         """AdamW is element-wise, so shards are updated where they are."""
-        bad = self._bad_adamw(grads) if self.nonfinite == "skip_unit" else set()
+        bad = self._bad_adamw(grads) if self.settings.nonfinite == "skip_unit" else set()
         for group in self.param_groups:
             chosen = [
                 (each, grad)
@@ -265,10 +219,12 @@ class ShardedMuon(torch.optim.Optimizer):
         if not self._adamw:
             return set()
         bad = torch.zeros(len(grads), dtype=torch.uint8, device=self._device)
-        held = [(index, grad) for index, grad in enumerate(grads) if grad is not None and grad.numel()]
-        if held:
-            finite = torch.isfinite(largest([grad for _, grad in held]))
-            bad[torch.tensor([index for index, _ in held], device=self._device)] = (~finite).to(torch.uint8)
+        present = [(index, grad) for index, grad in enumerate(grads) if grad is not None and grad.numel()]
+        if present:
+            finite = torch.isfinite(largest([grad for _, grad in present]))
+            bad[torch.tensor([index for index, _ in present], device=self._device)] = (~finite).to(
+                torch.uint8
+            )
         bad = everywhere(bad)
         names = {each.name for each, flag in zip(self._adamw, bad.tolist(), strict=True) if flag}
         self.skipped.update(names)
@@ -289,13 +245,13 @@ class ShardedMuon(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
         # It also replaces the group dictionaries, so settings would be read from old ones.
         groups = {id(tensor): group for group in self.param_groups for tensor in group["params"]}
-        for each in (*self._adamw, *(each for held in self._held for each in held)):
+        for each in (*self._adamw, *(each for exchanged in self._exchanged for each in exchanged)):
             each.group = groups[id(each.tensor)]
         # The base class casts state to the parameter's type, where momentum keeps its own, and shares its memory.
         for each, index in zip(self.parameters(), saved, strict=True):
             value = state_dict["state"].get(index, {}).get("momentum_buffer")
             if value is not None:
-                buffer = torch.zeros_like(each.tensor.detach(), dtype=self.momentum_dtype)
+                buffer = torch.zeros_like(each.tensor.detach(), dtype=self.settings.momentum_dtype)
                 local(buffer).copy_(local(value))
                 self.state[each.tensor]["momentum_buffer"] = buffer
             else:
@@ -303,24 +259,8 @@ class ShardedMuon(torch.optim.Optimizer):
                 state |= {key: value.clone() for key, value in state.items() if isinstance(value, Tensor)}
 
 
-def check_settings(
-    lr: float,
-    weight_decay: float,
-    momentum: float,
-    wire_dtype: torch.dtype,
-    momentum_dtype: torch.dtype,
-    max_inflight_bytes: int,
-    **choices: str,
-) -> None:
+def check_rates(lr: float, weight_decay: float, momentum: float) -> None:
     if not float(lr) >= 0 or not weight_decay >= 0:
         raise MuonError(f"lr={lr}, weight_decay={weight_decay}: neither may be negative.")
     if not 0 <= momentum < 1:
         raise MuonError(f"momentum={momentum}: pass a value in [0, 1); 0.95 is usual.")
-    for what, dtype in (("wire_dtype", wire_dtype), ("momentum_dtype", momentum_dtype)):
-        if dtype not in (torch.bfloat16, torch.float32):
-            raise MuonError(f"{what}={dtype}: use torch.bfloat16 or torch.float32.")
-    if max_inflight_bytes < 1:
-        raise MuonError(f"max_inflight_bytes={max_inflight_bytes}: pass a positive number; 1 << 30 is 1 GiB.")
-    for what, value in choices.items():
-        if value not in CHOICES[what]:
-            raise MuonError(f"{what}={value!r}: use one of {', '.join(CHOICES[what])}.")

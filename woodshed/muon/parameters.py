@@ -25,7 +25,7 @@ ADAMW: dict[str, Any] = {
     "eps": 1e-8,
     "weight_decay": None,
 }
-"""What AdamW does unless told otherwise; None takes Muon's value."""
+"""Defaults of AdamW; None takes Muon's value."""
 GROUP_KEYS = ("params", "lr", "weight_decay", "momentum", "adamw")
 
 
@@ -38,7 +38,7 @@ class Parameter:
     group: dict[str, Any]
 
     def gradient(self) -> Tensor | None:
-        """This rank's shard of it, laid out as the parameter's."""
+        """This rank's shard of the gradient, laid out as the parameter's."""
         grad, tensor = self.tensor.grad, self.tensor
         if grad is None:
             return None
@@ -57,7 +57,7 @@ class Parameter:
 
 def split_groups(
     named_parameters: Iterable[Any],
-    given: dict[str, float],
+    defaults: dict[str, float],
     units: Mapping[str, Units],
     adamw: dict[str, Any],
 ) -> list[dict[str, Any]]:
@@ -71,16 +71,18 @@ def split_groups(
     for group in passed:
         check_keys(group, GROUP_KEYS, "a parameter group")
         check_keys(group.get("adamw", {}), ADAMW, "adamw")
-        muon = {**given, **{key: group[key] for key in given if key in group}}
-        rest = {**ADAMW, **adamw, **group.get("adamw", {})}
-        rest["lr"] = muon["lr"] if rest["lr"] is None else rest["lr"]
-        rest["weight_decay"] = muon["weight_decay"] if rest["weight_decay"] is None else rest["weight_decay"]
+        muon = {**defaults, **{key: group[key] for key in defaults if key in group}}
+        adamw_settings = {**ADAMW, **adamw, **group.get("adamw", {})}
+        adamw_settings["lr"] = muon["lr"] if adamw_settings["lr"] is None else adamw_settings["lr"]
+        adamw_settings["weight_decay"] = (
+            muon["weight_decay"] if adamw_settings["weight_decay"] is None else adamw_settings["weight_decay"]
+        )
         named = [pair for pair in named_pairs(group["params"]) if pair[1].requires_grad]
-        matches = rest.pop("match")
+        matches = adamw_settings.pop("match")
         to_adamw = [pair for pair in named if goes_to_adamw(*pair, matches, units)]
         to_muon = [pair for pair in named if not goes_to_adamw(*pair, matches, units)]
         groups += [{"algorithm": "muon", **muon, "params": to_muon}] if to_muon else []
-        groups += [{"algorithm": "adamw", **rest, "params": to_adamw}] if to_adamw else []
+        groups += [{"algorithm": "adamw", **adamw_settings, "params": to_adamw}] if to_adamw else []
     if not groups:
         raise MuonError(
             "no parameter needs a gradient; pass model.named_parameters() of a model that trains."
@@ -88,12 +90,12 @@ def split_groups(
     return groups
 
 
-def check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for key in given:
+def check_keys(settings: Mapping[str, Any], known: Iterable[str], name: str) -> None:
+    for key in settings:
         if key not in known:
             near = difflib.get_close_matches(key, list(known), 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}."
-            raise MuonError(f"{where} has no setting {key!r}; {hint}")
+            raise MuonError(f"{name} has no setting {key!r}; {hint}")
 
 
 def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:
@@ -107,7 +109,7 @@ def named_pairs(parameters: Any) -> list[tuple[str, Tensor]]:
 
 
 def goes_to_adamw(name: str, tensor: Tensor, matches: Iterable[str], units: Mapping[str, Units]) -> bool:
-    """Named for AdamW, or a vector that nobody asked to orthogonalise."""
+    """True for a parameter named for AdamW, and for a vector that `units` does not name."""
     if any(fnmatch.fnmatchcase(name, pattern) for pattern in matches):
         return True
     return tensor.ndim < 2 and not any(fnmatch.fnmatchcase(name, pattern) for pattern in units)

@@ -1,7 +1,7 @@
 """Plan of the exchange: the owner of every unit and the route of every shard. Pure arithmetic, equal on all ranks.
 
 Parameters whose shards lie on the same ranks form an *exchange*. Its units get owners (balanced by cost), its owners'
-units are cut into *buckets* (what is in flight together), and `routes` lists the pieces that one rank sends and gets
+units are cut into *buckets* (what is in flight together), and `routes` lists the shards that one rank sends and gets
 back. Nothing is padded. A unit that lies whole on one rank stays there unless that rank is over-full: then just the
 surplus moves, so whole experts on every rank cost no bytes, and experts that do not divide evenly cost few. `planner`
 makes plans.
@@ -48,23 +48,23 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class UnitShard:
     """The part of one unit that one rank stores."""
 
     unit: int
     member: int
-    """The other side: the owner in a list of stored pieces, the storing member in a list of owned ones."""
+    """The other side: the owner in a list of stored shards, the storing member in a list of owned ones."""
     box: Box
     is_sent: bool
-    """Whether momentum travels from here to the owner: from the owner's own replica only. Updates always travel."""
+    """True if momentum travels from here to the owner: from the owner's own replica only. Updates always travel."""
 
 
 @dataclass(frozen=True)
 class Routes:
-    """The pieces of one bucket on one rank, in the order of the wire."""
+    """The shards of one bucket on one rank, in the order of the wire."""
 
-    stored: tuple[Piece, ...]
-    owned: tuple[Piece, ...]
+    stored: tuple[UnitShard, ...]
+    owned: tuple[UnitShard, ...]
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Bucket:
 
     units: tuple[int, ...]
     moves: bool
-    """Whether anything travels; else the bucket has no collective."""
+    """False if nothing travels; the bucket has no collective then."""
     scratch_bytes: int
     """Buffers of the fullest rank while the bucket is in flight."""
 
@@ -132,7 +132,7 @@ class Exchange:
             for owned in self.owned_by
         )
 
-    def pieces(self, rank: int) -> Iterator[Piece]:
+    def shards(self, rank: int) -> Iterator[UnitShard]:
         """Shards that `rank` stores, unit by unit."""
         replica, position = self.specs[0].storage.find(rank)
         num_positions = len(self.ranks[0])
@@ -140,10 +140,10 @@ class Exchange:
             for cell, box in spec.units.overlaps(spec.storage.grid.box(position)):
                 owner = self.owners[first + cell]
                 is_sent = not self.is_split or owner // num_positions == replica
-                yield Piece(first + cell, owner, box, is_sent)
+                yield UnitShard(first + cell, owner, box, is_sent)
 
-    def owned_pieces(self, rank: int) -> Iterator[Piece]:
-        """Every piece of the units that `rank` owns, wherever it is stored."""
+    def owned_shards(self, rank: int) -> Iterator[UnitShard]:
+        """Every shard of the units that `rank` owns, wherever it is stored."""
         members, num_positions = self.members(rank), len(self.ranks[0])
         me = members.index(rank)
         replicas = range(len(self.ranks)) if self.is_split else [0]
@@ -152,29 +152,29 @@ class Exchange:
             for position, box in self.specs[unit.spec].storage.grid.overlaps(unit.box):
                 for replica in replicas:
                     is_sent = not self.is_split or replica == me // num_positions
-                    yield Piece(index, replica * num_positions + position, box, is_sent)
+                    yield UnitShard(index, replica * num_positions + position, box, is_sent)
 
     def routes(self, rank: int, order: Sequence[int] | None = None) -> list[Routes]:
-        """Pieces of every bucket on one rank, sorted by the peer's place in the process group, then by unit."""
-        place = order or range(self.num_members)
-        stored: list[list[Piece]] = [[] for _ in self.buckets]
-        owned: list[list[Piece]] = [[] for _ in self.buckets]
-        for piece in self.pieces(rank):
-            stored[self.bucket_of[piece.unit]].append(piece)
-        for piece in self.owned_pieces(rank):
-            owned[self.bucket_of[piece.unit]].append(piece)
+        """Pieces of every bucket on one rank, sorted by the peer's position in the process group, then by unit."""
+        position_in_group = order or range(self.num_members)
+        stored: list[list[UnitShard]] = [[] for _ in self.buckets]
+        owned: list[list[UnitShard]] = [[] for _ in self.buckets]
+        for shard in self.shards(rank):
+            stored[self.bucket_of[shard.unit]].append(shard)
+        for shard in self.owned_shards(rank):
+            owned[self.bucket_of[shard.unit]].append(shard)
 
-        def wire(pieces: list[Piece]) -> tuple[Piece, ...]:
-            return tuple(sorted(pieces, key=lambda piece: (place[piece.member], piece.unit)))
+        def wire(shards: list[UnitShard]) -> tuple[UnitShard, ...]:
+            return tuple(sorted(shards, key=lambda shard: (position_in_group[shard.member], shard.unit)))
 
         return [Routes(wire(s), wire(o)) for s, o in zip(stored, owned, strict=True)]
 
     def sent_bytes(self, rank: int) -> int:
         """Bytes that `rank` sends to others in one step: momentum to owners, updates back."""
         me = self.members(rank).index(rank)
-        there = sum(size(p.box) for p in self.pieces(rank) if p.is_sent and p.member != me)
-        back = sum(size(p.box) for p in self.owned_pieces(rank) if p.member != me)
-        return (there + back) * self.wire_itemsize
+        momentum = sum(size(p.box) for p in self.shards(rank) if p.is_sent and p.member != me)
+        updates = sum(size(p.box) for p in self.owned_shards(rank) if p.member != me)
+        return (momentum + updates) * self.wire_itemsize
 
     @property
     def num_collectives(self) -> int:
@@ -198,7 +198,7 @@ class Plan:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Equal on all ranks exactly if they agree on everything."""
+        """Hash of the whole plan, to compare ranks by."""
         text = "\n".join(repr(each) for each in self.exchanges)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -247,13 +247,13 @@ class Plan:
             )
             lines += [f"  {line}" for line in shapes(each)]
         lines.append(f"busiest rank {self.imbalance:.1%} above the mean; plan {self.digest}")
-        foreseen, machine = self.predict(machine), machine or costs.Machine()
-        low, high = foreseen.range_s
+        predicted, machine = self.predict(machine), machine or costs.Machine()
+        low, high = predicted.range_s
         rates = "measured" if machine.is_measured else "assumed"
         lines.append(
-            f"prediction ({machine.name}, {rates} rates): {1e3 * foreseen.total_s:.2f} ms, {1e3 * low:.2f} to "
-            f"{1e3 * high:.2f}; products {1e3 * foreseen.products_s:.2f}, transfers {1e3 * foreseen.transfer_s:.2f}, "
-            f"element-wise {1e3 * foreseen.elementwise_s:.2f}"
+            f"prediction ({machine.name}, {rates} rates): {1e3 * predicted.total_s:.2f} ms, {1e3 * low:.2f} to "
+            f"{1e3 * high:.2f}; products {1e3 * predicted.products_s:.2f}, transfers {1e3 * predicted.transfer_s:.2f}, "
+            f"element-wise {1e3 * predicted.elementwise_s:.2f}"
         )
         return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """One step of one exchange, bucket by bucket: send momentum, orthogonalise, send updates back, apply.
 
-A bucket is a generator that yields whenever something of it is on the wire. `run` keeps as many buckets started as fit
-into the budget, and always has the next one's momentum and the last one's updates travelling while it multiplies.
+A bucket is a generator that yields whenever one of its transfers is under way. `run` keeps as many buckets started as
+fit into the budget, and always has the next one's momentum and the last one's updates travelling while it multiplies.
 The order depends on the plan alone, so ranks never disagree about which collective comes next. On a GPU the process
 group's own stream carries the transfers: waiting for a handle makes the compute stream wait, not the host. Buffers
 live until their handle was waited for, so no stream needs to be told about them.
@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from woodshed.muon import elementwise
-from woodshed.muon.elementwise import Places
+from woodshed.muon.elementwise import Regions
 from woodshed.muon.grid import Box, size
 from woodshed.muon.newton_schulz import NewtonSchulz
-from woodshed.muon.plan import Bucket, Exchange, Piece, Routes
+from woodshed.muon.plan import Bucket, Exchange, Routes, UnitShard
 
 NOWHERE = -1
 OUTSIDE = 0
@@ -66,58 +66,58 @@ class Batch:
 
 
 class BucketTask:
-    """The pieces of one bucket on this rank, and the generator that moves them."""
+    """The shards of one bucket on this rank, and the generator that moves them."""
 
     def __init__(self, runner: Runner, bucket: Bucket, routes: Routes) -> None:
         self.runner, self.bucket, self.routes = runner, bucket, routes
         self.batches = batches(runner.exchange, routes.owned)
         me, order = runner.me, runner.order
-        away = [piece for piece in routes.stored if piece.member != me]
-        theirs = [piece for piece in routes.owned if piece.member != me]
-        self.momentum_out = splits(away, order, sent_only=True)
-        self.momentum_in = splits(theirs, order, sent_only=True)
-        self.update_out = splits(theirs, order)
-        self.update_in = splits(away, order)
-        self.weight_at, self.momentum_to = self.storing(sent_only=True)
-        self.apply_at, self.update_from = self.storing(sent_only=False)
-        self.inbox_at, self.inbox_to = self.owning(theirs, sent_only=True)
-        self.reply_at, self.reply_from = self.owning(theirs, sent_only=False)
+        outgoing = [shard for shard in routes.stored if shard.member != me]
+        incoming = [shard for shard in routes.owned if shard.member != me]
+        self.momentum_out = splits(outgoing, order, sent_only=True)
+        self.momentum_in = splits(incoming, order, sent_only=True)
+        self.update_out = splits(incoming, order)
+        self.update_in = splits(outgoing, order)
+        self.weight_regions, self.momentum_targets = self.storing(sent_only=True)
+        self.apply_regions, self.update_sources = self.storing(sent_only=False)
+        self.inbox_regions, self.inbox_targets = self.owning(incoming, sent_only=True)
+        self.reply_regions, self.reply_sources = self.owning(incoming, sent_only=False)
 
-    def storing(self, sent_only: bool) -> tuple[Places, Places]:
-        """Positions of stored pieces in the local shards, and in the transfer buffer or, if owned here, in a batch."""
-        at, to, offset = Places(), Places(), 0
-        for piece in self.routes.stored:
-            start, rows, cols, stride = self.runner.local_place(piece)
-            at.add(self.runner.exchange.units[piece.unit].spec, start, rows, cols, stride)
-            if piece.member == self.runner.me:
-                to.add(*self.batch_place(piece))
-            elif piece.is_sent or not sent_only:
-                to.add(OUTSIDE, offset, rows, cols, cols)
+    def storing(self, sent_only: bool) -> tuple[Regions, Regions]:
+        """Positions of stored shards in the local shards, and in the transfer buffer or, if owned here, in a batch."""
+        regions, targets, offset = Regions(), Regions(), 0
+        for shard in self.routes.stored:
+            start, rows, cols, stride = self.runner.local_region(shard)
+            regions.add(self.runner.exchange.units[shard.unit].spec, start, rows, cols, stride)
+            if shard.member == self.runner.me:
+                targets.add(*self.batch_region(shard))
+            elif shard.is_sent or not sent_only:
+                targets.add(OUTSIDE, offset, rows, cols, cols)
                 offset += rows * cols
             else:
-                to.add(NOWHERE, 0, rows, cols, cols)
-        return at, to
+                targets.add(NOWHERE, 0, rows, cols, cols)
+        return regions, targets
 
-    def owning(self, theirs: list[Piece], sent_only: bool) -> tuple[Places, Places]:
-        """Positions of pieces of owned units from other ranks in the transfer buffer, and in a batch."""
-        at, to, offset = Places(), Places(), 0
-        for piece in theirs:
-            if piece.is_sent or not sent_only:
-                index, start, rows, cols, stride = self.batch_place(piece)
-                at.add(OUTSIDE, offset, rows, cols, cols)
-                to.add(index, start, rows, cols, stride)
+    def owning(self, incoming: list[UnitShard], sent_only: bool) -> tuple[Regions, Regions]:
+        """Positions of shards of owned units from other ranks in the transfer buffer, and in a batch."""
+        regions, targets, offset = Regions(), Regions(), 0
+        for shard in incoming:
+            if shard.is_sent or not sent_only:
+                index, start, rows, cols, stride = self.batch_region(shard)
+                regions.add(OUTSIDE, offset, rows, cols, cols)
+                targets.add(index, start, rows, cols, stride)
                 offset += rows * cols
-        return at, to
+        return regions, targets
 
-    def batch_place(self, piece: Piece) -> tuple[int, int, int, int, int]:
-        unit = self.runner.exchange.units[piece.unit]
+    def batch_region(self, shard: UnitShard) -> tuple[int, int, int, int, int]:
+        unit = self.runner.exchange.units[shard.unit]
         for index, batch in enumerate(self.batches):
-            if piece.unit in batch.slots:
-                (top, bottom), (left, right) = piece.box[-2:]
-                offset = batch.slots[piece.unit] * unit.rows * unit.cols
+            if shard.unit in batch.slots:
+                (top, bottom), (left, right) = shard.box[-2:]
+                offset = batch.slots[shard.unit] * unit.rows * unit.cols
                 offset += (top - unit.box[-2][0]) * unit.cols + left - unit.box[-1][0]
                 return OUTSIDE + 1 + index, offset, bottom - top, right - left, unit.cols
-        raise AssertionError(f"unit {piece.unit} is not in a batch")
+        raise AssertionError(f"unit {shard.unit} is not in a batch")
 
     def phases(self, inputs: Inputs) -> Iterator[Any]:
         """Yield the handle of each transfer (None if the bucket has none)."""
@@ -126,51 +126,55 @@ class BucketTask:
         outbox, inbox = runner.empty(sum(self.momentum_out)), runner.empty(sum(self.momentum_in))
         self.send_momentum(inputs, [outbox, *batches])
         yield runner.transfer(self.bucket, inbox, outbox, self.momentum_in, self.momentum_out)
-        elementwise.copy([inbox], self.inbox_at, [outbox, *batches], self.inbox_to)
+        elementwise.copy([inbox], self.inbox_regions, [outbox, *batches], self.inbox_targets)
         del inbox, outbox
         for batch in batches:
             runner.orthogonalise(batch)
         reply, answer = runner.empty(sum(self.update_out)), runner.empty(sum(self.update_in))
-        elementwise.copy([reply, *batches], self.reply_from, [reply], self.reply_at)
+        elementwise.copy([reply, *batches], self.reply_sources, [reply], self.reply_regions)
         yield runner.transfer(self.bucket, answer, reply, self.update_in, self.update_out)
         del reply
         self.apply(inputs, [answer, *batches])
 
     def send_momentum(self, inputs: Inputs, buffers: list[Tensor]) -> None:
-        factors = [inputs.coefficients[piece.unit] for piece in self.routes.stored]
+        factors = [inputs.coefficients[shard.unit] for shard in self.routes.stored]
         if any(each.is_frozen for each in factors):
             for index, each in enumerate(factors):
-                if each.is_frozen and (view := self.momentum_to.view(index, buffers)) is not None:
+                if each.is_frozen and (view := self.momentum_targets.view(index, buffers)) is not None:
                     view.zero_()
             live = [index for index, each in enumerate(factors) if not each.is_frozen]
-            at, to = self.weight_at.some(live), self.momentum_to.some(live)
+            regions, targets = self.weight_regions.subset(live), self.momentum_targets.subset(live)
             mu = [factors[index].momentum for index in live]
         else:
-            at, to, mu = self.weight_at, self.momentum_to, [each.momentum for each in factors]
-        elementwise.pack(inputs.grads, inputs.momenta, buffers, at, to, mu, inputs.nesterov)
+            regions, targets, mu = (
+                self.weight_regions,
+                self.momentum_targets,
+                [each.momentum for each in factors],
+            )
+        elementwise.pack(inputs.grads, inputs.momenta, buffers, regions, targets, mu, inputs.nesterov)
 
     def apply(self, inputs: Inputs, buffers: list[Tensor]) -> None:
-        factors = [inputs.coefficients[piece.unit] for piece in self.routes.stored]
+        factors = [inputs.coefficients[shard.unit] for shard in self.routes.stored]
         keeps, rates = [each.keep for each in factors], [each.rate for each in factors]
-        elementwise.apply(inputs.weights, self.apply_at, buffers, self.update_from, keeps, rates)
+        elementwise.apply(inputs.weights, self.apply_regions, buffers, self.update_sources, keeps, rates)
 
 
-def batches(exchange: Exchange, owned: tuple[Piece, ...]) -> list[Batch]:
+def batches(exchange: Exchange, owned: tuple[UnitShard, ...]) -> list[Batch]:
     """Owned units by shape, whatever parameter or layer they come from."""
-    found: dict[tuple[int, int], Batch] = {}
-    for index in sorted({piece.unit for piece in owned}):
+    by_shape: dict[tuple[int, int], Batch] = {}
+    for index in sorted({shard.unit for shard in owned}):
         unit = exchange.units[index]
-        slots = found.setdefault((unit.rows, unit.cols), Batch(unit.rows, unit.cols, {})).slots
+        slots = by_shape.setdefault((unit.rows, unit.cols), Batch(unit.rows, unit.cols, {})).slots
         slots[index] = len(slots)
-    return list(found.values())
+    return list(by_shape.values())
 
 
-def splits(moved: list[Piece], order: list[int], sent_only: bool = False) -> list[int]:
+def splits(moved: list[UnitShard], order: list[int], sent_only: bool = False) -> list[int]:
     """Elements for every rank of the process group, in its order."""
     elements = [0] * len(order)
-    for piece in moved:
-        if piece.is_sent or not sent_only:
-            elements[order[piece.member]] += size(piece.box)
+    for shard in moved:
+        if shard.is_sent or not sent_only:
+            elements[order[shard.member]] += size(shard.box)
     return elements
 
 
@@ -200,15 +204,15 @@ class Runner:
         self.boxes = [spec.storage.grid.box(position) for spec in exchange.specs]
         routes = exchange.routes(rank, self.order)
         self.tasks = [BucketTask(self, b, r) for b, r in zip(exchange.buckets, routes, strict=True)]
-        self.stored = [piece for task in self.tasks for piece in task.routes.stored]
+        self.stored = [shard for task in self.tasks for shard in task.routes.stored]
 
-    def local_place(self, piece: Piece) -> tuple[int, int, int, int]:
-        """Offset, rows, columns and row stride of a stored piece inside the local shard."""
-        spec = self.exchange.units[piece.unit].spec
+    def local_region(self, shard: UnitShard) -> tuple[int, int, int, int]:
+        """Offset, rows, columns and row stride of a stored shard inside the local shard."""
+        spec = self.exchange.units[shard.unit].spec
         box: Box = self.boxes[spec]
-        starts = [inner[0] - outer[0] for inner, outer in zip(piece.box, box, strict=True)]
+        starts = [inner[0] - outer[0] for inner, outer in zip(shard.box, box, strict=True)]
         offset = sum(start * stride for start, stride in zip(starts, self.strides[spec], strict=True))
-        (top, bottom), (left, right) = piece.box[-2:]
+        (top, bottom), (left, right) = shard.box[-2:]
         return offset, bottom - top, right - left, self.strides[spec][-2]
 
     def empty(self, *shape: int) -> Tensor:

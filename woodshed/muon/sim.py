@@ -5,7 +5,7 @@
 
 Model: Kimi K2.5's text model (the DeepSeek-V3 family's configuration: 61 layers, 384 routed experts, 7168 wide). Expert
 weights lie on all cards without replicas, dense weights under HSDP. `cost` has the formula; only one card of the plan
-is looked at, so its links and clocks are taken as alike. Every figure is a prediction with an error bar: from
+is looked at, so all links and clocks are taken as equal. Every figure is a prediction with an error bar: from
 calibration where `--machine` has one, else an assumption, as the printed line says. No such step was ever timed.
 """
 
@@ -50,28 +50,28 @@ class Family:
 
 def parameters(family: Family) -> dict[str, tuple[tuple[int, ...], Units]]:
     """Name to shape and units of everything that Muon updates; embeddings and norms are AdamW's."""
-    f, found = family, {}
+    f, shapes = family, {}
     query = f.nope + f.rope
     for layer in range(f.layers):
         attention = f"layers.{layer}.self_attn"
-        found[f"{attention}.q_a_proj"] = ((f.q_rank, f.hidden), Whole())
-        found[f"{attention}.q_b_proj"] = ((f.heads * query, f.q_rank), Heads(rows=query))
-        found[f"{attention}.kv_a_proj_with_mqa"] = ((f.kv_rank + f.rope, f.hidden), Whole())
-        found[f"{attention}.kv_b_proj"] = (
+        shapes[f"{attention}.q_a_proj"] = ((f.q_rank, f.hidden), Whole())
+        shapes[f"{attention}.q_b_proj"] = ((f.heads * query, f.q_rank), Heads(rows=query))
+        shapes[f"{attention}.kv_a_proj_with_mqa"] = ((f.kv_rank + f.rope, f.hidden), Whole())
+        shapes[f"{attention}.kv_b_proj"] = (
             (f.heads * (f.nope + f.value), f.kv_rank),
             Heads(rows=f.nope + f.value),
         )
-        found[f"{attention}.o_proj"] = ((f.hidden, f.heads * f.value), Whole())
+        shapes[f"{attention}.o_proj"] = ((f.hidden, f.heads * f.value), Whole())
         mlp = f"layers.{layer}.mlp"
         if layer < f.dense_layers:
-            found |= gated(mlp, f.hidden, f.dense_width)
+            shapes |= gated(mlp, f.hidden, f.dense_width)
             continue
-        found[f"{mlp}.gate"] = ((f.experts, f.hidden), Whole())
-        found |= gated(f"{mlp}.shared_experts", f.hidden, f.shared_experts * f.expert_width)
+        shapes[f"{mlp}.gate"] = ((f.experts, f.hidden), Whole())
+        shapes |= gated(f"{mlp}.shared_experts", f.hidden, f.shared_experts * f.expert_width)
         for name in ("gate_proj", "up_proj"):
-            found[f"{mlp}.experts.{name}"] = ((f.experts, f.expert_width, f.hidden), Experts())
-        found[f"{mlp}.experts.down_proj"] = ((f.experts, f.hidden, f.expert_width), Experts())
-    return found
+            shapes[f"{mlp}.experts.{name}"] = ((f.experts, f.expert_width, f.hidden), Experts())
+        shapes[f"{mlp}.experts.down_proj"] = ((f.experts, f.hidden, f.expert_width), Experts())
+    return shapes
 
 
 def gated(name: str, hidden: int, width: int) -> dict[str, tuple[tuple[int, ...], Units]]:
@@ -101,15 +101,15 @@ def specs(family: Family, gpus: int, dense_shards: int = 64, expert_dim: int = 0
 
 
 def predict(gpus: int, machine: Machine, family: Family, expert_dim: int = 0) -> tuple[Plan, Prediction]:
-    made = planner.build(specs(family, gpus, expert_dim=expert_dim), planner.Rules(bucket_bytes=1 << 29))
-    return made, made.predict(machine)
+    plan = planner.build(specs(family, gpus, expert_dim=expert_dim), planner.Rules(bucket_bytes=1 << 29))
+    return plan, plan.predict(machine)
 
 
 def fewest(target_s: float, predictions: dict[int, Prediction]) -> str:
     """The fewest of these numbers of cards that reach the target, and what the error bar makes of that."""
 
     def first(seconds: Callable[[Prediction], float]) -> str:
-        enough = [gpus for gpus, seen in sorted(predictions.items()) if seconds(seen) <= target_s]
+        enough = [gpus for gpus, prediction in sorted(predictions.items()) if seconds(prediction) <= target_s]
         return str(enough[0]) if enough else f"more than {max(predictions)}"
 
     return (
@@ -124,11 +124,16 @@ def main() -> None:
     parser.add_argument(
         "--machine", type=Path, help="JSON of benchmarks/muon/step.py; assumed H100 rates without it"
     )
-    parser.add_argument("--form", choices=FORM_FACTORS, default="gram", help="of Newton-Schulz")
     parser.add_argument(
-        "--expert-dim", type=int, default=0, help="0: whole experts on cards; 1: every expert cut"
+        "--form", choices=FORM_FACTORS, default="gram", help="form of the Newton-Schulz products"
     )
-    parser.add_argument("--target", type=float, default=0.2, help="seconds per step to ask for")
+    parser.add_argument(
+        "--expert-dim",
+        type=int,
+        default=0,
+        help="0: every card stores whole experts; 1: every expert is sharded",
+    )
+    parser.add_argument("--target", type=float, default=0.2, help="seconds per step to reach")
     options = parser.parse_args()
     machine = Machine.load(options.machine) if options.machine else Machine()
     machine = replace(machine, form_factor=FORM_FACTORS[options.form])
@@ -139,12 +144,12 @@ def main() -> None:
           f"{'imbalance':>11}{'GB sent':>9}")  # fmt: skip
     predictions = {}
     for gpus in options.gpus:
-        made, seen = predict(gpus, machine, Family(), options.expert_dim)
-        predictions[gpus] = seen
-        sent = sum(each.work().sent_bytes for each in made.exchanges) / 1e9
-        low, high = seen.range_s
-        print(f"{gpus:>6}{seen.total_s:>9.3f}{low:>8.3f}{high:>8.3f}{seen.products_s:>10.3f}{seen.transfer_s:>11.3f}"
-              f"{seen.elementwise_s:>9.3f}{made.imbalance:>11.1%}{sent:>9.2f}", flush=True)  # fmt: skip
+        plan, prediction = predict(gpus, machine, Family(), options.expert_dim)
+        predictions[gpus] = prediction
+        sent = sum(each.work().sent_bytes for each in plan.exchanges) / 1e9
+        low, high = prediction.range_s
+        print(f"{gpus:>6}{prediction.total_s:>9.3f}{low:>8.3f}{high:>8.3f}{prediction.products_s:>10.3f}{prediction.transfer_s:>11.3f}"
+              f"{prediction.elementwise_s:>9.3f}{plan.imbalance:>11.1%}{sent:>9.2f}", flush=True)  # fmt: skip
     print(fewest(options.target, predictions))
 
 

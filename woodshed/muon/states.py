@@ -1,7 +1,7 @@
 """Momentum of other optimizers, read into a `ShardedMuon`.
 
 torch.optim.Muon keeps an average, M <- mu M + (1 - mu) G; dion and this one keep a sum, M <- mu M + G. The directions
-are the same, the buffers differ by the factor 1 - mu: taken over unconverted, the first gradients would count twenty
+are the same, the buffers differ by the factor 1 - mu: without conversion the first gradients would count twenty
 times too much or too little.
 """
 
@@ -41,19 +41,19 @@ def import_state(
         raise MuonError(
             f"{unknown[0]}: no such parameter here; pass states by the names that ShardedMuon was given."
         )
-    found = {name: entries(ours[name], state, source) for name, state in states.items()}
-    for name, values in found.items():
+    imported = {name: entries(ours[name], state, source) for name, state in states.items()}
+    for name, values in imported.items():
         state = optimizer.state[ours[name].tensor]
         for key, value in values.items():
             if key == "step":
                 state[key] = torch.tensor(float(value))
             else:
                 local(state[key]).copy_(local(value))
-    return sorted(found)
+    return sorted(imported)
 
 
 def entries(parameter: Parameter, state: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Our keys and values for one parameter."""
+    """State of one parameter under the keys of `ShardedMuon`."""
     is_muon = parameter.group["algorithm"] == "muon"
     names = [MOMENTUM.get(source)] if is_muon else [FIRST_MOMENT.get(source), SECOND_MOMENT.get(source)]
     needed = names if is_muon else [*names, "step"]

@@ -81,18 +81,18 @@ def matrix_cuts(
     return cut(name, "rows", shape[0], rows), cut(name, "cols", shape[1], cols)
 
 
-def cut(name: str, what: str, length: int, sizes: Blocks | None) -> tuple[Interval, ...]:
+def cut(name: str, axis: str, length: int, sizes: Blocks | None) -> tuple[Interval, ...]:
     if sizes is None:
         return ((0, length),)
     if isinstance(sizes, int):
         if sizes < 1 or length % sizes:
             raise MuonError(
-                f"{name}: {what}={sizes} does not divide its {length} {what} ({length / max(sizes, 1):.2f} blocks). "
-                f"Pass the {what} of one head or matrix, or all sizes in order: {what}=(a, b, ...)."
+                f"{name}: {axis}={sizes} does not divide its {length} {axis} ({length / max(sizes, 1):.2f} blocks). "
+                f"Pass the {axis} of one head or matrix, or all sizes in order: {axis}=(a, b, ...)."
             )
         return blocks([sizes] * (length // sizes))
     if sum(sizes) != length or min(sizes, default=0) < 1:
-        raise MuonError(f"{name}: {what}={sizes} add up to {sum(sizes)}, not to its {length} {what}.")
+        raise MuonError(f"{name}: {axis}={sizes} add up to {sum(sizes)}, not to its {length} {axis}.")
     return blocks(sizes)
 
 
@@ -122,7 +122,7 @@ SCALES: dict[str, Scale] = {f.__name__: f for f in (match_rms_adamw, spectral, s
 # Cost of a unit ---------------------------------------------------------------------------------------------------
 
 MEMORY_FLOPS_PER_ELEMENT = 1_900
-"""What reading and writing an element in one iteration costs, in the FLOPs that a card does meanwhile (8 bytes at the
+"""Cost of reading and writing an element in one iteration, in the FLOPs that a card does meanwhile (8 bytes at the
 ratio of a H100, about 235 FLOP per byte). Short matrices, heads above all, are bound by memory and not by products."""
 
 

@@ -1,8 +1,9 @@
 """Context parallelism: a sequence is cut over ranks, and queries attend to the keys of all of them.
 
-A sequence of T tokens is cut into 2C pieces; of C ranks, rank c has the pieces c and 2C - 1 - c, so that under a causal
+A sequence of T tokens is cut into 2C chunks; of C ranks, rank c has the chunks c and 2C - 1 - c, so that under a causal
 mask every rank has the same work, and keys and values are gathered once for a layer (Llama 3, arXiv 2407.21783, section
-3.3.2). The gradient of a key is summed where the key lives.
+3.3.2). The gradient of a key is summed on the rank that
+holds it.
 
 Letters: B sequences, T tokens, H heads, D width of a head, C ranks that share a sequence.
 """
@@ -31,16 +32,16 @@ LENGTH_DEPENDENT_ROTARY = {"dynamic", "longrope"}
 
 @dataclass(frozen=True)
 class Context:
-    """Facts that attention needs about the rest of the sequence; passed to the model as `context=`."""
+    """Description of the rest of the sequence for attention; passed to the model as `context=`."""
 
     group: dist.ProcessGroup
-    """The ranks that share a sequence, in the order of their pieces."""
+    """The ranks that share a sequence, in the order of their chunks."""
     documents_BT: Tensor | None = None
     """Number of the document of each token of the whole sequence; None where a row is one document."""
 
 
-def pieces(sequence_BT: Tensor, rank: int, num_ranks: int) -> Tensor:
-    """The two pieces of dimension 1 that a rank has, joined: (B, T / C, ...).
+def cp_chunks(sequence_BT: Tensor, rank: int, num_ranks: int) -> Tensor:
+    """The two chunks of dimension 1 that a rank has, joined: (B, T / C, ...).
 
     Raises `LayoutError` for a length that 2C does not divide.
     """
@@ -48,7 +49,7 @@ def pieces(sequence_BT: Tensor, rank: int, num_ranks: int) -> Tensor:
     if length % (2 * num_ranks):
         padded = -(-length // (2 * num_ranks)) * 2 * num_ranks
         raise LayoutError(
-            f"sequences of {length} tokens cannot be cut into {2 * num_ranks} pieces for cp={num_ranks}; pad them on "
+            f"sequences of {length} tokens cannot be cut into {2 * num_ranks} chunks for cp={num_ranks}; pad them on "
             f"the right to {padded}, with labels of -100."
         )
     cut = sequence_BT.chunk(2 * num_ranks, dim=1)
@@ -86,7 +87,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Attention of this rank's queries (B, H, T / C, D) to the keys of the whole sequence: (B, T / C, H, D).
 
-    Each of the two pieces of queries sees the keys up to its own end. Has the signature of transformers' attention
+    Each of the two chunks of queries sees the keys up to its own end. Has the signature of transformers' attention
     functions. Raises `LayoutError` for a batch that `ParallelLayout.split` did not make, masks and other than causal
     attention.
     """
@@ -105,15 +106,15 @@ def attend(
     key, value = both.split([key.shape[-1], value.shape[-1]], dim=-1)
     rank, num_ranks = context.group.rank(), context.group.size()
     outputs = []
-    for piece, half in zip((rank, 2 * num_ranks - 1 - rank), query.chunk(2, dim=2), strict=True):
-        start, end = piece * half.shape[2], (piece + 1) * half.shape[2]
-        mask = piece_mask(start, end, context.documents_BT, sliding_window, query.device)
-        seen = key[:, :, :end], value[:, :, :end]
-        outputs.append(sdpa_attention_forward(module, half, *seen, mask, is_causal=False, **kwargs)[0])
+    for chunk, half in zip((rank, 2 * num_ranks - 1 - rank), query.chunk(2, dim=2), strict=True):
+        start, end = chunk * half.shape[2], (chunk + 1) * half.shape[2]
+        mask = chunk_mask(start, end, context.documents_BT, sliding_window, query.device)
+        preceding = key[:, :, :end], value[:, :, :end]
+        outputs.append(sdpa_attention_forward(module, half, *preceding, mask, is_causal=False, **kwargs)[0])
     return torch.cat(outputs, dim=1), None
 
 
-def piece_mask(
+def chunk_mask(
     start: int, end: int, documents_BT: Tensor | None, window: int | None, device: torch.device
 ) -> Tensor:
     """Mask of the keys 0 .. end that the queries start .. end see.
@@ -138,8 +139,8 @@ def check(model: Any) -> None:
     rotary = {str(part) for part in _rope_types(getattr(config, "rope_parameters", None) or {})}
     name = type(model).__name__
     if kinds or not model._supports_sdpa:
-        what = f"layers of {', '.join(sorted(kinds))}" if kinds else "no attention that sdpa can do"
-        raise LayoutError(f"{name} has {what}, which cannot see keys of other ranks; use cp=1.")
+        obstacle = f"layers of {', '.join(sorted(kinds))}" if kinds else "no attention that sdpa can do"
+        raise LayoutError(f"{name} has {obstacle}, which cannot see keys of other ranks; use cp=1.")
     if rotary & LENGTH_DEPENDENT_ROTARY:
         raise LayoutError(
             f"{name} has rotary embeddings of type {', '.join(sorted(rotary))}, which depend on the longest position "

@@ -1,4 +1,4 @@
-"""Expert parallelism: tokens travel to the ranks that hold their experts, and come back.
+"""Expert parallelism: tokens are sent to the ranks that hold their experts, and back.
 
 The router and the experts' own forward stay the model's: what is exchanged are rows of hidden states, ordered by the
 expert that the router chose. Products are grouped over the experts of a rank by whatever the model is set to
@@ -49,8 +49,8 @@ def check(name: str, experts: nn.Module, num_ranks: int) -> None:
 def spread(experts: nn.Module, mesh: DeviceMesh) -> None:
     """Keep a rank's share of the experts, as DTensors cut along dimension 0, and send tokens where they belong."""
     for key, parameter in list(experts.named_parameters()):
-        here = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
-        setattr(experts, key, nn.Parameter(here, requires_grad=parameter.requires_grad))
+        shard = distribute_tensor(parameter.detach(), mesh, [Shard(0)], src_data_rank=None)
+        setattr(experts, key, nn.Parameter(shard, requires_grad=parameter.requires_grad))
     experts.forward = MethodType(forward, experts)
 
 
@@ -58,8 +58,8 @@ def num_experts_of(experts: nn.Module) -> int:
     return int(experts.num_experts)  # pyright: ignore[reportArgumentType]
 
 
-class Here:
-    """The experts of this rank, for the model's own forward: whatever it reads of the module, as plain tensors."""
+class LocalExperts:
+    """Experts of this rank with plain tensors as weights, for the model's own forward."""
 
     def __init__(self, experts: nn.Module, num_experts: int) -> None:
         self._experts, self.num_experts = experts, num_experts
@@ -73,30 +73,30 @@ def forward(experts: nn.Module, hidden_ND: Tensor, index_NK: Tensor, weight_NK: 
     """Weighted sum of every token's experts: (N, D)."""
     mesh = cast(DTensor, next(experts.parameters())).device_mesh
     group, num_ranks = mesh.get_group(), mesh.size()
-    here = Here(experts, num_experts_of(experts) // num_ranks)
+    local = LocalExperts(experts, num_experts_of(experts) // num_ranks)
     order = index_NK.flatten().argsort(stable=True)
     sent_counts = torch.bincount(index_NK.flatten(), minlength=num_experts_of(experts))
     counts = torch.empty_like(sent_counts)
     dist.all_to_all_single(counts, sent_counts, group=group)
     sent, received = torch.stack([sent_counts, counts]).view(2, num_ranks, -1).sum(2).tolist()
     rows_MD = all_to_all_single_autograd(hidden_ND[order // index_NK.shape[1]], received, sent, group)
-    numbers = torch.arange(here.num_experts, device=counts.device).repeat(num_ranks)
+    numbers = torch.arange(local.num_experts, device=counts.device).repeat(num_ranks)
     expert_M = numbers.repeat_interleave(counts, output_size=sum(received))
-    rows_MD = compute(here, type(experts).forward, rows_MD, expert_M)
-    back = all_to_all_single_autograd(rows_MD, sent, received, group)
-    chosen_NKD = torch.empty_like(back).index_copy(0, order, back).view(*index_NK.shape, -1)
+    rows_MD = compute(local, type(experts).forward, rows_MD, expert_M)
+    returned_NK = all_to_all_single_autograd(rows_MD, sent, received, group)
+    chosen_NKD = torch.empty_like(returned_NK).index_copy(0, order, returned_NK).view(*index_NK.shape, -1)
     return (chosen_NKD * weight_NK[..., None]).sum(1).to(hidden_ND.dtype)
 
 
-def compute(here: Here, own_forward: Any, rows_MD: Tensor, expert_M: Tensor) -> Tensor:
+def compute(local: LocalExperts, own_forward: Any, rows_MD: Tensor, expert_M: Tensor) -> Tensor:
     """Each row through its expert: (M, D).
 
-    Where nothing came, one row of zeros goes through, and nothing of it is kept: the experts' gradients are zeros then
-    and not None, since all ranks must reduce them together.
+    A rank that received no rows computes one row of zeros and drops the result, so that its experts' gradients are
+    zeros and not None: all ranks must reduce them together.
     """
     num_rows = rows_MD.shape[0]
     if not num_rows:
         rows_MD = torch.cat([rows_MD, rows_MD.new_zeros(1, rows_MD.shape[1])])
         expert_M = expert_M.new_zeros(1)
     unweighted = rows_MD.new_ones(rows_MD.shape[0], 1)
-    return own_forward(here, rows_MD, expert_M[:, None], unweighted)[:num_rows]
+    return own_forward(local, rows_MD, expert_M[:, None], unweighted)[:num_rows]

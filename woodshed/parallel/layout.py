@@ -26,7 +26,7 @@ from woodshed.records import LayoutError
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseAxes:
     """Axes of the dense mesh, outermost first."""
 
     replicate: int = 1
@@ -38,7 +38,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertAxes:
     """Axes of the expert mesh, outermost first."""
 
     replicate: int = 1
@@ -51,24 +51,24 @@ class Experts:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """Placement of weights and tokens. A value: it can be made, compared and printed without a process group.
+    """Placement of weights and tokens: a value that can be made, compared and printed without a process group.
 
     Raises `LayoutError` for a size below 1 and for axes whose product is not `world`.
     """
 
     world: int
-    dense: Dense
-    expert: Experts
+    dense: DenseAxes
+    expert: ExpertAxes
 
     def __post_init__(self) -> None:
-        for what, axes in (("dense", self.dense), ("expert", self.expert)):
+        for mesh, axes in (("dense", self.dense), ("expert", self.expert)):
             sizes = dataclasses.asdict(axes)
             for key, size in sizes.items():
                 if not isinstance(size, int) or size < 1:
-                    raise LayoutError(f"{what}: {key}={size!r}; sizes are whole numbers from 1.")
+                    raise LayoutError(f"{mesh}: {key}={size!r}; sizes are whole numbers from 1.")
             if math.prod(sizes.values()) != self.world:
                 raise LayoutError(
-                    f"{what}: {' x '.join(f'{key} {size}' for key, size in sizes.items())} is for "
+                    f"{mesh}: {' x '.join(f'{key} {size}' for key, size in sizes.items())} is for "
                     f"{math.prod(sizes.values())} ranks, and world={self.world}; the product must be {self.world}."
                 )
 
@@ -80,10 +80,10 @@ class ParallelLayout:
 
         Raises `LayoutError` for an unknown axis as well.
         """
-        dense_axes = _named(Dense, "dense", dense)
+        dense_axes = _named(DenseAxes, "dense", dense)
         if expert is None:
-            return cls(world, dense_axes, Experts(dense_axes.replicate, dense_axes.shard * dense_axes.cp))
-        return cls(world, dense_axes, _named(Experts, "expert", expert))
+            return cls(world, dense_axes, ExpertAxes(dense_axes.replicate, dense_axes.shard * dense_axes.cp))
+        return cls(world, dense_axes, _named(ExpertAxes, "expert", expert))
 
     @property
     def num_readers(self) -> int:
@@ -119,7 +119,7 @@ class ParallelLayout:
 
     @functools.cached_property
     def data_mesh(self) -> DeviceMesh:
-        """(reader, cp): which ranks share a sequence."""
+        """(reader, cp): ranks along `cp` share a sequence."""
         return self._mesh((self.num_readers, self.dense.cp), ("reader", "cp"))
 
     @functools.cached_property
@@ -129,9 +129,9 @@ class ParallelLayout:
 
     def _mesh(self, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
         if not dist.is_initialized() or dist.get_world_size() != self.world:
-            found = dist.get_world_size() if dist.is_initialized() else "no process group"
+            present = dist.get_world_size() if dist.is_initialized() else "no process group"
             raise LayoutError(
-                f"this layout is for {self.world} ranks and there is {found}; start with `torchrun "
+                f"this layout is for {self.world} ranks and there is {present}; start with `torchrun "
                 f"--nproc-per-node=...` on {self.world} ranks in all, or build(world=...) for what there is."
             )
         device = "cuda" if "cuda:nccl" in dist.get_backend_config() else "cpu"
@@ -160,7 +160,7 @@ class ParallelLayout:
     def split(
         self, input_ids_BT: Tensor, labels_BT: Tensor, position_ids_BT: Tensor | None = None
     ) -> dict[str, Any]:
-        """This rank's pieces of its reader's sequences, as keyword arguments of the model.
+        """This rank's chunks of its reader's sequences, as keyword arguments of the model.
 
         input_ids_BT, labels_BT: whole sequences, the same on the cp ranks of a reader; labels as transformers takes
             them (not shifted, -100 for tokens that are not learned).
@@ -183,9 +183,9 @@ class ParallelLayout:
         targets_BT = torch.nn.functional.pad(labels_BT[:, 1:], (0, 1), value=-100)
         cp, rank = self.dense.cp, dist.get_rank() % self.dense.cp
         batch: dict[str, Any] = {
-            "input_ids": context.pieces(input_ids_BT, rank, cp),
-            "position_ids": context.pieces(position_ids_BT, rank, cp),
-            "shift_labels": context.pieces(targets_BT, rank, cp),
+            "input_ids": context.cp_chunks(input_ids_BT, rank, cp),
+            "position_ids": context.cp_chunks(position_ids_BT, rank, cp),
+            "shift_labels": context.cp_chunks(targets_BT, rank, cp),
         }
         num_items = (batch["shift_labels"] != -100).sum()
         dist.all_reduce(num_items)
@@ -227,15 +227,15 @@ class ParallelLayout:
 
 
 def is_adapted(model: Any) -> bool:
-    """Say if a PEFT adapter is wrapped around the model."""
+    """True if a PEFT adapter is wrapped around the model."""
     return not isinstance(model, PreTrainedModel) and hasattr(model, "get_base_model")
 
 
-def _named(kind: type, what: str, sizes: Mapping[str, int]) -> Any:
-    """`Dense` or `Experts` of these sizes."""
+def _named(kind: type, mesh: str, sizes: Mapping[str, int]) -> Any:
+    """Axes of one mesh by their names."""
     names = [field.name for field in dataclasses.fields(kind)]
     if unknown := sorted(set(sizes) - set(names)):
-        raise LayoutError(f"{what}={dict(sizes)}: no axis {unknown[0]!r}; the axes are {', '.join(names)}.")
+        raise LayoutError(f"{mesh}={dict(sizes)}: no axis {unknown[0]!r}; the axes are {', '.join(names)}.")
     return kind(**sizes)
 
 

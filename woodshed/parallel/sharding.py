@@ -1,4 +1,4 @@
-"""FSDP2 on the right mesh for every module.
+"""FSDP2 of every module on the mesh it belongs to.
 
 Every rank computes its tokens' share of one loss over all tokens, so gradients are sums over all ranks, for experts as
 for dense weights, whatever mesh reduces them: no group's size divides them.
@@ -24,13 +24,13 @@ from woodshed.records import LayoutError
 @torch.no_grad()
 def check_same(model: nn.Module, device: str) -> None:
     """Raises `LayoutError` on all ranks if the first numbers of some weight differ between them."""
-    held = {name: each for name, each in model.named_parameters() if not each.is_meta}
-    if not held:
+    weights = {name: each for name, each in model.named_parameters() if not each.is_meta}
+    if not weights:
         return
-    sums = torch.stack([each.flatten()[:64].double().sum().to(device) for each in held.values()])
+    sums = torch.stack([each.flatten()[:64].double().sum().to(device) for each in weights.values()])
     bounds = torch.stack([sums, -sums])
     dist.all_reduce(bounds, dist.ReduceOp.MAX)
-    differ = [name for name, high, low in zip(held, *bounds.tolist(), strict=True) if high != -low]
+    differ = [name for name, high, low in zip(weights, *bounds.tolist(), strict=True) if high != -low]
     if differ:
         raise LayoutError(
             f"{differ[0]} and {len(differ) - 1} other weights differ between ranks; load the same checkpoint on all of "
@@ -75,7 +75,7 @@ def wrap(module: nn.Module, mesh: DeviceMesh, precision: MixedPrecisionPolicy, *
 
 
 def cut(parameter: nn.Parameter, num_ranks: int) -> Shard:
-    """Whole experts for each rank where they can be dealt out evenly, else rows of each expert."""
+    """Whole experts for each rank where they can be divided evenly, else rows of each expert."""
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     fits = local.ndim > 1 and local.shape[0] % num_ranks and local.shape[1] % num_ranks == 0
     return Shard(1 if fits else 0)

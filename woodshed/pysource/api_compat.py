@@ -153,7 +153,7 @@ Api = Mapping[str, ModuleApi]
 """By the module's path without its ending."""
 
 
-class Tree:
+class SourceTree:
     """Python files of a workspace, in which names are looked up."""
 
     def __init__(self, read: Callable[[str], str | None], roots: Sequence[str] = (".",)) -> None:
@@ -258,7 +258,7 @@ class Tree:
         yield from (posixpath.normpath(posixpath.join(root, inner)) for root in roots)
 
 
-def api_of(tree: Tree, stems: Iterable[str]) -> Api:
+def api_of(tree: SourceTree, stems: Iterable[str]) -> Api:
     """The definitions of some modules."""
     return {
         stem: ModuleApi(
@@ -269,7 +269,7 @@ def api_of(tree: Tree, stems: Iterable[str]) -> Api:
 
 
 def stem_of(path: str) -> str:
-    """The path of a Python file as `Tree` and `Api` know its module."""
+    """The path of a Python file as `SourceTree` and `Api` know its module."""
     return path.removesuffix(".py").removesuffix("/__init__")
 
 
@@ -283,8 +283,8 @@ def _digest(node: ast.AST) -> str:
 
 
 def narrowed(
-    before: Tree,
-    after: Tree,
+    before: SourceTree,
+    after: SourceTree,
     paths: Iterable[str],
     *,
     original: Api | None = None,
@@ -312,7 +312,7 @@ def narrowed(
 
 
 def _narrowed(
-    stem: str, before: Tree, after: Tree, original: ModuleApi, words: frozenset[str], private: str
+    stem: str, before: SourceTree, after: SourceTree, original: ModuleApi, words: frozenset[str], private: str
 ) -> list[str]:
     found: list[str] = []
     gone: list[str] = []

@@ -106,7 +106,7 @@ class CodePiece:
     first: int
     """Lines of the file before it."""
     old: str
-    """What stood in its place."""
+    """Text that it replaces."""
     fixed: tuple[int, ...] = ()
 
     @property

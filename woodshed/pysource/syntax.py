@@ -22,7 +22,7 @@ from typing import Any
 MARK = "\ufeff"
 """Byte order mark."""
 LINE_END = re.compile(r"\r\n|\r|\n")
-"""What ends a line of Python. Form feeds, U+0085, U+2028 and their like do not, whatever `str.splitlines` says."""
+"""Line ends of Python. Form feeds, U+0085, U+2028 and their like do not, whatever `str.splitlines` says."""
 STRAY = re.compile("[\udc80-\udcff]")
 """Bytes that are not of a source's encoding, as `decode` keeps them."""
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", re.DOTALL)

@@ -110,11 +110,11 @@ class RunRecords:
     task_problems: tuple[str, ...]
     rejections: tuple[tuple[str, int], ...]
     books: Ledger | None
-    """What it used and what that cost; None where its table of prices is none."""
+    """Resources that it used and their cost; None where its table of prices is none."""
     problems: tuple[str, ...]
-    """What could not be read and is missing here."""
+    """Files that could not be read and are missing here."""
     alarms: tuple[Alarm, ...]
-    """What no single attempt shows (`monitors.drift`)."""
+    """Findings that no single attempt shows (`monitors.drift`)."""
 
     def evaluations(self) -> dict[int, list[Line]]:
         """Steps of the policy that was measured -> the attempts, oldest first."""

@@ -77,7 +77,7 @@ class Figures:
     against: list[tuple[measures.Measure, measures.Difference]]
     """The headline against the first arm's."""
     effort: list[DifficultyBucket]
-    """What the last evaluation spent on tasks of like difficulty."""
+    """Effort of the last evaluation on tasks of similar difficulty."""
     calibration: float | None
     refusals: list[str]
     """Why it is not compared with the first arm, or its seeds not with one another."""
@@ -288,7 +288,7 @@ COLUMNS: tuple[tuple[str, Callable[[Line], Any]], ...] = (
     ("archive", lambda line: line.archive),
     ("place", lambda line: line.place),
 )
-"""What the list of rollouts knows of each, for viewer.js."""
+"""Rows of the list of rollouts, for viewer.js."""
 
 
 def _blocks(stories: Sequence[RunRecords], archives: Archives) -> tuple[dict[str, str], int]:

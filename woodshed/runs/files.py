@@ -29,7 +29,7 @@ WAYS_OUT = {
     errno.EMFILE: "raise the number of files that may be open (ulimit -n)",
     errno.EIO: "look at the disk, which does not answer",
 }
-"""What can be wrong with a file or folder that a person named, and what helps."""
+"""Faults of a file or folder that a person named, and their remedies."""
 
 
 def way_out(error: BaseException) -> str:

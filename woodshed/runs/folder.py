@@ -1,4 +1,4 @@
-"""What a run keeps on disk: enough to resume, to judge again and to report.
+"""Folder of a run on disk: enough to resume it, to grade it again and to report on it.
 
     runs/NAME/
         recipe.toml        the resolved recipe
@@ -67,9 +67,9 @@ DONE = re.compile(
 )
 
 SHARED = ("tasks", "demonstrations")
-"""What a run holds as hard links to a task set."""
+"""Folders of a run that hold hard links to a task set."""
 UNREAD = ("wandb",)
-"""What a tracker writes for itself, links to its cache among it."""
+"""Folders of trackers, which may link to their own caches."""
 
 R = TypeVar("R")
 
@@ -201,7 +201,7 @@ class RunDir:
 
     @property
     def is_evaluation(self) -> bool:
-        """Whether the run measures a model and trains none; a recipe of training has a table of tasks."""
+        """True if the run measures a model and trains none; a recipe of training has a table of tasks."""
         try:
             return isinstance(self.recipe().get("tasks"), list)
         except RunError:
@@ -214,7 +214,7 @@ class RunDir:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What the run was made with; {} where the file was deleted.
+        """Manifest of the run; {} if the file was deleted.
 
         Raises:
             RunError: the file is damaged.
@@ -291,7 +291,7 @@ class RunDir:
     def scan(
         self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
     ) -> Iterator[tuple[str, int, R]]:
-        """What `read` gives, batch by batch: a run may hold more than memory does."""
+        """Records as `read` gives them, batch by batch: a run may exceed memory."""
         for at, place in self._catalog(kind).items():
             try:
                 found = self._load(kind, record, at, place)
@@ -304,11 +304,11 @@ class RunDir:
                     yield at[0], at[1], each
 
     def has(self, kind: Kind) -> bool:
-        """Whether anything of this kind was completed, be it an empty batch."""
+        """True if a batch of this kind was completed, even an empty one."""
         return bool(self._catalog(kind))
 
     def batches(self, kind: Kind) -> list[At]:
-        """Where completed records lie, as (phase, step, part), in order; `find` reads one."""
+        """Positions of completed records as (phase, step, part), in order; `find` reads one."""
         return list(self._catalog(kind))
 
     def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
@@ -334,7 +334,7 @@ class RunDir:
             self.on_metrics()
 
     def _catalog(self, kind: Kind) -> dict[At, Place]:
-        """Where every completed batch lies. Only what was appended since the last look is read, and not parsed."""
+        """Position of every completed batch. Reads only what was appended since the last call, without parsing it."""
         path = self.path / f"{kind}.jsonl"
         offset, found = self._seen.get(kind, (0, {}))
         if not path.exists():
@@ -440,5 +440,5 @@ def _parsed(line: bytes, record: type[R]) -> R:
 
 
 def _integer(digits: str) -> int | float:
-    """What orjson makes of an integer: beyond 64 bits a float."""
+    """An integer as orjson reads it: beyond 64 bits a float."""
     return int(digits) if len(digits) < 20 else float(digits)

@@ -50,7 +50,7 @@ def refuse(folder: Path, *, shared: Collection[str] = (), unread: Collection[str
 
 
 def stays_inside(link: Path, root: Path) -> bool:
-    """Whether what a path leads to lies in a folder, however many links are on the way."""
+    """True if the target of a path lies in a folder, however many links lead to it."""
     try:
         return link.resolve().is_relative_to(root.resolve())
     except (OSError, RuntimeError):  # a loop of links

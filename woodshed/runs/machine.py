@@ -1,4 +1,4 @@
-"""What this machine is and which versions run on it.
+"""Description of this machine and of the versions that run on it.
 
 Kept with every run and every benchmark, so that figures can be compared with reason. Loads nothing heavy: PyTorch's
 version is read from its metadata.
@@ -102,7 +102,7 @@ REPOSITORY_VARIABLES = frozenset(
     "GIT_GRAFT_FILE GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE GIT_NO_REPLACE_OBJECTS GIT_OBJECT_DIRECTORY GIT_PREFIX "
     "GIT_REPLACE_REF_BASE GIT_SHALLOW_FILE GIT_WORK_TREE".split()
 )
-"""What `git rev-parse --local-env-vars` lists: set by git for its hooks, they turn any git to another repository."""
+"""Output of `git rev-parse --local-env-vars`: git sets them for hooks, and they point any git to another repository."""
 
 
 def git_environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Isolated places for untrusted code.
+"""Isolation of untrusted code.
 
 A sandbox shows a workspace (copy-on-write), a prepared Python environment and the host's /usr (read-only), and
 nothing else of the machine. A `SandboxProvider` opens one; `Sandbox` is what it can do; `probe` tells what a machine

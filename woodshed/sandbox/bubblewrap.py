@@ -34,7 +34,7 @@ class _Running:
     supervisor: control.Supervisor
     layer: Path
     """Holds the upper layer, overlayfs's work folder and bubblewrap's log."""
-    group: cgroups.Group | None
+    group: cgroups.ControlGroup | None
 
     @property
     def upper(self) -> Path:
@@ -255,7 +255,7 @@ def find_bwrap() -> Path:
 
 
 def remedy(said: str) -> str:
-    """Advice for something that bubblewrap said."""
+    """Advice on an error message of bubblewrap."""
     if "cannot watch" in said:
         return "it takes Linux 5.5 and no other listener around us; rollout.watch = false goes without"
     if "overlay" in said:

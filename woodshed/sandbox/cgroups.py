@@ -18,7 +18,7 @@ ROOT = Path("/sys/fs/cgroup")
 MB = 1 << 20
 
 
-class Group:
+class ControlGroup:
     """The control groups of one sandbox: one folder (version 2), or one per controller (version 1)."""
 
     def __init__(self, folders: list[Path], version: int):
@@ -41,7 +41,7 @@ class Group:
         return False
 
     def killed(self) -> bool:
-        """True if the kernel has killed something here for want of memory since the last call."""
+        """True if the kernel has killed a process here for lack of memory since the last call."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         before = self._kills
         with contextlib.suppress(OSError, StopIteration, ValueError):
@@ -53,7 +53,7 @@ class Group:
         remove(self.folders)
 
 
-def make(name: str, limits: Limits, *, in_memory_mb: int) -> Group | None:
+def make(name: str, limits: Limits, *, in_memory_mb: int) -> ControlGroup | None:
     """A group with room for `limits` and for files kept in memory, or None where this user may not make one."""
     found = _parents()
     if found is None:
@@ -74,7 +74,7 @@ def make(name: str, limits: Limits, *, in_memory_mb: int) -> Group | None:
     except OSError:
         remove(folders)
         return None
-    return Group(folders, version)
+    return ControlGroup(folders, version)
 
 
 def roomy(pids: int) -> int:
@@ -90,7 +90,7 @@ def remove(folders: list[Path]) -> None:
 
 @functools.cache
 def _parents() -> tuple[list[Path], int] | None:
-    """The places for new groups: (memory and pids folders, 1) or (one folder, 2)."""
+    """Folders in which groups can be made: (memory and pids folders, 1) or (one folder, 2)."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:

@@ -25,7 +25,7 @@ WATCHER = Path(__file__).with_name("watcher.py")
 START_S = 30.0
 """A machine that swaps may need seconds to start an interpreter."""
 GRACE_S = 30.0
-"""How much longer than a command's own timeout the supervisor may take to answer before it counts as lost."""
+"""Seconds beyond a command's own timeout after which a supervisor that does not answer counts as lost."""
 WATCH_EVERY_S = 0.5
 FRAME_BYTES = 1 << 30
 
@@ -231,7 +231,7 @@ def launch(
 
 
 def handshake(supervisor: Supervisor) -> bool:
-    """True once the supervisor says that it is ready; where it does not, its log tells why."""
+    """True once the supervisor says that it is ready; if not, its log tells why."""
     try:
         return supervisor._receive(time.monotonic() + START_S) == [b"ready"]
     except (OSError, ValueError):

@@ -39,7 +39,7 @@ def usage(layer: Path) -> int:
 
 
 def compare(before: Sequence[Path], after: Sequence[Path], candidates: Iterable[str]) -> list[Change]:
-    """The candidate paths that differ between two stacks of layers, bottom first; sorted by path."""
+    """Candidate paths that differ between two stacks of layers (bottom first), sorted by path."""
     changes = []
     for path in sorted(set(candidates)):
         old, new = find(before, path), find(after, path)
@@ -76,7 +76,7 @@ def entries(folder: Path) -> Iterator[str]:
 
 
 def _scan(folder: Path) -> list[os.DirEntry[str]]:
-    """Entries of a folder; none where a running command has just deleted it, or its path is too long to name."""
+    """Entries of a folder; none if a running command has just deleted it, or if its path is too long."""
     try:
         try:
             return list(os.scandir(folder))
@@ -88,7 +88,7 @@ def _scan(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def find(layers: Sequence[Path], path: str) -> Path | None:
-    """The file behind a path of the merged view, or None; layers bottom first."""
+    """File on disk behind a path of the merged view, or None; layers bottom first."""
     parts = path.split("/")
     for layer in reversed(layers):
         node, hidden = layer, False

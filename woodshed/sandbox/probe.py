@@ -1,4 +1,4 @@
-"""Abilities of this machine that sandboxes need: the checks behind `woodshed doctor`."""
+"""Checks of this machine's support for sandboxes, for `woodshed doctor`."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class SandboxSettings(Settings):
     """The provider of sandboxes for untrusted code."""
 
     provider: Annotated[str, PROVIDER] = "bubblewrap"
-    """Who opens sandboxes: bubblewrap, or an object of your own (package.module:name) with `open(spec)`."""
+    """Provider of sandboxes: bubblewrap, or an object of your own (package.module:name) with `open(spec)`."""
 
     def create(self) -> SandboxProvider:
         """The provider.

@@ -1,4 +1,4 @@
-"""The root file system of a sandbox, as bubblewrap's arguments.
+"""Root file system of a sandbox, as arguments of bubblewrap.
 
 The host's /usr, without Python packages and without applications that bring some, a minimal /etc, the Python that the
 environment was made with (at /opt/python) and the environment (at /env), all read-only, and the workspace,
@@ -52,6 +52,26 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
     python = interpreter(spec.environment)
     if not (store / "etc").exists():
         _furnish(store, python)
+    line = _system(spec, store, python)
+    line += ["--overlay-src", str(spec.environment or store / "empty")]
+    line += ["--overlay-src", f"{store}/env", "--ro-overlay", "/env"]
+    for lower in (*(spec.lowers or [store / "empty"]), *frozen):
+        line += ["--overlay-src", str(lower)]
+    line += ["--overlay", str(upper), str(work), WORKSPACE]
+    for folder in ("/tmp", "/dev/shm", HOME, *spec.scratch):
+        line += ["--size", str(spec.limits.tmp_mb * MB), "--tmpfs", folder]
+    for path, source in spec.binds.items():
+        line += ["--ro-bind", str(source), path]
+    for program in store.glob("*.py*"):
+        line += ["--ro-bind", str(program), f"/run/{program.name}"]
+    program = next(store.glob("supervisor.*"))
+    for mount in ("/proc", "/dev", "/"):  # /proc: without capabilities, root may still write to /proc/sys
+        line += ["--remount-ro", mount]
+    return [*line, "--", "/env/bin/python", "-I", "-S", f"/run/{program.name}"]
+
+
+def _system(spec: SandboxSpec, store: Path, python: Interpreter) -> list[str]:
+    """Namespaces, devices, the host's system folders without their Python packages, and /etc."""
     words = "--unshare-user --unshare-pid --unshare-net --unshare-ipc --unshare-uts --unshare-cgroup-try"
     words += " --disable-userns --cap-drop ALL --die-with-parent --new-session --as-pid-1 --clearenv"
     uid = USERS[spec.user]
@@ -72,26 +92,12 @@ def arguments(spec: SandboxSpec, store: Path, frozen: Sequence[Path], upper: Pat
     line += ["--ro-bind", f"{store}/etc", "/etc"]
     for entry in ("alternatives", "ssl/certs"):
         line += ["--ro-bind-try", f"/etc/{entry}", f"/etc/{entry}"]
-    line += ["--overlay-src", str(spec.environment or store / "empty")]
-    line += ["--overlay-src", f"{store}/env", "--ro-overlay", "/env"]
-    for lower in (*(spec.lowers or [store / "empty"]), *frozen):
-        line += ["--overlay-src", str(lower)]
-    line += ["--overlay", str(upper), str(work), WORKSPACE]
-    for folder in ("/tmp", "/dev/shm", HOME, *spec.scratch):
-        line += ["--size", str(spec.limits.tmp_mb * MB), "--tmpfs", folder]
-    for path, source in spec.binds.items():
-        line += ["--ro-bind", str(source), path]
-    for program in store.glob("*.py*"):
-        line += ["--ro-bind", str(program), f"/run/{program.name}"]
-    program = next(store.glob("supervisor.*"))
-    for place in ("/proc", "/dev", "/"):  # /proc: without capabilities, root may still write to /proc/sys
-        line += ["--remount-ro", place]
-    return [*line, "--", "/env/bin/python", "-I", "-S", f"/run/{program.name}"]
+    return line
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python that an environment was made with."""
+    """Python that an environment was made with."""
 
     prefix: Path
     """On the host."""
@@ -133,31 +139,31 @@ def interpreter(environment: Path | None) -> Interpreter:
         if (home / name).exists():
             return Interpreter(home.resolve().parent, name)
     maker = environment or sys.executable
-    raise SandboxError(f"{maker} was made with a Python that is gone: no {home / names[0]}")
+    raise SandboxError(f"{maker} was made with a Python that no longer exists: no {home / names[0]}")
 
 
 @functools.cache
 def _site_packages(python: Interpreter) -> list[str]:
-    """Folders in which installed packages of the host would show."""
-    places = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", python.prefix: python.inside}
+    """Paths inside at which packages of the host would show: installed ones, and the wheels that ensurepip brings."""
+    prefixes = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", python.prefix: python.inside}
     return [
         inside + str(path).removeprefix(str(root))
-        for root, inside in places.items()
-        for kind in ("site", "dist")
-        for path in sorted(root.glob(f"lib*/python3*/{kind}-packages"))
-        if not path.parent.parent.is_symlink() and not path.is_symlink()
+        for root, inside in prefixes.items()
+        for folder in ("site-packages", "dist-packages", "ensurepip/_bundled")
+        for path in sorted(root.glob(f"lib*/python3*/{folder}"))
+        if path.resolve() == root.resolve() / path.relative_to(root)
     ]
 
 
 @functools.cache
 def applications(usr: str) -> list[str]:
-    """Folders of applications that bring Python packages of their own: copies, perhaps, of what a task took away."""
-    places = [Path(usr, place) for place in ("lib", "share", "libexec", "local", "local/lib", "local/share")]
+    """Folders of applications that bring Python packages of their own, perhaps copies of code that a task removed."""
+    parents = [Path(usr, name) for name in ("lib", "share", "libexec", "local", "local/lib", "local/share")]
     return [
         str(folder)
-        for place in places
-        for folder in (sorted(place.iterdir()) if place.is_dir() else ())
-        if folder not in places and not folder.name.startswith("python3") and _brings_packages(folder, 3)
+        for parent in parents
+        for folder in (sorted(parent.iterdir()) if parent.is_dir() else ())
+        if folder not in parents and not folder.name.startswith("python3") and _brings_packages(folder, 3)
     ]
 
 
@@ -220,7 +226,7 @@ def _furnish(store: Path, python: Interpreter) -> None:
 
 @functools.cache
 def _compiled(source: Path) -> bytes:
-    """Bytecode of what runs inside, for a Python of our own version: compiling takes longer than starting."""
+    """Bytecode of a program that runs inside, for a Python of our own version: compiling takes longer than starting."""
     with tempfile.TemporaryDirectory() as folder:
         py_compile.compile(str(source), f"{folder}/pyc", dfile=source.name, doraise=True)
         return Path(folder, "pyc").read_bytes()

@@ -1,4 +1,4 @@
-"""Requests to a sandbox, and its answers."""
+"""Requests to a sandbox and its answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Limits:
-    """The most that a command may use. A command that asks for more ends with "oom" or "limit"."""
+    """Limits of a command. One that exceeds them ends with "oom" or "limit"."""
 
     memory_mb: int = 2048
     """Resident memory of everything that the command started, together."""
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SandboxSpec:
-    """Parts of a sandbox. Nothing in it is ever written to."""
+    """Parts of a sandbox. None of them is ever written to."""
 
     lowers: tuple[Path, ...]
     """Read-only layers of the workspace, bottom first; shown copy-on-write at /workspace."""
@@ -66,7 +66,7 @@ class SandboxSpec:
     """Environment variables on top of the fixed ones; none of the host's are passed on."""
     limits: Limits = Limits()
     user: Literal["agent", "grader"] = "agent"
-    """Who commands run as: uid 1000 or 1001."""
+    """User that runs commands: uid 1000 or 1001."""
     watch: tuple[str, ...] | None = None
     """Keep what commands touch (`Sandbox.touched`), but for ordinary reads of /usr and /env: those only where one
     of these names is a folder or a file (with any ending) on the way. None: nothing is watched, which is faster."""
@@ -97,12 +97,12 @@ class Result:
     exit_code: int | None
     """128 + n where signal n ended it; None where we ended it."""
     stdout: bytes
-    """Where `truncated`, its beginning and its end with a line in between that counts what is missing."""
+    """If `truncated`, its beginning and its end, with a line in between that counts the missing bytes."""
     stderr: bytes
     truncated: bool
     seconds: float
     channel: bytes = b""
-    """What the command wrote to its file descriptor 3 (exec with channel=True)."""
+    """Bytes that the command wrote to its file descriptor 3 (exec with channel=True)."""
 
 
 FileType = Literal["file", "dir", "symlink", "other"]
@@ -116,7 +116,7 @@ class Change:
     """Relative to the workspace. A renamed file is one "deleted" and one "added"."""
     kind: Literal["added", "modified", "deleted"]
     file_type: FileType
-    """What it is now; what it was, where it was deleted."""
+    """Its present type; for a deleted one, its former type."""
     size: int = field(default=0, compare=False)
     """Bytes of the file that it is now."""
 
@@ -129,7 +129,7 @@ class Check:
     ok: bool
     detail: str
     remedy: str = ""
-    """What to do where it is not ok."""
+    """Remedy, if it is not ok."""
 
 
 class Sandbox(Protocol):
@@ -174,7 +174,7 @@ class Sandbox(Protocol):
         ...
 
     def diff(self) -> list[Change]:
-        """Differences of the workspace from the lowers, sorted by path."""
+        """Differences between the workspace and the lowers, sorted by path."""
         ...
 
     def altered(self, paths: Iterable[str]) -> list[str]:
@@ -183,7 +183,7 @@ class Sandbox(Protocol):
         ...
 
     def touched(self) -> list[Touch]:
-        """Files that commands touched since the last call, by first sight; empty unless `SandboxSpec.watch`."""
+        """Paths that commands touched since the last call, in order of first use; empty unless `SandboxSpec.watch`."""
         ...
 
     def fork(self) -> Sandbox:

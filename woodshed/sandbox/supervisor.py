@@ -1,4 +1,4 @@
-"""Runs inside a sandbox as its first process, and does there what the controller asks for. Standard library only.
+"""First process inside a sandbox, which does there what the controller asks for. Standard library only.
 
 Requests and replies are frames of byte fields over an inherited socket (`control.py` is the other end). One command
 runs at a time, as a leader of its own session; when it ends, for whatever reason, every other process in the sandbox
@@ -72,10 +72,10 @@ class Capture:
 
     def feed(self, data):
         self.total += len(data)
-        room = self.half - len(self.head)
-        if room > 0:
-            self.head += data[:room]
-            data = data[room:]
+        free = self.half - len(self.head)
+        if free > 0:
+            self.head += data[:free]
+            data = data[free:]
         self.tail += data
         if len(self.tail) > 2 * self.half + MB:
             del self.tail[: -self.half]
@@ -91,26 +91,27 @@ class Capture:
         return bytes(self.head) + note + bytes(self.tail[-self.half :])
 
 
-def execute(control, workspace, limits, watcher, cwd, timeout_s, max_output, channel, stdin, argv, env):
+def execute(control, workspace, limits, watcher, request):
     """Run one command to its end: [end, exit code, seconds, truncated, stdout, stderr, channel].
 
     `end` is b"exit", b"timeout", b"oom" or b"limit".
     """
+    cwd, timeout_s, max_output, channel, stdin, argv, env = request
     started = time.monotonic()
     pipes = [os.pipe() for _ in range(3 + (channel == b"1"))]  # stdin, stdout, stderr, channel
     (stdin_read, feeder), *outputs = pipes
-    theirs = [stdin_read, *(write_end for _, write_end in outputs)]
+    inherited = [stdin_read, *(write_end for _, write_end in outputs)]
     try:
         os.chdir(os.path.join(workspace, cwd))
-        pid = _start(argv.split(b"\0"), env.split(b"\0"), theirs, watcher)
+        pid = _start(argv.split(b"\0"), env.split(b"\0"), inherited, watcher)
     except OSError as error:
         for fd in sum(pipes, ()):
             os.close(fd)
         return [b"exit", b"127", b"0", b"0", b"", b"cannot start: %s\n" % str(error).encode(), b""]
-    for fd in theirs:
+    for fd in inherited:
         os.close(fd)
     sizes = [int(max_output), int(max_output), CHANNEL_BYTES]
-    captures = {ours: Capture(sizes[place]) for place, (ours, _) in enumerate(outputs)}
+    captures = {read_end: Capture(size) for size, (read_end, _) in zip(sizes, outputs)}  # noqa: B905
     for fd in (feeder, *captures):
         os.set_blocking(fd, False)
     until = started + float(timeout_s)
@@ -145,8 +146,8 @@ def _start(words, variables, fds, watcher):
     env = dict(pair.split(b"=", 1) for pair in variables if pair)
     program = words[0]
     if b"/" not in program:
-        places = (folder + b"/" + program for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"))
-        program = next((place for place in places if os.access(place, os.X_OK)), program)
+        paths = (folder + b"/" + program for folder in env.get(b"PATH", b"/usr/bin:/bin").split(b":"))
+        program = next((path for path in paths if os.access(path, os.X_OK)), program)
     if watcher:
         return watcher.start([program, *words[1:]], env, fds)
     actions = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(fds)]
@@ -202,7 +203,7 @@ def _attend(control, limits, watcher, pid, captures, feeder, stdin, deadline):
 
 
 def _excess(limits, captures, leader, deadline):
-    """The limit that is exceeded, if any: (end, note). Reaps orphans that have ended on the way.
+    """Limit that is exceeded, if any: (end, note). Reaps orphans that have ended on the way.
 
     A fork bomb makes the look at one process take a second: what needs no such look comes first.
     """
@@ -362,28 +363,33 @@ def serve(control, workspace, limits, names):
                 sys.exit(f"cannot watch commands: {error}")
     send(control, [b"ready"])
     while True:
-        verb, *fields = receive(control)
+        operation, *fields = receive(control)
         try:
-            if verb == b"exec":
-                reply = execute(control, workspace, limits, watcher, *fields)
-            elif verb == b"stop":  # came too late: the command had ended
+            if operation == b"exec":
+                reply = execute(control, workspace, limits, watcher, fields)
+            elif operation == b"stop":  # came too late: the command had ended
                 continue
-            elif verb == b"ping":
+            elif operation == b"ping":
                 reply = [b"ok"]
-            elif verb == b"touched":
+            elif operation == b"touched":
                 reply = watcher.collect() if watcher else []
             else:
                 path, argument = fields
-                reply = {b"read": read, b"write": write}[verb](os.path.join(workspace, path), argument)
+                reply = {b"read": read, b"write": write}[operation](os.path.join(workspace, path), argument)
         except (OSError, ValueError) as error:  # ValueError: a NUL byte in a path
             reply = [b"error", b"%d" % (getattr(error, "errno", 0) or errno.EINVAL)]
         send(control, reply)
 
 
 if __name__ == "__main__":
-    line, place, *words = sys.argv[1:]
-    settings = {
+    socket_fd, workspace, *words = sys.argv[1:]
+    limits = {
         name: int(value) for name, _, value in (word.partition("=") for word in words) if name != "watch"
     }
     watched = [word[6:] for word in words if word.startswith("watch=")]
-    serve(int(line), os.fsencode(place), settings, os.fsencode(watched[0]).split(b",") if watched else None)
+    serve(
+        int(socket_fd),
+        os.fsencode(workspace),
+        limits,
+        os.fsencode(watched[0]).split(b",") if watched else None,
+    )

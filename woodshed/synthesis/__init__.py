@@ -7,7 +7,7 @@ a task of the rest, `proof` and `mutation_score` prove it, and `make` writes the
 """
 
 from woodshed.synthesis.make import MakeReport, make
-from woodshed.synthesis.proof import check
+from woodshed.synthesis.recheck import check
 from woodshed.synthesis.repository_context import SynthesisSettings
 
 __all__ = ["MakeReport", "SynthesisSettings", "check", "make"]

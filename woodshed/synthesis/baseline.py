@@ -14,7 +14,8 @@ from pathlib import PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from woodshed.grading.session import TestRun, run_tests, with_runner
+from woodshed.grading.results import TestRun
+from woodshed.grading.session import run_tests, with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import plugins, project, requirements
@@ -27,7 +28,7 @@ Progress = Callable[[int, int, str], None]
 ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
 """Lines of pytest's output that say why it did not run."""
 PYTEST = frozenset("colorama exceptiongroup iniconfig packaging pluggy pygments tomli".split())
-"""What pytest requires: public names, which no folder of a repository makes its own."""
+"""Distributions that pytest requires: public names, which no folder of a repository makes its own."""
 MOST_GIVEN_UP = 8
 """Requirements of tests that are given up one by one; each costs a question to the package index."""
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
@@ -92,7 +93,7 @@ class Baseline:
     repository: Repository
     environment: Environment
     allowed_paths: tuple[str, ...]
-    """Where the packages lie: what a solution may change."""
+    """Paths of the packages: a solution may change them."""
     package_files: tuple[str, ...]
     """Python and .pyi files of the packages, tests left out."""
     test_files: tuple[str, ...]
@@ -114,7 +115,7 @@ class Baseline:
     timed: tuple[str, ...] = ()
     """Tests that judge how long something takes; like broken ones they are left out (`clocks`)."""
     left_out: tuple[str, ...] = ()
-    """What the repository asks for and is not installed, each with the reason."""
+    """Requirements of the repository that are not installed, each with the reason."""
 
     @property
     def spec(self) -> SandboxSpec:
@@ -159,17 +160,10 @@ def measure(
     measured = _runs(draft, runs, timeout_s * runs, sandboxes)
     for run in measured:
         _complain(name, run, timeout_s * runs, described)
-    first = measured[0]
-    seen = {test for run in measured for test in run.outcomes}
-    broken = {t for t in seen if any(run.outcomes.get(t) in ("failed", "error") for run in measured)}
-    stable = _stable(measured, draft.test_files)
-    if not stable or len(broken) > len(stable):
-        raise TaskError(_failing(name, first, broken, described))
-    if not any(first.package_files.values()):
-        packages = ", ".join(described.packages)
-        raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
+    stable, broken = _split(measured, draft, described)
     left_out = f", without {len(broken)} that failed, such as {min(broken)}" if broken else ""
     progress(2, 2, f"measuring {name}, {len(stable)} stable tests{left_out}")
+    first = measured[0]
     return replace(
         draft,
         modules=_importable(draft, sandboxes),
@@ -192,6 +186,26 @@ def _runs(draft: Baseline, runs: int, timeout_s: float, sandboxes: SandboxProvid
 
     with ThreadPoolExecutor(runs) as pool:
         return list(pool.map(suite, range(runs)))
+
+
+def _split(
+    runs: Sequence[TestRun], draft: Baseline, described: project.Project
+) -> tuple[list[str], set[str]]:
+    """Tests that passed in every run, and tests that failed in some.
+
+    Raises:
+        TaskError: more tests fail than pass, or none imports the packages.
+    """
+    name = draft.repository.name
+    tests = {test for run in runs for test in run.outcomes}
+    broken = {test for test in tests if any(run.outcomes.get(test) in ("failed", "error") for run in runs)}
+    stable = _stable(runs, draft.test_files)
+    if not stable or len(broken) > len(stable):
+        raise TaskError(_failing(name, runs[0], broken, described))
+    if not any(runs[0].package_files.values()):
+        packages = ", ".join(described.packages)
+        raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
+    return stable, broken
 
 
 def _stable(runs: Sequence[TestRun], test_files: Sequence[str]) -> list[str]:

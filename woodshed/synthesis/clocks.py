@@ -19,7 +19,7 @@ from woodshed.synthesis.baseline import Baseline, Progress
 
 SEES_A_CLOCK = re.compile(r"(?m)^\s*(?:import|from)\s[^#\n]*\b(?:time|timeit)\b|\b(?:now|utcnow)\(")
 PHASES = (2, 0)
-"""Which look at a clock, of four, comes late: the end of the first span that is measured, or of the second."""
+"""Index (of four) of the clock reading that comes late: the end of the first measured span, or of the second."""
 PATIENCE_S = 240.0
 """More than its limit for the test that a run is in when it is over."""
 MOST_SHARE = 0.25

@@ -23,7 +23,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,12 @@ from typing import Any
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.session import run_tests, with_runner
 from woodshed.pysource import syntax
-from woodshed.records import Rollout, Task, TaskError, Verdict
+from woodshed.records import Decoy, Rollout, Task, TaskError, Verdict
 from woodshed.runs.files import write_atomically
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import leaks, stubs, task_variants
-from woodshed.synthesis.proof import check
+from woodshed.synthesis.recheck import check
 from woodshed.synthesis.repository_context import GENERATOR, lay
 from woodshed.synthesis.task_variants import Parent, VariantDraft
 from woodshed.synthesis.visibility import command_for
@@ -48,7 +48,7 @@ EFFECTS = {
     **{"H7": 0.8, "H8": 0.8, "H9": 0.8, "H10": 1.3, "H11": 0.9, "H12": 0.8},
     **{"E1": -1.5, "E2": -1.0},
 }
-"""How much an operator is expected to lower the log-odds of a solve; guesses until attempts have said more."""
+"""Expected drop of the log-odds of a solve per operator; guesses until attempts have been measured."""
 MIN_DROP = 0.15
 """Of the expected solve rate; a child that is hardly harder is not worth its proofs. An easier one only has to be
 easier."""
@@ -189,6 +189,7 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
             instruction=draft.instruction,
             fail_to_pass=lost,
             stub_passes=_with_stubs(parent, workspace, hidden, gold, lost),
+            decoys=_decoys(task, lost, draft.hidden),
             pass_to_pass=tuple(test for test in ids if test not in failing),
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
@@ -212,6 +213,12 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
     if leak := leaks.first_leak(written, parent.sandboxes, shared):
         raise Unproven(f"leaks: {leak}")
     return written
+
+
+def _decoys(task: Task, failing: Iterable[str], changed: Iterable[str]) -> tuple[Decoy, ...]:
+    """The parent's decoys of tests that still fail, in files that the variant leaves as they are."""
+    tests, files = {test.partition("[")[0] for test in failing}, set(changed)
+    return tuple(d for d in task.decoys if d.test in tests and d.test.partition("::")[0] not in files)
 
 
 def _lay_out(parent: Parent, draft: VariantDraft, scratch: Path) -> tuple[Path, Path]:

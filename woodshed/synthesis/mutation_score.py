@@ -47,7 +47,7 @@ class MutationScore:
     trivial: tuple[str, ...]
     """Trivial bodies that all of the tests accept."""
     accepts_equal: bool
-    """Whether an object that is equal to everything passes all of the tests."""
+    """True if an object that is equal to everything passes all of the tests."""
 
 
 def measure(

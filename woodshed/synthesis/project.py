@@ -97,7 +97,7 @@ class Project:
     """Import names that are the distribution's own: of a namespace, the parts that it brings."""
     source_roots: tuple[str, ...]
     paths: tuple[str, ...]
-    """Where the packages lie in the tree: folders, or files of single modules."""
+    """Paths of the packages in the tree: folders, or files of single modules."""
     requirements: tuple[str, ...]
     """Of the package itself, with the markers of this machine settled."""
     test_requirements: tuple[str, ...]
@@ -107,7 +107,7 @@ class Project:
     plugins: tuple[str, ...] = ()
     """Requirements that the configuration of pytest demands."""
     left_out: tuple[str, ...] = ()
-    """What is required and not installed, each with the reason."""
+    """Requirements that are not installed, each with the reason."""
     inside: Siblings = field(default_factory=Siblings)
     """Names that are of the repository itself."""
 

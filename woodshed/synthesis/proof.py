@@ -22,14 +22,13 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from woodshed.grading import GradingSettings, TestRun, grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
-from woodshed.records import Outcome, Patch, Task
-from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider
-from woodshed.synthesis import impossible, instructions, operators, paraphrase, stubs, visibility
+from woodshed.records import Decoy, Outcome, Patch, Task
+from woodshed.sandbox import Sandbox
+from woodshed.synthesis import decoys, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.coverage_map import AT_IMPORT
 from woodshed.synthesis.leaks import first_copy
 from woodshed.synthesis.leaks.evidence import missing
-from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.synthesis.names import unresolved
 from woodshed.synthesis.operators import Deletion, Symbol
 from woodshed.synthesis.repository_context import (
@@ -40,12 +39,11 @@ from woodshed.synthesis.repository_context import (
     lay,
 )
 from woodshed.tasks import folder
-from woodshed.tasks.environment import sandbox_spec
 
 MAX_REPAIRS = 5
 IN_ONE_PROCESS = GradingSettings(isolate_tests="never")
 UNWRITTEN = "not written yet"
-"""What stands in a draft for its instruction and test command."""
+"""Placeholder for a draft's instruction and test command."""
 HASH_SEEDS = (2, 3)
 """Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
 MAX_MEASURED = 8
@@ -84,19 +82,27 @@ def prove_revert(work: RepositoryContext, candidate: Candidate, deletion: Deleti
 def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
     """A deletion that imports, as a proven task in the staging folder.
 
-    Tests that do not run what goes away run once, in the task's own folder; those that fail there are looked at as
-    closely as the others before it is written again.
-
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
     _without_copy(work, candidate, deletion)
+    task = _stable_task(work, candidate, deletion)
+    _check_gold(work, candidate, task)
+    return task
+
+
+def _stable_task(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
+    """The task in its folder, where exactly its fail-to-pass tests fail.
+
+    Tests that do not run the removed code run once, in the task's own folder. If any of them fails there, the task is
+    written a second time, with these tests proven like the others.
+    """
     affected: set[str] = set()
-    for last in (False, True):
+    for is_last in (False, True):
         try:
             task = _written(work, candidate, deletion, affected)
         except Rejected as rejection:
-            if last or rejection.reason not in OF_ALL_TESTS:
+            if is_last or rejection.reason not in OF_ALL_TESTS:
                 raise
             affected = set(work.baseline.stable)
             continue
@@ -104,19 +110,16 @@ def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Dele
         whole = dataclasses.replace(task, pass_to_pass=everything)
         before = grade(whole, Patch(files={}), work.sandboxes, IN_ONE_PROCESS)
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
-        if not (other := sorted(failing ^ set(task.fail_to_pass))):
-            break
+        if not (unexpected := sorted(failing ^ set(task.fail_to_pass))):
+            return task
         affected = failing
         shutil.rmtree(task.folder)
         complain_of_the_machine(before)
-    else:
-        raise Rejected("unstable_failure", f"in the task's folder otherwise: {', '.join(other)}")
-    _solved(work, candidate, task)
-    return task
+    raise Rejected("unstable_failure", f"different outcomes in the task's folder: {', '.join(unexpected)}")
 
 
-def _solved(work: RepositoryContext, candidate: Candidate, task: Task) -> None:
-    """Reject a task whose hidden tests, and others that run its code, do not pass with the original code."""
+def _check_gold(work: RepositoryContext, candidate: Candidate, task: Task) -> None:
+    """Reject a task whose tests do not pass with the original code, and remove its folder."""
     covering = set(work.map.names(candidate.tests))
     passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
     near_task = dataclasses.replace(task, pass_to_pass=passing)
@@ -151,7 +154,20 @@ def _written(work: RepositoryContext, candidate: Candidate, deletion: Deletion, 
     instruction = _instruction(work, deletion, command, fail_to_pass)
     facts = {**_facts(work, deletion), **strength}
     task = _task(work, candidate, deletion, instruction, command, fail_to_pass, pass_to_pass, facts)
-    return _write(work, dataclasses.replace(task, stub_passes=stub_passes), deletion, visible)
+    task = dataclasses.replace(task, stub_passes=stub_passes, decoys=_decoys(work, candidate, fail_to_pass))
+    return _write(work, task, deletion, visible)
+
+
+def _decoys(work: RepositoryContext, candidate: Candidate, fail_to_pass: Sequence[str]) -> tuple[Decoy, ...]:
+    """Copies of the hidden tests that must fail, as they do with the original code."""
+    files = {test.partition("::")[0] for test in fail_to_pass if test.partition("::")[0] in work.tests}
+    sources = {path: (work.baseline.repository.tree / path).read_bytes() for path in sorted(files)}
+
+    def run(changed: Mapping[str, bytes], tests: Sequence[str]) -> TestRun:
+        with work.opened({}) as sandbox:
+            return work.session(sandbox, tests, sources=changed)
+
+    return decoys.search(sources, fail_to_pass, run, f"{work.settings.seed} {candidate.name}")
 
 
 def _without_copy(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> None:
@@ -459,42 +475,3 @@ def _write(
     written = folder.write(task, task.folder, workspace=workspace, tests=tests, gold=gold)
     shutil.rmtree(workspace)
     return written
-
-
-def check(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
-    """Prove a task again from its folder alone; return the reasons why it fails, none if it holds."""
-    if task.operator == "impossible":
-        return impossible.reasons_against(task, sandboxes)
-    gold = folder.gold_patch(task)
-    if not gold.files:
-        return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]
-    reasons = []
-    before, after = grade(task, Patch(files={}), sandboxes), grade(task, gold, sandboxes)
-    for verdict, when in ((before, "before any edit"), (after, "after the gold patch")):
-        if verdict.status == "invalid" or verdict.integrity:
-            why = "; ".join(verdict.integrity) or verdict.detail.strip()[-300:]
-            reasons.append(f"{task.name}: the tests could not be run {when}: {why}")
-    if reasons:
-        return reasons
-    if passing := [test for test in task.fail_to_pass if before.outcomes[test] == "passed"]:
-        total = len(task.fail_to_pass)
-        what = "so there is nothing to learn" if len(passing) == total else "so they prove nothing"
-        already = f"{len(passing)} of {total} hidden tests already pass before any edit, {what}"
-        reasons.append(f"{task.name}: {already}: {_some(passing)}")
-    if broken := [test for test in task.pass_to_pass if before.outcomes[test] != "passed"]:
-        reasons.append(f"{task.name}: {len(broken)} pass-to-pass tests fail before any edit: {_some(broken)}")
-    if failing := [test for test, outcome in after.outcomes.items() if outcome != "passed"]:
-        reasons.append(f"{task.name}: {len(failing)} tests fail after the gold patch: {_some(failing)}")
-    if shown := shown_tests(task, sandboxes):
-        reasons.append(f"{task.name}: {len(shown)} hidden tests can be read in the workspace: {_some(shown)}")
-    with sandboxes.open(sandbox_spec(task)) as sandbox:
-        result = sandbox.exec(task.test_command, timeout_s=task.verify_timeout_s)
-    if result.outcome != "ok" and task.provenance.get("visibility") not in ("shown", "half"):
-        reasons.append(
-            f"{task.name}: the visible tests do not pass: `{task.test_command}` ended as {result.outcome}"
-        )
-    return reasons
-
-
-def _some(tests: list[str]) -> str:
-    return ", ".join(tests[:3]) + (", ..." if len(tests) > 3 else "")

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from woodshed.grading.session import TestRun, run_tests
+from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.session import run_session
 from woodshed.pysource import syntax
 from woodshed.records import Verdict
 from woodshed.sandbox import Sandbox, SandboxProvider, SandboxSettings, SandboxSpec
@@ -30,7 +31,7 @@ from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
-GENERATOR = "woodshed-synthesis-10"
+GENERATOR = "woodshed-synthesis-11"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -63,7 +64,7 @@ class SynthesisSettings(Settings):
     limit: int = Field(default=0, ge=0)
     """Most tasks per source; 0 makes all that can be made."""
     operators: tuple[OperatorName, ...] = tuple(LEVELS)  # type: ignore[assignment]
-    """What is taken away (`woodshed.synthesis.operators`), and other ways to make tasks (DERIVED)."""
+    """Kinds of removals (`woodshed.synthesis.operators`), and other ways to make tasks (DERIVED)."""
     levels: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6)
     """Levels of difficulty, from 0 (one branch) to 6 (a sub-package); see `woodshed.synthesis.operators.LEVELS`."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
@@ -71,13 +72,13 @@ class SynthesisSettings(Settings):
     jobs: int = Field(default=2, ge=1)
     """Candidates proven at the same time; changes nothing but the time it takes."""
     length: Length = "contextual"
-    """How much the instruction tells: full, contextual, or terse (200 characters, no file names)."""
+    """Length of the instruction: full, contextual, or terse (200 characters, no file names)."""
     wording_url: str = ""
     """OpenAI-compatible server whose model words the instructions ("http://localhost:8000/v1"); "": templates."""
     wording_model: str = ""
     """Name of that model."""
     visibility: Visibility = "hidden"
-    """Which fail-to-pass tests the agent sees: none of them, half, all; or no tests at all ("none")."""
+    """Fail-to-pass tests that the agent sees: none of them, half, all; or no tests at all ("none")."""
     pass_to_pass: Literal["all", "near"] = "all"
     """Tests that must still pass: all that did, or only those in test files that hold a failing one or that the
     agent's test command runs. Judging is cheaper by as much, and blind to damage elsewhere."""
@@ -187,7 +188,7 @@ class RepositoryContext:
     unread: Mapping[str, str]
     """Files of the package and the tests that no operator touches, as this Python does not read them, and why."""
     staging: Path
-    """Where tasks lie until they are proven."""
+    """Folder of tasks until they are proven."""
     settings: SynthesisSettings
     _strengths: dict[tuple[object, ...], MutationScore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -260,16 +261,17 @@ class RepositoryContext:
             raise Rejected("not_believable", "; ".join(run.integrity))
         return run
 
-    def session(self, sandbox: Sandbox, ids: Iterable[str], hash_seed: int = 0) -> TestRun:
-        """Some tests, as far as they came."""
-        return run_tests(
-            sandbox,
-            ids=list(ids),
-            packages=self.baseline.environment.packages,
-            timeout_s=self.settings.timeout_s,
-            cpu_s=self.cpu_s,
-            hash_seed=hash_seed,
-        )
+    def session(
+        self,
+        sandbox: Sandbox,
+        ids: Iterable[str],
+        hash_seed: int = 0,
+        sources: Mapping[str, bytes] | None = None,
+    ) -> TestRun:
+        """Some tests, as far as they came; `sources` are read in place of test files on disk."""
+        request = SessionRequest(list(ids), self.baseline.environment.packages, sources=sources or {})
+        timeout_s, cpu_s = self.settings.timeout_s, self.cpu_s
+        return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
 
     @property
     def cpu_s(self) -> int:

@@ -45,15 +45,15 @@ class Requirements:
 
     package: list[str] = field(default_factory=list)
     tests: list[str] = field(default_factory=list)
-    """What the tests need, as far as the repository says."""
+    """Requirements of the tests, as far as the repository states them."""
     demanded: list[str] = field(default_factory=list)
     """Plugins without which pytest does not start, or does not run the tests rightly."""
     roots: list[str] = field(default_factory=list)
     """Folders of the repository to import from: where required siblings lie."""
     left_out: list[str] = field(default_factory=list)
-    """What is not installed, each with the reason."""
+    """Requirements that are not installed, each with the reason."""
     unfetched: list[str] = field(default_factory=list)
-    """What the package itself requires of its own repository, and what was not given."""
+    """Requirements of the package on its own repository that were not given."""
 
 
 def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
@@ -121,7 +121,7 @@ class _Reader:
     metadata: Message
     found: Requirements
     limits: dict[str, Requirement] = field(default_factory=dict)
-    """What constraint files (`-c`) say, by canonical name."""
+    """Constraints from files (`-c`), by canonical name."""
 
     @property
     def declared(self) -> list[str]:

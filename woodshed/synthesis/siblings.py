@@ -21,7 +21,7 @@ from woodshed.tasks.folder import is_protected
 
 DESCRIPTIONS = ("pyproject.toml", "setup.cfg", "setup.py")
 SOURCES = (".", "src", "lib", "python")
-"""Where the modules of a project lie, below its folder."""
+"""Folders of a project's modules, below its own folder."""
 ASIDE = {"doc", "docs", "example", "examples", "benchmark", "benchmarks"}
 """Folders whose modules nobody imports by these names."""
 MOST_FOLDERS = 200_000

@@ -53,7 +53,7 @@ class Repository:
     licence: str
     """SPDX-like name, or "unknown"."""
     source: str
-    """What was asked for, with the revision or version resolved."""
+    """Requested source, with the resolved revision or version."""
     beside: tuple[tuple[str, str], ...] = ()
     """Names, with their places, of the larger repository that a folder is a part of."""
     left_out: tuple[str, ...] = ()

@@ -36,7 +36,7 @@ class Parent:
     before: Files
     """Original text of every text file that the task or its tests touch, and of all Python files."""
     shown: Files
-    """What the workspace shows of those that differ."""
+    """Texts of the differing files in the workspace."""
     failure: Files
     """Files of an attempt that failed; empty where there is none."""
     sandboxes: SandboxProvider = BUBBLEWRAP
@@ -99,9 +99,9 @@ class VariantDraft:
     operator: str
     instruction: str
     shown: Files
-    """What the workspace shows of files that differ from the original repository."""
+    """Texts in the workspace of files that differ from the original repository."""
     gold: Files
-    """What the gold patch brings back."""
+    """Texts that the gold patch restores."""
     level: int = 0
     hidden: dict[str, str] = field(default_factory=dict)
     """Text of hidden test files that are new or other than the parent's."""

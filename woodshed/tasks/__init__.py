@@ -1,4 +1,4 @@
-"""Task folders, and the environments that tasks run in."""
+"""Tasks on disk, and the environments that they run in."""
 
 from woodshed.tasks.contents import (
     gold_files,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from woodshed.pysource import syntax
-from woodshed.pysource.api_compat import Api, Tree, api_of, stem_of
+from woodshed.pysource.api_compat import Api, SourceTree, api_of, stem_of
 from woodshed.records import Patch, Task, TaskError
 from woodshed.tasks.diff import unified
 from woodshed.tasks.paths import text_of, tree
@@ -86,7 +86,7 @@ def original_api(task: Task) -> Api:
             return None
 
     stems = {stem_of(path) for path in gold if path.endswith(".py")}
-    return api_of(Tree(read, task.environment.source_roots), sorted(stems))
+    return api_of(SourceTree(read, task.environment.source_roots), sorted(stems))
 
 
 def protected_files(task: Task) -> dict[str, bytes]:

@@ -35,7 +35,7 @@ Progress = Callable[[int, int, str], None]
 FORMAT = 3
 """Raise when the same Environment must be built differently: cached builds of before are then left alone."""
 MOUNT = "/env"
-"""Where sandboxes see the environment; scripts and bytecode are written for this path."""
+"""Path of the environment in sandboxes; scripts and bytecode are written for this path."""
 _BUILDING: dict[Path, threading.Lock] = {}
 """Held while a thread builds the environment of a folder: attempts and runs that want the same one wait for it."""
 PYTHON = r"[1-9]\d?\.\d{1,2}"
@@ -55,7 +55,7 @@ class NoWheelError(TaskError):
 
 
 def cache_dir() -> Path:
-    """Folder of built and fetched things: $WOODSHED_CACHE, else ~/.cache/woodshed."""
+    """Cache of builds and downloads: $WOODSHED_CACHE, else ~/.cache/woodshed."""
     chosen = os.environ.get("WOODSHED_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "woodshed"
 
@@ -132,12 +132,12 @@ def python_path(environment: Environment) -> str:
 
 
 def is_own(environment: Environment, module: str) -> bool:
-    """True if a module, or a name in it, is of the packages that the repository provides."""
+    """True for a module, or a name in it, of the packages that the repository provides."""
     return any(f"{module}.".startswith(f"{package}.") for package in environment.packages)
 
 
 def own_files(environment: Environment) -> dict[str, str]:
-    """Files that stand for the installed distribution, by path below the environment's prefix; code is never in it.
+    """Files that stand for the installed distribution, by path below the environment's prefix; never code.
 
     Metadata without README and RECORD, and console scripts. A pytest11 section is dropped: code that the agent can
     edit must not become a plugin of the runner that grades it.

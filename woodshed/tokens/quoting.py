@@ -22,7 +22,7 @@ SPECIAL = re.compile(
     r"|</?(?:system|user|assistant|tool|think|start_of_turn|end_of_turn|bos|eos|s)(?:[^\w>][^>]{0,20})?>",
     re.IGNORECASE,
 )
-"""What chat templates write around messages."""
+"""Markers that chat templates write around messages."""
 
 
 def shown(text: str) -> str:

@@ -33,7 +33,7 @@ class ContextTokens:
 
     ids: tuple[int, ...]
     opening: int
-    """How many of the last ids open the assistant's message; a hint goes right before them."""
+    """Number of the last ids that open the assistant's message; a hint goes right before them."""
 
 
 class Renderer(Protocol):
@@ -43,7 +43,7 @@ class Renderer(Protocol):
     stop_ids: frozenset[int]
     vocab_size: int
     system_hints: bool
-    """Whether a system message may stand in mid-conversation; where not, hints are placed as user messages."""
+    """True if a system message may stand in mid-conversation; else hints are user messages."""
 
     def start(self, system: str, user: str, tools: Sequence[ToolSpec]) -> ContextTokens:
         """The opening prompt, with the tools described as the codec or the chat template does it."""

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, WeightUpdate, check_fits
-from woodshed.engines.local.scheduler import Row, Scheduler
+from woodshed.engines.local.scheduler import BatchRow, Scheduler
 from woodshed.records import ModelError
 from woodshed.tokens.renderer import Renderer
 
@@ -49,7 +49,7 @@ class LocalEngine:
             "device": self.scheduler.device.type,
             "dtype": str(model.dtype).removeprefix("torch."),
         }
-        self._arrived: deque[list[Row] | Callable[[], None]] = deque()
+        self._arrived: deque[list[BatchRow] | Callable[[], None]] = deque()
         self._lock = Lock()
         self._is_working = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -71,7 +71,7 @@ class LocalEngine:
         for request in requests:
             check_fits(request, self.context_length)
         stop_ids = frozenset(self.renderer.stop_ids)
-        rows = [Row(request, stop_ids) for request in requests]
+        rows = [BatchRow(request, stop_ids) for request in requests]
         if rows:
             self._hand_over(rows)
         return [row.future for row in rows]
@@ -112,7 +112,7 @@ class LocalEngine:
         self._hand_over(acted)
         done.result()
 
-    def _hand_over(self, arrival: list[Row] | Callable[[], None]) -> None:
+    def _hand_over(self, arrival: list[BatchRow] | Callable[[], None]) -> None:
         with self._lock:
             self._arrived.append(arrival)
             if not self._is_working:
@@ -154,6 +154,6 @@ class LocalEngine:
             return not self.scheduler.is_idle
 
 
-def _cancel(rows: Sequence[Row]) -> None:
+def _cancel(rows: Sequence[BatchRow]) -> None:
     for row in rows:
         row.future.cancel()

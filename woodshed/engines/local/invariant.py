@@ -70,7 +70,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def _is_rms_norm(module: torch.nn.Module) -> bool:
-    """Whether a module of transformers computes what PyTorch calls so; tried, as some add one to their weights."""
+    """True for a module that computes PyTorch's RMSNorm. It is tried out: some models add one to the weights."""
     if not type(module).__name__.endswith("RMSNorm") or not hasattr(module, "variance_epsilon"):
         return False
     weight: Any = module.weight
@@ -114,7 +114,7 @@ def unsplit() -> Iterator[None]:
 
 
 def takes_spans(model: Any) -> bool:
-    """Whether what each query sees of this model's columns can be said by `spans`: a row from its beginning."""
+    """True if `spans` can describe the columns that each query of this model attends to: a row from its beginning."""
     config = model.config.get_text_config()
     return (
         config._attn_implementation == NAME
@@ -124,7 +124,7 @@ def takes_spans(model: Any) -> bool:
 
 
 def limited_attention(config: Any) -> str:
-    """What limits how far a model's attention looks back, or has it keep something else than keys and values; or ""."""
+    """Feature of a model that limits the range of attention, or caches more than keys and values; "" for none."""
     kinds = set(getattr(config, "layer_types", None) or ())
     if kinds - {"full_attention"}:
         return f"it has {', '.join(sorted(kinds - {'full_attention'}))} layers"
@@ -208,7 +208,7 @@ def _as_mask(span_B2: Tensor, queries: int, columns: int) -> Tensor:
 
 
 def _is_causal(module: Any, query: Tensor, key: Tensor, options: dict[str, Any]) -> bool:
-    """Whether no mask means that each query of a whole sequence sees what lies before it, and nothing else matters."""
+    """True for plainly causal attention: no mask, and nothing else that changes which keys a query sees."""
     return (
         query.shape[2] == key.shape[2]
         and getattr(module, "is_causal", True)

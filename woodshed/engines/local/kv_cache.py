@@ -63,7 +63,7 @@ def _begins(beginning: np.ndarray, whole: np.ndarray) -> bool:
 
 
 def common_length(a: np.ndarray, b: np.ndarray) -> int:
-    """How many ids two sequences share at their beginning."""
+    """Number of ids that two sequences share at their beginning."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
@@ -181,7 +181,7 @@ class RunningBatch(Cache):
         return torch.tensor(self.lengths, device=device)[:, None] + torch.arange(added, device=device)
 
     def spans(self, device: torch.device) -> Tensor:
-        """What each row's next tokens see, as `invariant.spans`."""
+        """Columns that each row's next tokens attend to, as `invariant.spans`."""
         past = torch.tensor(self.end - self.start, device=device)
         return invariant.spans(past - torch.tensor(self.lengths, device=device), past)
 

@@ -28,7 +28,7 @@ from woodshed.tokens.model_files import (
 )
 
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-"""How weights are loaded: from disk, without code that lies beside them, and from nothing that could be code."""
+"""Arguments for loading weights: from disk only, no code from the model's folder, and no pickled files."""
 
 
 @dataclass(frozen=True)

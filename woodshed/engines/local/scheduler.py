@@ -37,7 +37,7 @@ _MARGIN = 64  # columns beyond the longest row: rows are seldom moved
 
 
 @dataclass(eq=False)
-class Row:
+class BatchRow:
     """One message being written."""
 
     request: SampleRequest
@@ -103,9 +103,9 @@ class Scheduler:
         self._prefixes = Prefixes(self.settings.cache_mb << 20)
         self._prefill_batch = RunningBatch(config.num_hidden_layers)
         self._batch = RunningBatch(config.num_hidden_layers)
-        self._waiting: deque[Row] = deque()
-        self._running: list[Row] = []
-        self._done: list[Row] = []
+        self._waiting: deque[BatchRow] = deque()
+        self._running: list[BatchRow] = []
+        self._done: list[BatchRow] = []
         self._takes_spans = invariant.takes_spans(model)  # a window would need a mask of its own
         captured = self._takes_spans and self.device.type == "cuda"
         self._graphs = self._make_graphs() if captured else None
@@ -140,7 +140,7 @@ class Scheduler:
         self._batch.open(0, 0)
         self.flush()
 
-    def abandon(self) -> list[Row]:
+    def abandon(self) -> list[BatchRow]:
         """Every row that `step` has not returned; none runs on. No NaN may stay behind masked columns."""
         left = list(dict.fromkeys([*self._done, *self._running, *self._waiting]))
         self._done.clear()
@@ -152,7 +152,7 @@ class Scheduler:
         self.flush()
         return left
 
-    def add(self, rows: Iterable[Row]) -> None:
+    def add(self, rows: Iterable[BatchRow]) -> None:
         """Queue rows; they are admitted in this order."""
         self._waiting.extend(rows)
 
@@ -162,7 +162,7 @@ class Scheduler:
         with torch.inference_mode(), _evaluating(self.model), invariant.unsplit():
             yield
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[BatchRow]:
         """Admit what fits, write a token for every running row, and return the rows that are done.
 
         Raises:
@@ -177,7 +177,7 @@ class Scheduler:
 
     # admission
 
-    def _admit(self) -> list[Row]:
+    def _admit(self) -> list[BatchRow]:
         """Prefill as many waiting rows as have a place and sample their next token; returns those that are done."""
         free = self.settings.max_rows - len(self._running)
         arrived = list(itertools.islice(self._waiting, free))
@@ -192,7 +192,7 @@ class Scheduler:
             self._waiting.popleft()
         return [row for row in arrived if row.done]
 
-    def _start(self, rows: Sequence[Row]) -> None:
+    def _start(self, rows: Sequence[BatchRow]) -> None:
         """Let rows run; the longest enter first, so that the others fit behind them."""
         if not rows:
             return
@@ -226,7 +226,7 @@ class Scheduler:
         return found
 
     def _prefill_shared(self, arrays: Sequence[np.ndarray]) -> None:
-        """What all prompts begin with (the system message) is computed once, alone."""
+        """Compute the common beginning of all prompts (the system message) once."""
         if len(arrays) < 2:
             return
         shared = min(common_length(arrays[0], ids) for ids in arrays[1:])
@@ -290,7 +290,7 @@ class Scheduler:
             self._note(rows, ids.long(), logps)
         self._batch.advance()
 
-    def _retire(self) -> list[Row]:
+    def _retire(self) -> list[BatchRow]:
         """Take the rows that are done out of the batch, and keep their keys and values."""
         batch, running, done = self._batch, self._running, []
         for slot in reversed(range(len(running))):
@@ -303,14 +303,14 @@ class Scheduler:
                 running.pop()
         return done
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor) -> None:
+    def _draw(self, rows: Sequence[BatchRow], logits: Tensor) -> None:
         """One token for each row from its logits (B, V)."""
         uniform = torch.tensor(
             [row.stream.random() for row in rows], dtype=torch.float64, device=logits.device
         )
         self._note(rows, *draw(logits, uniform, self.settings.temperature))
 
-    def _note(self, rows: Sequence[Row], ids: Tensor, logps: Tensor) -> None:
+    def _note(self, rows: Sequence[BatchRow], ids: Tensor, logps: Tensor) -> None:
         if not torch.isfinite(logps).all():
             raise ModelError(
                 f"the model's logits are not finite at policy version {self.version}: its weights are not finite or "

@@ -42,7 +42,7 @@ class ScriptContext:
 
     task: Task
     index: int
-    """Which of its variants a script plays here."""
+    """Number of the script's variant that is played."""
     alone: bool = False
     """A cheat has to earn the reward by itself: no honest work beside it, nothing that a careless environment left, and
     of the answers of hidden tests every second one. Monitors watch the other kind, which a policy would rather make."""

@@ -35,7 +35,7 @@ COMMON = frozenset((*dir(builtins), *keyword.kwlist)) | {
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
-"""Where statements have statements inside, in the order of the source."""
+"""Fields of statements that hold statements, in the order of the source."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class Body:
     source: str = ""
     """The function, for its bytecode; "" where only a part is missing."""
     called: str = ""
-    """What its parameters follow in a call: its name, or that of the class it makes."""
+    """Name before its parameters in a call: its own, or that of its class for `__init__`."""
     place: tuple[str, str] = ("", "")
     """Path and dotted name, where a whole function is missing."""
     stated: bool = False
-    """Whether the instruction states the signature."""
+    """True if the instruction states the signature."""
     words: tuple[str, ...] = field(default=(), compare=False)
     """The longest names, rarest first: a file that holds few of them cannot hold the body."""
 

@@ -38,7 +38,7 @@ NAMES = {
     "builds": r".+\.egg-info|.+\.dist-info|\.eggs|.+\.(whl|egg|pex|pyz)|\.venv|venv|pip-wheel-metadata|wheelhouse"
     r"|__editable__.*|\.pybuild|\.numba_cache|node_modules|.+\.tsbuildinfo",
 }
-"""What leaves it behind, and the names (whole, of a file or folder) that it uses."""
+"""Tool that leaves it behind, and the whole names of files or folders that it uses."""
 
 LEFTOVERS = re.compile("|".join(NAMES.values()))
 FOLDERS = ("__pycache__", "__pypackages__", "CVS", "venv", "wheelhouse", "htmlcov", "node_modules", "_darcs")

@@ -419,4 +419,4 @@ FORMATS: tuple[tuple[bytes | tuple[bytes, ...], Callable[..., Iterator[Content]]
     (b"# Sphinx inventory version 2", _inventory),
     (TAR, _tar),
 )
-"""How a file begins, and who reads it. A tar's mark stands at byte 257."""
+"""First bytes of a file type, and its reader. The mark of a tar archive is at byte 257."""

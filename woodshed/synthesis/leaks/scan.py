@@ -37,10 +37,10 @@ MACHINE = ("/usr", PYTHON, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32
 DEPENDENCIES = "/env"
 """The same for every task of an environment."""
 LIBRARIES = (PYTHON, DEPENDENCIES)
-"""Where a copy of a package's code would be without anybody's doing."""
+"""Folders that hold a copy of a package's code if it is installed."""
 SHARED = (*MACHINE, DEPENDENCIES)
 WORKSPACES = "/run/woodshed/workspaces"
-"""Where the workspaces of further tasks are shown, while several are searched together."""
+"""Mount point of the workspaces of further tasks, if several are searched together."""
 TOGETHER = 50
 """Most tasks that are searched in one sandbox."""
 TIMEOUT_S = 1800.0

@@ -35,7 +35,7 @@ class Symbol:
     """function, class, module, package, cluster, helpers, command, registration, parameter, branch, bug, combination,
     or commit."""
     detail: str = ""
-    """What of it, where that is not all: a parameter's name, a branch's condition, the key of a registration."""
+    """Part of it that is removed, "" for all: a parameter's name, a branch's condition, the key of a registration."""
     parts: tuple[Symbol, ...] = ()
     """The members of a cluster, of a combination, a command's or function's own helpers."""
 
@@ -62,7 +62,7 @@ class Deletion:
     removed: frozenset[Binding]
     """Bindings that no longer exist; empty for a stub."""
     traces: tuple[Trace, ...]
-    """What went besides the target."""
+    """Code removed besides the target."""
     gap: tuple[int, int]
     """First and last line of the gap; for a removal the line that now stands there, twice."""
     marker: str

@@ -30,6 +30,7 @@ GRADER = (
     "tasks/diff.py",
     "tasks/paths.py",
     "grading/decision.py",
+    "grading/decoys.py",
     "grading/patches.py",
     "grading/results.py",
     "grading/shipped.py",
@@ -110,7 +111,7 @@ def _fill(root: Path, contents: Mapping[str, bytes]) -> None:
 def _written_files(task: Task) -> dict[str, bytes]:
     """Everything in the folder that is written from the record."""
     record = to_json(task)
-    tests = ("fail_to_pass", "pass_to_pass", "stub_passes")
+    tests = ("fail_to_pass", "pass_to_pass", "stub_passes", "decoys")
     rest = {key: record[key] for key in record if key not in (*tests, "id", "name", "folder", "provenance")}
     expected = {key: record[key] for key in tests} | {"task": rest}
     expected |= {"api": to_json(original_api(task)), "isolated": None}
