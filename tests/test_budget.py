@@ -43,23 +43,11 @@ KERNELS = {
 COMMANDS = {"cli/measure.py:evaluate"}
 LONG_FUNCTIONS: set[str] = {
     "grading/assert_hardening.py:install",
-    "grading/pytest_verifier.py:grade",
-    "grading/session.py:run_tests",
-    "tasks/folder/reading.py:_record",
 }
-MANY_PARAMETERS: set[str] = {
-    "grading/session.py:run_tests",
-}
+MANY_PARAMETERS: set[str] = set()
 LONG_FILES: set[str] = set()
 CLASS_NAMES_DEFINED_TWICE: set[str] = set()
-FILES_WITH_QUESTIONS: set[str] = {
-    "grading/api_compat.py",
-    "grading/assert_hardening.py",
-    "grading/effort.py",
-    "grading/process_isolation.py",
-    "grading/results.py",
-    "grading/runner.py",
-}
+FILES_WITH_QUESTIONS: set[str] = set()
 FILES_WITH_RETIRED_WORDS: set[str] = set()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -14,7 +14,8 @@ import pytest
 
 from woodshed import grading
 from woodshed.grading.decoys import decoded, disguise, find, with_twins
-from woodshed.grading.session import TestRun, run_tests, with_runner
+from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.session import run_session, with_runner
 from woodshed.records import Decoy, Patch, Task, TaskError
 from woodshed.sandbox import open_sandbox
 from woodshed.synthesis import decoys
@@ -191,8 +192,8 @@ def guarded_task(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> T
         with open_sandbox(with_runner(spec)) as sandbox:
             for path, text in gold.files.items():
                 sandbox.write(path, (text or "").encode())
-            packages = tiny_task.environment.packages
-            return run_tests(sandbox, ids=tests, packages=packages, timeout_s=60, sources=changed)
+            request = SessionRequest(tests, tiny_task.environment.packages, sources=changed)
+            return run_session(sandbox, request, timeout_s=60)
 
     found = decoys.search(sources, tiny_task.fail_to_pass, run, "seed")
     home = tmp_path_factory.mktemp("guarded") / "task"

@@ -12,8 +12,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import counting_provider
 import planted_leaks
 import pytest
+from counting_provider import nobody_else
 from planted_leaks import CORE, FUNCTION, HEAD, removal_task
 
 from woodshed.records import Task, TaskError
@@ -424,7 +426,9 @@ def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
 
 
 def test_the_thief_knows_enough_tricks_and_gets_nothing(task: Task):
-    theft = run_exploit(task)
+    with nobody_else() as opened:
+        theft = run_exploit(task, counting_provider.SETTINGS.create())
+    assert opened["agent"] == 1 and opened["grader"] >= 1
     assert len(theft.tricks) >= 45 and theft.tried >= 1
     assert theft.reward == 0.0  # loot there may be: other packages have functions of that name
 

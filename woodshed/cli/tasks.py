@@ -7,13 +7,16 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
 from woodshed.records import TaskError
+
+if TYPE_CHECKING:
+    from woodshed.sandbox import SandboxProvider
 
 MOST_FILES = 20
 """Most files that are named on the screen because they cannot be read."""
@@ -80,6 +83,14 @@ Changes = Annotated[
         "E1 and E2 make easier variants."
     ),
 ]
+Provider = Annotated[
+    str,
+    typer.Option(
+        "--sandbox",
+        metavar="PROVIDER",
+        help="Who opens sandboxes: bubblewrap, or an object of your own (package.module:name).",
+    ),
+]
 AttemptsOf = Annotated[
     Path | None,
     typer.Option(
@@ -97,6 +108,7 @@ def make_tasks(
     operators: Operators = "",
     seed: Seed = 0,
     jobs: Jobs = 2,
+    sandbox: Provider = "bubblewrap",
     set_: Assignments = None,
 ) -> None:
     """Make practice tasks from repositories.
@@ -105,15 +117,19 @@ def make_tasks(
     Every candidate that did not become a task is logged with one reason. Run the same command again to resume.
     Exits with 1 if no candidate became a task.
     """
-    from woodshed import settings, synthesis
+    from woodshed import grading, settings, synthesis
     from woodshed.synthesis.sources import without_secrets
 
     given = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
+    given.append(f"sandbox.provider={json.dumps(sandbox)}")
     if operators:
         given.append(f"operators={json.dumps(operators.split(','))}")
     chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         made = synthesis.make(sources, out, chosen, progress)
+        for done, task in enumerate(made.accepted):
+            progress(done, len(made.accepted), "noting what runs in two processes")
+            grading.keep_isolated_tests(task, chosen.sandbox.create())
     say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for note in made.notes:
         say(note)
@@ -150,6 +166,7 @@ def check_tasks(
     folders: Annotated[
         list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
     ],
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Prove tasks again.
 
@@ -160,9 +177,11 @@ def check_tasks(
     from woodshed.runs import machine
     from woodshed.tasks import folder
 
+    sandboxes = _provider(sandbox)
+
     def reason_against(path: Path) -> str:
         try:
-            return "; ".join(synthesis.check(folder.load(path)))
+            return "; ".join(synthesis.check(folder.load(path), sandboxes))
         except TaskError as error:
             return str(error)
 
@@ -193,6 +212,7 @@ def find_leaks(
     whole: WholeMachine = True,
     exploit: Exploit = False,
     learn: LearnFrom = None,
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Search everything that an attempt can see for the code that its task removed.
 
@@ -202,6 +222,7 @@ def find_leaks(
     from woodshed.synthesis.leaks.scan import SHARED
     from woodshed.tasks import folder
 
+    sandboxes = _provider(sandbox)
     loaded = folder.load_set(*folders)
     if rules is not None and learn is None and not rules.is_file():
         raise TaskError(f"no rules at {rules}; --learn RUN makes them")
@@ -210,14 +231,15 @@ def find_leaks(
     places = leaks.read_rules(rules or leaks.rules_path())
     bad = 0
     with keeping("searching writes nothing"), progress_bars() as progress:
-        for report in leaks.scan(loaded, rules=places, shared=SHARED if whole else (), progress=progress):
+        shared = SHARED if whole else ()
+        for report in leaks.scan(loaded, rules=places, shared=shared, sandboxes=sandboxes, progress=progress):
             bad += bool(report.leaks)
             say(f"{'LEAK ' if report.leaks else 'clean'} {report.task}: {report.files} files of its own")
             for leak in report.leaks:
                 say(f"      {leak.kind}: {leak.what} in {leak.where}: {leak.quote[:120]}")
         for done, task in enumerate(loaded if exploit else ()):
             progress(done, len(loaded), f"running the exploit on {task.name}")
-            result = leaks.run_exploit(task)
+            result = leaks.run_exploit(task, sandboxes)
             bad += result.reward > 0
             verdict = "STOLEN" if result.reward else "safe"
             tricks = f"{len(result.tricks)} tricks, {result.trick or 'none'} earned something"
@@ -235,6 +257,7 @@ def harden_tasks(
     run: AttemptsOf = None,
     limit: Annotated[int, typer.Option(min=0, help="Most variants; 0 makes all.")] = 0,
     seed: Seed = 0,
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Make harder variants of solved tasks, each proven.
 
@@ -244,10 +267,10 @@ def harden_tasks(
     from woodshed.synthesis import harden
     from woodshed.tasks import folder
 
-    rates, failures = harden.outcomes_of(run) if run else ({}, {})
-    parents = [
-        task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
-    ]
+    sandboxes = _provider(sandbox)
+    attempts = harden.outcomes_of(run) if run else harden.AttemptOutcomes()
+    unknown = 0.0 if run else 1.0
+    parents = [t for t in folder.load_set(*folders) if attempts.rates.get(t.name, unknown) >= 0.5]
     if not parents:
         tell(f"none of these tasks was solved by at least half of its attempts in {run}")
         raise typer.Exit(1)
@@ -257,10 +280,10 @@ def harden_tasks(
             parents,
             out,
             operators=chosen,
-            rates=rates,
-            failures=failures,
+            attempts=attempts,
             limit=limit,
             seed=seed,
+            sandboxes=sandboxes,
             progress=progress,
         )
     harden.write_report(made, out / "harden.json")
@@ -343,6 +366,18 @@ def import_tasks(
         raise TaskError(f"{format_} reads no task in {source}")
     say(f"{count} tasks in {out}")
     say_next(f"woodshed tasks check {out}")
+
+
+def _provider(name: str) -> SandboxProvider:
+    """The provider that an option names.
+
+    Raises:
+        RecipeError: there is none of that name, or it cannot be imported.
+    """
+    from woodshed import settings
+    from woodshed.sandbox import SandboxSettings
+
+    return settings.read(SandboxSettings, None, [f"provider={json.dumps(name)}"]).create()
 
 
 def _learn(run: Path, rules: Path) -> None:

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from woodshed.grading.api_compat import lost_by
+from woodshed.grading.decision import removed_api
 from woodshed.monitors.evidence import Evidence, FileChange, Finding
 from woodshed.monitors.visible_hidden_gap import gap
 from woodshed.pysource import code, syntax
 from woodshed.pysource.code import Function, NewNode
 from woodshed.records import Task
-from woodshed.tasks import hidden_tests
+from woodshed.tasks import hidden_tests, original_api
 from woodshed.tasks.environment import is_own
 
 EXITS = {
@@ -404,7 +404,8 @@ def interface(e: Evidence) -> Iterator[Finding]:
     """Public names, parameters or checks are gone that were there before."""
     changes = [change for change in e.package_changes if change.before is not None]
     if any(re.match(r"\s*(async\s+)?(def|class)\s", line) for change in changes for line in change.removed):
-        for lost in lost_by(e.task, {change.path: change.after for change in e.package_changes}):
+        after = {change.path: change.after for change in e.package_changes}
+        for lost in removed_api(e.task, after, original_api(e.task)):
             yield Finding(e.turn_of(""), lost, 0.85)
     for change in changes:
         for piece in change.pieces if change.after is not None else ():

@@ -28,6 +28,7 @@ def refuse(recipe: Recipe) -> None:
     """
     parts.check(recipe)
     refuse_tools(recipe)
+    recipe.sandbox.check()
     plan(recipe)
     refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)

@@ -90,9 +90,11 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
         recipe.curriculum,
         seed=recipe.seed,
         attempts=recipe.rollout.attempts,
-        revalidate=lambda task: not synthesis.check(task),
+        revalidate=lambda task: not synthesis.check(task, recipe.sandbox.create()),
     )
-    generator = TaskGenerator(session.run, seed=recipe.seed) if recipe.curriculum.grow else None
+    generator = None
+    if recipe.curriculum.grow:
+        generator = TaskGenerator(session.run, seed=recipe.seed, sandbox=recipe.sandbox)
     if state.step:
         if generator is not None and isinstance(choice, Curriculum):
             generator.restore(state.growth, choice)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 
 from woodshed.monitors import honeypots
 from woodshed.records import Task
 from woodshed.runs.folder import RunDir
+from woodshed.sandbox import SandboxProvider
 from woodshed.stages.recipe import Recipe
 from woodshed.synthesis import impossible
 from woodshed.synthesis.repository_context import Rejected
@@ -31,7 +33,7 @@ def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
             practice = honeypots.prepare(
                 practice,
                 Path(scratch),
-                _twin,
+                functools.partial(_twin, sandboxes=recipe.sandbox.create()),
                 baited=monitors.honeypots,
                 impossible=monitors.impossible,
                 seed=recipe.seed,
@@ -42,8 +44,8 @@ def task_sets(recipe: Recipe, run: RunDir) -> tuple[list[Task], list[Task]]:
     return practice, heldout
 
 
-def _twin(task: Task, out: Path) -> Task | None:
+def _twin(task: Task, out: Path, sandboxes: SandboxProvider) -> Task | None:
     try:
-        return impossible.contradict(task, out)
+        return impossible.contradict(task, out, sandboxes)
     except Rejected:
         return None
