@@ -40,7 +40,7 @@ KERNELS = {
     "muon/kernels.py:symmetric_kernel",
 }
 # The parameters of a command are its options.
-COMMANDS = {"cli/measure.py:evaluate"}
+COMMANDS = {"cli/measure.py:evaluate", "cli/tasks.py:make_tasks"}
 LONG_FUNCTIONS: set[str] = {
     "grading/assert_hardening.py:install",
 }

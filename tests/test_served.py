@@ -372,7 +372,7 @@ def answered(sample: Sample) -> Future[Sample]:
 
 
 def test_the_critics_own_engine_is_closed(servers: list[Server], tiny_task: Task, tiny_model_dir: Path):
-    url = {"url": f"http://127.0.0.1:{servers[0].server_port}", "retries": 0}
+    url = {"url": f"http://127.0.0.1:{servers[0].server_port}"}
     recipe = recipe_of(tiny_task, tiny_model_dir, critic={"endpoint": url, "model": str(tiny_model_dir)})
     policys: Any = Held()
     critic = critic_of(recipe, policys)

@@ -88,9 +88,7 @@ def train(
         chosen = new_recipe(Path(recipe or ""), variant, given)
         if dry_run:
             say(chosen.to_toml().rstrip())
-            option = ["--variant", variant] if variant else []
-            command = machine.command(chosen.layout.world)
-            say_next(" ".join([command, "train", str(recipe), *option, *given]))
+            say_start(chosen, [str(recipe), *(["--variant", variant] if variant else []), *given])
             return
         name_servers(given)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -99,6 +97,11 @@ def train(
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def say_start(recipe: Recipe, arguments: Sequence[str]) -> None:
+    """Say the command that trains by a recipe, on as many ranks as its layout has."""
+    say_next(" ".join([machine.command(recipe.layout.world), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:

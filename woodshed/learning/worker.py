@@ -169,12 +169,12 @@ class Worker:
 
     @everywhere
     def add_noise(self) -> None:
-        """Change every trainable weight by about a tenth, the same way on all ranks, until `remove_noise`."""
+        """Change every trainable weight by about a fifth, the same way on all ranks, until `remove_noise`."""
         weights = self.policy.snapshot()
         self._without_noise = {name: value.to("cpu", copy=True) for name, value in weights.items()}
         self.policy.load_weights(
             {
-                name: value + 0.1 * value.abs().mean() * torch.cos(1e4 * value)
+                name: value + 0.3 * value.abs().mean() * torch.cos(1e4 * value)
                 for name, value in weights.items()
             }
         )
