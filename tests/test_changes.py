@@ -90,7 +90,7 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
     run = run_of(tmp_path / "run", recipe())
     both = {**sections, "note": "This one may."}
     with pytest.raises(RunError, match=r"was changed since the run began") as caught:
-        changes.accept(run, recipe(**both), allowed=changes.NOTED, stage="rl", taken=1)
+        changes.accept(run, recipe(**both), allowed=changes.NOTED, stage="rl", steps_taken=1)
     assert name in str(caught.value) and "put it back" in str(caught.value)
     assert "changes" not in run.manifest
     with pytest.raises(RunError, match="begun with other settings"):
@@ -101,7 +101,7 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
 def test_fewer_steps_than_were_taken_are_refused(tmp_path: Path):
     run = run_of(tmp_path / "run", recipe())
     with pytest.raises(RunError, match=r"rl.steps = 2, but 3 steps were taken"):
-        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, stage="rl", taken=3)
+        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, stage="rl", steps_taken=3)
 
 
 def test_a_run_without_a_record_of_its_settings_keeps_them_from_now_on(tmp_path: Path):

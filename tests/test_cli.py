@@ -86,7 +86,7 @@ def run(tmp_path: Path) -> RunDir:
         (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "RecipeError: settings: operators"),
         (
             ["tasks", "export", "x", "--out", "y", "--format", "z"],
-            "TaskError: no format 'z'; tasks are exported as",
+            "TaskError: unknown format 'z'; known are",
         ),
         (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
         (["tasks", "make", "", "--out", "made"], "TaskError: no folder ''"),
@@ -433,7 +433,7 @@ def test_a_run_goes_on_with_its_own_verb(tmp_path: Path, run: RunDir):
     measured.unlock()
     result = woodshed("train", "--resume", str(measured.path))
     assert result.exit_code == 2
-    assert f"is an evaluation; go on with `woodshed eval --resume {measured.path}`" in result.stderr
+    assert f"is an evaluation; resume it with `woodshed eval --resume {measured.path}`" in result.stderr
     result = woodshed("eval", "--resume", str(run.path))
     assert result.exit_code == 2
     assert f"is a run of training; resume it with `woodshed train --resume {run.path}`" in result.stderr

@@ -74,7 +74,7 @@ def test_tasks_won_and_lost(tmp_path: Path):
     result = woodshed("eval", "compare", str(a.path), str(b.path))
     assert result.exit_code == 0, result.output
     assert "won 10, lost 1, same 8; exact test of won against lost (McNemar): p = 0.0117" in result.stdout
-    assert "void attempts, in no figure: A 0, B 1" in result.stdout and "smallest visible" in result.stdout
+    assert "void attempts, in no figure: A 0, B 1" in result.stdout and "smallest detectable" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_the_exported_model_gives_the_same_logps(tiny_model_dir: Path, tiny_task
     assert (out / "model.safetensors").is_file() and invariant.NAME not in (out / "config.json").read_text()
     card = (out / "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n") and "# tuned \\| \\<b\\>" in card
-    assert "| tally | MIT | 1 | train |" in card and "no monitor looked" in card and "Not measured." in card
+    assert "| tally | MIT | 1 | train |" in card and "no monitor ran" in card and "Not measured." in card
     result = CliRunner().invoke(app, ["export", str(run.path), "--to", "hf", "--out", str(out)])
     assert result.exit_code == 2 and "is not an empty folder" in result.stderr
 

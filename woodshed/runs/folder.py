@@ -59,7 +59,7 @@ Kind = Literal[
     "token_texts",
 ]
 
-At = tuple[str, int, int]  # phase, step, part
+BatchId = tuple[str, int, int]  # phase, step, part
 Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them
 DONE = re.compile(
     rb'\{"phase": (?P<phase>"(?:[^"\\]|\\.)*"), "step": (?P<step>\d+), "part": (?P<part>\d+), '
@@ -85,7 +85,7 @@ class RunDir:
         self.path = path
         self._lock: int | None = None
         self._not_ours = {path.name for path in path.iterdir()} if path.is_dir() else set[str]()
-        self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
+        self._seen: dict[Kind, tuple[int, dict[BatchId, Place]]] = {}
         self.on_metrics: Callable[[], object] | None = None
         """Called whenever a metrics line was completed."""
 
@@ -307,7 +307,7 @@ class RunDir:
         """True if a batch of this kind was completed, even an empty one."""
         return bool(self._catalog(kind))
 
-    def batches(self, kind: Kind) -> list[At]:
+    def batches(self, kind: Kind) -> list[BatchId]:
         """Positions of completed records as (phase, step, part), in order; `find` reads one."""
         return list(self._catalog(kind))
 
@@ -333,7 +333,7 @@ class RunDir:
         if kind == "metrics" and self.on_metrics is not None:
             self.on_metrics()
 
-    def _catalog(self, kind: Kind) -> dict[At, Place]:
+    def _catalog(self, kind: Kind) -> dict[BatchId, Place]:
         """Position of every completed batch. Reads only what was appended since the last call, without parsing it."""
         path = self.path / f"{kind}.jsonl"
         offset, found = self._seen.get(kind, (0, {}))
@@ -355,14 +355,14 @@ class RunDir:
                     self._seen[kind] = (offset, found)
         return found
 
-    def _load(self, kind: Kind, record: type[R], at: At, place: Place) -> list[R]:
+    def _load(self, kind: Kind, record: type[R], at: BatchId, place: Place) -> list[R]:
         begin, end = place
         with self._reading(kind) as file:
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")[:-1]
         return [self._record(kind, record, at, line) for line in lines]
 
-    def _record(self, kind: Kind, record: type[R], at: At, line: bytes) -> R:
+    def _record(self, kind: Kind, record: type[R], at: BatchId, line: bytes) -> R:
         try:
             return _parsed(line, record)
         except (ValueError, KeyError, TypeError) as error:
@@ -419,7 +419,7 @@ class RunDir:
             raise RunError(f"cannot write to {self.path}: {reason(error)}. {onward}.") from error
 
 
-def _completed(line: bytes) -> tuple[At, int] | None:
+def _completed(line: bytes) -> tuple[BatchId, int] | None:
     """The batch that a completion line completes, and the count of its records; None for any other line."""
     done = DONE.fullmatch(line)
     try:
