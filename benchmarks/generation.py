@@ -275,14 +275,15 @@ class Woodshed:
         training."""
         import torch
 
-        from woodshed.learning.packing import Row, pad
+        from woodshed.experience.samples import TrainingSample
+        from woodshed.learning.packing import pad
         from woodshed.learning.policy import Policy
 
         self.forget()
         policy, gaps = Policy(self.model, is_adapter=True), []
         for batch in _few_at_a_time(written[:: max(1, len(written) // 16)][:16]):
             rows = [
-                Row((*head, *ids), tuple(range(len(head), len(head) + len(ids))), tuple(logps))
+                TrainingSample((*head, *ids), tuple(range(len(head), len(head) + len(ids))), tuple(logps))
                 for head, ids, logps in batch
             ]
             padded = pad(rows, self.device)

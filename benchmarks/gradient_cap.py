@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.update import GradNorms
 from woodshed.runs import machine
 
 ACTIONS, FEATURES, TASKS, ATTEMPTS, STEPS = 6, 24, 6, 4, 40

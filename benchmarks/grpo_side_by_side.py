@@ -208,12 +208,11 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
 
     from woodshed.engines.engine import SampleRequest, SamplerSettings, WeightUpdate, sample_all
     from woodshed.engines.local import LocalEngine
-    from woodshed.learning import packing
-    from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-    from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
+    from woodshed.experience.compile import compile_samples
+    from woodshed.learning.loss_settings import LossSettings
+    from woodshed.learning.optimizer import OptimizerSettings
     from woodshed.learning.policy import Policy, PolicySettings
-    from woodshed.learning.teacher import Teacher
-    from woodshed.learning.update import GradNorms, update
+    from woodshed.learning.trainer import Trainer
     from woodshed.records import Group, Patch, Rollout, Turn, Verdict
 
     class NeverStops:
@@ -225,11 +224,13 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
     rows = options.prompts * options.group
     renderer: Any = NeverStops()
     sampler = LocalEngine(policy.model, renderer, SamplerSettings(max_rows=rows))
-    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
-    feedback, scale = FeedbackSettings(weight=0.0), GradNorms()
-    teacher = Teacher(policy, policy.snapshot(), feedback)
     length = options.prompt_tokens + options.new
-    objective = LossSettings(micro_batch_tokens=options.micro_rows * length)
+    trainer = Trainer(
+        policy,
+        OptimizerSettings(learning_rate=1e-6, warmup_steps=0),
+        LossSettings(micro_batch_tokens=options.micro_rows * length),
+        message_tokens=options.new,
+    )
     ends, generating = [], []
     for step in range(options.steps):
         started = clock()
@@ -269,19 +270,7 @@ def woodshed_side(options: argparse.Namespace) -> dict[str, Any]:
             Group(str(p), tuple(rollouts[p * options.group : (p + 1) * options.group]))
             for p in range(options.prompts)
         ]
-        update(
-            policy,
-            optimizer,
-            packing.pack(groups, verdicts, [], renderer),
-            scale=scale,
-            teacher=teacher,
-            learning_rate=1e-6,
-            message_tokens=options.new,
-            temperature=1.0,
-            objective=objective,
-            feedback=feedback,
-            max_grad_norm=1.0,
-        )
+        trainer.step(compile_samples(groups, verdicts, [], renderer).samples)
         sampler.update_weights(WeightUpdate("shared"), step + 1)
         if torch.cuda.is_available():
             torch.cuda.synchronize()

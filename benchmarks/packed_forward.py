@@ -26,11 +26,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
+from woodshed.experience.samples import HintBranch, TrainingSample, teacher_view
 from woodshed.learning import gradients, packing, prefix_tree
-from woodshed.learning.gradients import StepInputs
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.packing import Batch, Row, Target
 from woodshed.learning.policy import Policy
+from woodshed.learning.step_inputs import StepInputs
 from woodshed.learning.teacher import Teacher
 from woodshed.records import Hint
 from woodshed.runs import machine
@@ -44,9 +44,9 @@ def main() -> None:
     reason = prefix_tree.why_not(policy)
     if reason:
         raise SystemExit(f"this model cannot take branches: {reason}")
-    batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
-    rows = measure(policy, batch, options)
-    gap = largest_gap(policy, batch)
+    samples = make_samples(options, policy.model.config.get_text_config().vocab_size)
+    rows = measure(policy, samples, options)
+    gap = largest_gap(policy, samples)
     by_name = {row["what"]: row["seconds"] for row in rows}
     alone, separate = by_name["rollouts alone"], by_name["teacher, a prefill each"]
     print(f"{'':<44}{'seconds':>10}{'over alone':>12}")
@@ -120,52 +120,61 @@ def load(name: str, dtype: str) -> Policy:
     return Policy(model, is_adapter=False)
 
 
-def make_batch(options: argparse.Namespace, vocabulary: int) -> Batch:
+def make_samples(options: argparse.Namespace, vocabulary: int) -> list[TrainingSample]:
     """Rollouts of random tokens whose last `targets` messages are hinted; a tenth of the rest is the policy's too."""
     rng = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(vocabulary, (count,), generator=rng).tolist())
 
-    rows, targets = [], []
+    samples = []
     for number in range(options.rollouts):
-        ids, opening = draw(options.prefix), 3
-        wanted = list(range(options.prefix - options.prefix // 10, options.prefix))
+        ids, opening, branches = draw(options.prefix), 3, []
+        predicted = list(range(options.prefix - options.prefix // 10, options.prefix))
         for turn in range(options.targets):
             shared = len(ids)
             own = draw(opening + options.message)
             branch = draw(options.hint) + own
             ids += own
             message = tuple(range(len(ids) - options.message, len(ids)))
-            wanted += message
-            end = shared + len(branch)
-            logps = (-1.0,) * options.message
-            student = Row(ids, message, logps)
-            teacher = Row(ids[:shared] + branch, tuple(range(end - options.message, end)), logps)
-            targets.append(
-                Target(Hint(str(number), turn, "", "x"), student, teacher, shared, ((turn, options.message),))
+            predicted += message
+            hint = Hint(str(number), turn, "", "x")
+            spans = ((turn, options.message),)
+            branches.append(HintBranch(hint, shared, branch, message, (1.0,) * len(message), spans))
+        streams = [(value,) * len(predicted) for value in (-1.0, 0.5 - number % 2, 1.0)]
+        logps, advantages, weights = streams
+        samples.append(
+            TrainingSample(
+                ids,
+                tuple(predicted),
+                logps,
+                advantages=advantages,
+                rl_weights=weights,
+                branches=tuple(branches),
+                rollout_id=str(number),
             )
-        rows.append(Row(ids, tuple(wanted), (-1.0,) * len(wanted), 0.5 - number % 2, rollout_id=str(number)))
-    return Batch(tuple(rows), tuple(targets), options.rollouts)
+        )
+    return samples
 
 
-def measure(policy: Policy, batch: Batch, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    policy: Policy, samples: list[TrainingSample], options: argparse.Namespace
+) -> list[dict[str, Any]]:
     objective = LossSettings(micro_batch_tokens=options.micro_batch)
 
     def work(kind: str, hinted: bool = True) -> StepInputs:
         feedback = FeedbackSettings.model_validate({"teacher": kind, "weight": float(hinted)})
         return StepInputs(
-            policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, options.message
+            policy, Teacher(policy, start, feedback), samples, objective, feedback, 1.0, options.message
         )
 
     start = policy.snapshot()
-    tree = prefix_tree.trees(batch)
-    with_branches = prefix_tree.pad(prefix_tree.prefixes(tree), policy.device)
+    with_branches = prefix_tree.pad(prefix_tree.prefixes(samples), policy.device)
 
     def prefills() -> None:
         with torch.no_grad():
-            for target in batch.targets:
-                policy.logits(packing.pad([target.teacher], policy.device))
+            for each in prefix_tree.hinted_turns(samples):
+                policy.logits(packing.pad([teacher_view(*each)], policy.device))
 
     def packed_prefill() -> None:
         with torch.no_grad():
@@ -174,9 +183,9 @@ def measure(policy: Policy, batch: Batch, options: argparse.Namespace) -> list[d
     cases: dict[str, Callable[[], object]] = {
         "rollouts alone": lambda: gradients.separate(work("frozen", hinted=False)),
         "with targets, separate": lambda: gradients.separate(work("frozen")),
-        "with targets, packed, frozen": lambda: gradients.packed(work("frozen")),
-        "with targets, packed, live": lambda: gradients.packed(work("live")),
-        "with targets, packed, live, one backward": lambda: gradients.packed_joint(work("live"), 0.1),
+        "with targets, packed, frozen": lambda: gradients.branching(work("frozen")),
+        "with targets, packed, live": lambda: gradients.branching(work("live")),
+        "with targets, packed, live, one backward": lambda: gradients.branching_joint(work("live"), 0.1),
         "teacher, a prefill each": prefills,
         "teacher, packed": packed_prefill,
     }
@@ -202,13 +211,13 @@ def synchronise(device: torch.device) -> None:
 
 
 @torch.no_grad()
-def largest_gap(policy: Policy, batch: Batch) -> float:
+def largest_gap(policy: Policy, samples: list[TrainingSample]) -> float:
     """Largest difference in the hinted tokens' log-probs, packed against separate."""
-    both = prefix_tree.pad(prefix_tree.prefixes(prefix_tree.trees(batch)), policy.device)
+    both = prefix_tree.pad(prefix_tree.prefixes(samples), policy.device)
     packed = policy.logits(both.padded).float().log_softmax(-1).flatten(0, 1)[both.teacher_GN]
     apart = [
-        policy.logits(packing.pad([t.teacher], policy.device)).float().log_softmax(-1)[0]
-        for t in batch.targets
+        policy.logits(packing.pad([teacher_view(*each)], policy.device)).float().log_softmax(-1)[0]
+        for each in prefix_tree.hinted_turns(samples)
     ]
     return max(float((a - b).abs().max()) for a, b in zip(packed, apart, strict=True))
 

@@ -27,15 +27,14 @@ from typing import Any
 
 import torch
 from kept_rows import Rows, spread
-from packed_forward import load, make_batch, synchronise
+from packed_forward import load, make_samples, synchronise
 
+from woodshed.experience.samples import TrainingSample
 from woodshed.learning import prefix_tree
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
-from woodshed.learning.packing import Batch
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, add_adapter
-from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, update
+from woodshed.learning.trainer import Trainer
 
 ADDED = 0.05
 ALONE = {"weight": 0.0}
@@ -74,7 +73,7 @@ def main() -> None:
     policy = load(options.model, options.dtype)
     if options.lora_rank:
         policy = Policy(add_adapter(policy.model, options.lora_rank), is_adapter=True)
-    batch = make_batch(options, policy.model.config.get_text_config().vocab_size)
+    samples = make_samples(options, policy.model.config.get_text_config().vocab_size)
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "commit")}
     rows = Rows(options.out, settings, key=("what",), commit=options.commit)
     rows.report |= {"expected": EXPECTED, "bar": ADDED, "why_not_packed": prefix_tree.why_not(policy)}
@@ -85,7 +84,9 @@ def main() -> None:
         ):
             continue
         part = (
-            dataclasses.replace(batch, targets=batch.targets[::4]) if "one rollout in four" in what else batch
+            [dataclasses.replace(s, branches=s.branches if n % 4 == 0 else ()) for n, s in enumerate(samples)]
+            if "one rollout in four" in what
+            else samples
         )
         found = measured(policy, part, feedback, options)
         alone = rows.rows[0]["mean_s"] if rows.rows else found["mean_s"]
@@ -115,30 +116,24 @@ def _options() -> argparse.Namespace:
 
 
 def measured(
-    policy: Policy, batch: Batch, feedback: FeedbackSettings, options: argparse.Namespace
+    policy: Policy, samples: list[TrainingSample], feedback: FeedbackSettings, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Seconds and positions of a step. Every case starts from the same weights."""
     start = policy.snapshot()
-    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=1e-6))
-    teacher, scale = Teacher(policy, start, feedback), GradNorms()
+    trainer = Trainer(
+        policy,
+        OptimizerSettings(learning_rate=1e-6, warmup_steps=0),
+        LossSettings(micro_batch_tokens=options.micro_batch),
+        feedback,
+        start=start,
+        message_tokens=options.message,
+    )
     clock = time.perf_counter if policy.device.type == "cuda" else time.process_time
 
     def act() -> float:
         synchronise(policy.device)
         started = clock()
-        update(
-            policy,
-            optimizer,
-            batch,
-            scale=scale,
-            teacher=teacher,
-            learning_rate=1e-6,
-            message_tokens=options.message,
-            temperature=1.0,
-            objective=LossSettings(micro_batch_tokens=options.micro_batch),
-            feedback=feedback,
-            max_grad_norm=1.0,
-        )
+        trainer.step(samples)
         synchronise(policy.device)
         return clock() - started
 
@@ -159,7 +154,7 @@ def measured(
         seconds = [act() for _ in range(runs)]
     peak = torch.cuda.max_memory_allocated() / 2**30 if policy.device.type == "cuda" else 0.0
     policy.load_weights(start)
-    own = sum(len(row.ids) for row in batch.rows) * runs
+    own = sum(len(sample.ids) for sample in samples) * runs
     return {
         "seconds": spread(seconds),
         "mean_s": float(f"{sum(seconds) / runs:.4g}"),

@@ -233,11 +233,9 @@ def test_finishing_closes_the_sandbox(task: Task, sandbox: Sandbox) -> None:
 def test_the_patch_holds_whole_text_files_and_says_what_it_leaves_out(task: Task) -> None:
     made = (
         "rm data.bin; mkdir -p new/__pycache__; echo x > new/__pycache__/a.pyc; printf 'no end' > new/b.txt; "
-        "ln -s /etc/passwd link; printf '\\xff' > bad.txt; head -c 3000 /dev/zero > big.txt; mkfifo pipe"
+        "ln -s /etc/passwd link; printf '\\xff' > bad.txt; head -c 1048577 /dev/zero > big.txt; mkfifo pipe"
     )
-    rollout = play(
-        task, f"<call>shell {made}</call>", settings=SETTINGS.model_copy(update={"patch_file_bytes": 2000})
-    )
+    rollout = play(task, f"<call>shell {made}</call>")
     assert rollout.patch.files == {"data.bin": None, "new/b.txt": "no end"}
     assert rollout.patch.skipped == {
         "bad.txt": "not UTF-8: byte 0xff at 0",

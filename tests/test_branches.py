@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, tiny_policy
+from tiny_training import HINT, four_attempts, hint_for, last_norm, samples_of, step, tiny_policy, trainer_of
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
+from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import gradients, packing, prefix_tree
-from woodshed.learning.gradients import StepInputs
+from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
-from woodshed.learning.packing import Batch
 from woodshed.learning.policy import Policy
+from woodshed.learning.prefix_tree import hinted_turns
+from woodshed.learning.step_inputs import StepInputs
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, update
-from woodshed.records import Rollout
+from woodshed.records import Hint, Rollout
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
 
 
 @pytest.fixture(scope="module")
-def batch(rollouts) -> Batch:
+def samples(rollouts) -> tuple[TrainingSample, ...]:
     """Seven targets: three in one rollout, some in rollouts without advantage, hints of several lengths."""
     hints = [
         hint_for(rollouts[0], 2, "Reminder: be brief."),
@@ -38,12 +39,18 @@ def batch(rollouts) -> Batch:
         hint_for(rollouts[3], 1),
         hint_for(rollouts[3], 2),
     ]
-    made = pack(rollouts, [1.0, 0.5, 0.5, 0.0], hints)
-    assert len(made.rows) == 2 and len(made.targets) == 7
+    made = samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], hints)
+    assert sum(sample.has_advantage for sample in made) == 2 and len(hinted_turns(made)) == 7
     return made
 
 
-def work(batch: Batch, feedback: FeedbackSettings, *, kl_coef: float = 0.0, tokens: int = 2048) -> StepInputs:
+def work(
+    samples: Sequence[TrainingSample],
+    feedback: FeedbackSettings,
+    *,
+    kl_coef: float = 0.0,
+    tokens: int = 2048,
+) -> StepInputs:
     """A policy that has moved away from its start."""
     policy = tiny_policy()
     start = policy.snapshot()
@@ -51,8 +58,8 @@ def work(batch: Batch, feedback: FeedbackSettings, *, kl_coef: float = 0.0, toke
     with torch.no_grad():
         for parameter in policy.trainable.values():
             parameter.add_(torch.randn_like(parameter) * 0.05)
-    objective = LossSettings(kl_coef=kl_coef, micro_batch_tokens=tokens)
-    return StepInputs(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 160)
+    loss = LossSettings(kl_coef=kl_coef, micro_batch_tokens=tokens)
+    return StepInputs(policy, Teacher(policy, start, feedback), samples, loss, feedback, 1.0, 160)
 
 
 def close(a: gradients.Gradient, b: gradients.Gradient) -> bool:
@@ -63,10 +70,10 @@ def close(a: gradients.Gradient, b: gradients.Gradient) -> bool:
 
 @pytest.mark.parametrize("kl_coef", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["frozen", "live", "ema", "trust-region"])
-def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(batch, kind, kl_coef):
+def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(samples, kind, kl_coef):
     feedback = FeedbackSettings(teacher=kind, teacher_rate=0.3)
-    apart, together = (work(batch, feedback, kl_coef=kl_coef) for _ in range(2))
-    want, got = gradients.separate(apart), gradients.packed(together)
+    apart, together = (work(samples, feedback, kl_coef=kl_coef) for _ in range(2))
+    want, got = gradients.separate(apart), gradients.branching(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
     for name, value in apart.metrics.means().items():
         if name != "trained_positions":
@@ -77,13 +84,15 @@ def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(batch, 
 @pytest.mark.parametrize("kind", ["frozen", "live"])
 def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
     hints = [hint_for(made, 0, "A solution: return 2 * x") for made in rollouts[:3]]
-    made = pack(rollouts, [1.0, 0.5, 0.5, 0.0], hints, scope="rollout", skip=("template",), skip_first=1)
-    assert [len(t.student.wanted) for t in made.targets] == [
+    made = samples_of(
+        rollouts, [1.0, 0.5, 0.5, 0.0], hints, scope="rollout", skip=("template",), skip_first=1
+    )
+    assert [len(branch.predicted) for _, branch in hinted_turns(made)] == [
         sum(len(turn.sampled_ids) for turn in rollout.turns) for rollout in rollouts[:3]
     ]
     feedback = FeedbackSettings(teacher=kind, scope="rollout")
     apart, together = work(made, feedback), work(made, feedback)
-    want, got = gradients.separate(apart), gradients.packed(together)
+    want, got = gradients.separate(apart), gradients.branching(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
     token_divergences = {
         (taught.rollout_id, taught.turn): taught for taught in apart.metrics.token_divergences()
@@ -97,21 +106,22 @@ def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
 @pytest.mark.parametrize("support", ["teacher", "full", "sampled"])
 def test_also_with_other_supports_ratios_and_masks(rollouts, support):
     hints = [hint_for(rollouts[1], turn) for turn in range(3)]
-    made = pack(rollouts, [1.0, 0.5, 0.5, 0.0], hints, skip=("template",), skip_first=2)
+    made = samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], hints, skip=("template",), skip_first=2)
     feedback = FeedbackSettings(support=support, max_ratio=2.0, reduction="token")
-    want, got = gradients.separate(work(made, feedback)), gradients.packed(work(made, feedback))
+    want, got = gradients.separate(work(made, feedback)), gradients.branching(work(made, feedback))
     assert close(want[1], got[1])
 
 
-def test_log_probs_of_every_hinted_token_agree_to_1e_4(batch):
+def test_log_probs_of_every_hinted_token_agree_to_1e_4(samples):
     policy = tiny_policy()
-    both = prefix_tree.pad(prefix_tree.trees(batch))
-    assert both.targets is not None
+    trunks = [prefix_tree.trunk(sample) for sample in samples]
+    both = prefix_tree.pad(trunks)
+    assert both.branches is not None
     logps = policy.logits(both.padded).log_softmax(-1).flatten(0, 1)
-    hinted = [t for tree in prefix_tree.trees(batch) for t in tree.targets]
+    hinted = hinted_turns(trunks)
     for at, rows in (
-        (both.student_GN, [t.student for t in hinted]),
-        (both.teacher_GN, [t.teacher for t in hinted]),
+        (both.student_GN, [student_view(*each) for each in hinted]),
+        (both.teacher_GN, [teacher_view(*each) for each in hinted]),
     ):
         apart = packing.pad(rows)
         gap = (logps[at] - policy.logits(apart).log_softmax(-1)).abs().amax(-1) * apart.mask_BN
@@ -119,49 +129,40 @@ def test_log_probs_of_every_hinted_token_agree_to_1e_4(batch):
 
 
 @pytest.mark.parametrize("kind", ["frozen", "live"])
-def test_one_backward_pass_gives_the_sum_of_both_gradients(batch, kind):
+def test_one_backward_pass_gives_the_sum_of_both_gradients(samples, kind):
     feedback = FeedbackSettings(teacher=kind)
-    apart = gradients.packed(work(batch, feedback))
-    joint = gradients.packed_joint(work(batch, feedback), 0.25)
+    apart = gradients.branching(work(samples, feedback))
+    joint = gradients.branching_joint(work(samples, feedback), 0.25)
     assert close({name: apart[0][name] + 0.25 * apart[1][name] for name in joint}, joint)
 
 
-def test_between_measurements_the_last_factor_holds(batch):
+def test_between_measurements_the_last_factor_holds(samples):
     feedback = FeedbackSettings(measure_every=3, weight=50.0)
-    exact = step(tiny_policy(), batch, feedback=feedback, steps=1, rate=1e-3)
-    later = step(tiny_policy(), batch, feedback=feedback, steps=3, rate=1e-3)
-    again = step(tiny_policy(), batch, feedback=feedback, steps=4, rate=1e-3)
+    exact = step(tiny_policy(), samples, feedback=feedback, steps=1, rate=1e-3)
+    later = step(tiny_policy(), samples, feedback=feedback, steps=3, rate=1e-3)
+    again = step(tiny_policy(), samples, feedback=feedback, steps=4, rate=1e-3)
     assert later["kl_factor"] == exact["kl_factor"] != again["kl_factor"]
     assert later["rl_grad_norm"] == exact["rl_grad_norm"] != again["rl_grad_norm"]
 
 
-def updated(policy: Policy, batch: Batch, scale: GradNorms, feedback: FeedbackSettings) -> dict[str, Any]:
-    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=0.0))
-    return update(
-        policy,
-        optimizer,
-        batch,
-        scale=scale,
-        teacher=Teacher(policy, policy.snapshot(), feedback),
-        learning_rate=0.0,
-        message_tokens=160,
-        temperature=1.0,
-        objective=LossSettings(),
-        feedback=feedback,
-        max_grad_norm=1.0,
-    )
+def updated(
+    policy: Policy, samples: Sequence[TrainingSample], norms: GradNorms, feedback: FeedbackSettings
+) -> dict[str, Any]:
+    trainer = trainer_of(policy, feedback=feedback, rate=0.0)
+    trainer.norms = norms
+    return trainer.step(samples)
 
 
 @pytest.mark.parametrize("grown", [1.0, 100.0])
-def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_once(batch, grown):
+def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_once(samples, grown):
     """The targeted gradient was a hundredth when it was measured: its factor would let it outgrow the policy's."""
     feedback = FeedbackSettings(weight=50.0, measure_every=1000)
-    policy, scale = tiny_policy(), GradNorms()
-    want = updated(policy, batch, scale, feedback)
-    assert scale.unmeasured == 0
-    scale.kl_last /= grown
-    found = updated(policy, batch, scale, feedback)
-    assert scale.unmeasured == (1 if grown == 1.0 else 0)
+    policy, norms = tiny_policy(), GradNorms()
+    want = updated(policy, samples, norms, feedback)
+    assert norms.unmeasured == 0
+    norms.kl_last /= grown
+    found = updated(policy, samples, norms, feedback)
+    assert norms.unmeasured == (1 if grown == 1.0 else 0)
     for name in (
         "kl_factor",
         "grad_norm",
@@ -174,42 +175,43 @@ def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_on
         assert found[name] == pytest.approx(want[name], rel=1e-5), name
 
 
-def test_norms_that_are_not_finite_are_measured_again(batch):
-    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
-    updated(policy, batch, scale, feedback)
-    for norms in ({"rl_last": math.nan}, {"kl_last": math.inf}, {"kl_last": math.nan}):
-        scale = replace(scale, **norms)
-        assert math.isfinite(updated(policy, batch, scale, feedback)["kl_factor"]) and scale.unmeasured == 0
+def test_norms_that_are_not_finite_are_measured_again(samples):
+    feedback, policy, norms = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
+    updated(policy, samples, norms, feedback)
+    for odd in ({"rl_last": math.nan}, {"kl_last": math.inf}, {"kl_last": math.nan}):
+        norms = replace(norms, **odd)
+        assert math.isfinite(updated(policy, samples, norms, feedback)["kl_factor"]) and norms.unmeasured == 0
 
 
-def test_without_a_policy_gradient_the_targeted_one_is_measured_every_step(batch):
+def test_without_a_policy_gradient_the_targeted_one_is_measured_every_step(samples):
     """It costs no second backward pass there."""
-    feedback, policy, scale = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
+    feedback, policy, norms = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
+    unrewarded = [replace(sample, advantages=()) for sample in samples]
     for _ in range(2):
-        updated(policy, Batch((), batch.targets, 4), scale, feedback)
-        assert scale.unmeasured == 0
+        updated(policy, unrewarded, norms, feedback)
+        assert norms.unmeasured == 0
 
 
-def test_the_split_into_micro_batches_changes_nothing(batch):
+def test_the_split_into_micro_batches_changes_nothing(samples):
     feedback = FeedbackSettings()
-    want = gradients.packed(work(batch, feedback, tokens=100_000))
-    got = gradients.packed(work(batch, feedback, tokens=100))
+    want = gradients.branching(work(samples, feedback, tokens=100_000))
+    got = gradients.branching(work(samples, feedback, tokens=100))
     assert close(want[0], got[0]) and close(want[1], got[1])
 
 
 def test_what_comes_after_a_hinted_turn_changes_nothing(rollouts):
     """The targeted gradient of a turn does not depend on how long its rollout goes on."""
     hints = [hint_for(rollouts[1], 0)]
-    longer = pack(rollouts, [0.0] * 4, hints)
+    longer = samples_of(rollouts, [0.0] * 4, hints)
     short = replace(rollouts[1], turns=rollouts[1].turns[:1])
-    shorter = pack([rollouts[0], short, *rollouts[2:]], [0.0] * 4, hints)
-    assert close(*(gradients.packed(work(b, FeedbackSettings()))[1] for b in (longer, shorter)))
+    shorter = samples_of([rollouts[0], short, *rollouts[2:]], [0.0] * 4, hints)
+    assert close(*(gradients.branching(work(b, FeedbackSettings()))[1] for b in (longer, shorter)))
 
 
 @pytest.mark.parametrize("kind", ["frozen", "live"])
 def test_no_gradient_outside_hinted_turns_and_none_through_the_teacher(rollouts, kind):
-    made = pack(rollouts, [0.0] * 4, [hint_for(rollouts[1], 0), hint_for(rollouts[1], 2)])
-    job = work(Batch(made.rows, made.targets, 4), FeedbackSettings(teacher=kind))
+    made = samples_of(rollouts, [0.0] * 4, [hint_for(rollouts[1], 0), hint_for(rollouts[1], 2)])
+    job = work(made, FeedbackSettings(teacher=kind))
     seen = []
     hook = last_norm(job.policy).register_forward_hook(
         lambda _module, _inputs, hidden: (
@@ -217,43 +219,47 @@ def test_no_gradient_outside_hinted_turns_and_none_through_the_teacher(rollouts,
             seen.append(hidden),
         )[1]
     )
-    gradients.packed(job)
+    gradients.branching(job)
     hook.remove()
-    tree = prefix_tree.trees(made)[0]
-    assert len(tree.row.wanted) == sum(len(rollouts[1].turns[t].sampled_ids) for t in (0, 2))
+    trunk = prefix_tree.trunk(job.samples[0])
+    assert len(trunk.predicted) == sum(len(rollouts[1].turns[t].sampled_ids) for t in (0, 2))
     with_gradient = [hidden for hidden in seen if hidden.requires_grad]
     assert len(with_gradient) == 1 and len(seen) == (1 if kind == "live" else 2)
     taught = with_gradient[0].grad[0].abs().sum(-1).nonzero().flatten().tolist()
-    assert taught == [i - 1 for i in tree.row.wanted]
+    assert taught == [i - 1 for i in trunk.predicted]
 
 
-def test_with_weight_zero_the_packed_forward_is_rl_alone_bit_for_bit(rollouts, batch):
+def test_with_weight_zero_the_packed_forward_is_rl_alone_bit_for_bit(rollouts, samples):
     plain, zero = tiny_policy(), tiny_policy()
-    step(plain, pack(rollouts, [1.0, 0.5, 0.5, 0.0]))
-    step(zero, batch, feedback=FeedbackSettings(weight=0.0, forward="packed"))
+    step(plain, samples_of(rollouts, [1.0, 0.5, 0.5, 0.0]))
+    step(zero, samples, feedback=FeedbackSettings(weight=0.0, forward="packed"))
     for name, parameter in plain.trainable.items():
         assert torch.equal(parameter, zero.trainable[name])
 
 
 # --- the mask -----------------------------------------------------------------------------------------------------
 
-BRANCH = torch.tensor([[0] * 3 + [1] * 4, [0] * 6 + [-1] * 1])
-SEEN = torch.tensor([[3] * 3 + [6] * 4, [2] * 6 + [0] * 1])
 TRUNK = 8
 
 
-def may_see(b: int, q: int, k: int) -> bool:
+def branch_of(position: int, length: int) -> HintBranch:
+    return HintBranch(Hint("", 0, "", ""), position, (1,) * length, (TRUNK - 1,), (1.0,), ((0, 1),))
+
+
+def may_see(branches: Sequence[HintBranch], q: int, k: int) -> bool:
     """The rule in words: the past of one's own branch, and of the trunk what lies before the hint."""
+    owner = [number for number, branch in enumerate(branches) for _ in branch.ids]
     if k < TRUNK:
-        return k < int(SEEN[b, q])
-    return k - TRUNK <= q and bool(BRANCH[b, q] == BRANCH[b, k - TRUNK])
+        return k < branches[owner[q]].position
+    return k - TRUNK <= q and owner[q] == owner[k - TRUNK]
 
 
 def test_the_mask_is_the_rule():
-    dense = prefix_tree.visible(BRANCH, SEEN, TRUNK)
-    for b, q, k in itertools.product(range(2), range(7), range(15)):
-        assert bool(dense[b, 0, q, k]) == may_see(b, q, k)
-    assert dense.any(-1).all()  # an empty row would be NaN
+    branches = [branch_of(3, 3), branch_of(6, 4), branch_of(0, 1)]
+    mask = prefix_tree.visible(branches, TRUNK)
+    for q, k in itertools.product(range(8), range(TRUNK + 8)):
+        assert bool(mask[q, k]) == may_see(branches, q, k)
+    assert mask.any(-1).all()  # an empty row would be NaN
 
 
 # --- models that cannot take it -----------------------------------------------------------------------------------
@@ -293,7 +299,7 @@ def test_a_model_that_ignores_the_mask_is_found_out_by_trying(dtype: torch.dtype
     policy = tiny_policy()
     policy.model.to(dtype)
     policy.model.register_forward_pre_hook(
-        lambda _module, args, options: (args, options | {"attention_mask": None, "position_ids": None}),
+        lambda _module, args, options: (args, options | {"segments": (), "position_ids": None}),
         with_kwargs=True,
     )
     assert "differ" in prefix_tree.why_not(policy)
@@ -308,14 +314,14 @@ def test_eager_attention_takes_it_too():
 def test_a_token_is_stuck_where_the_student_is_sure_and_its_teacher_against_it(rollouts):
     """No other token is, and none that does not count: the first two are skipped here."""
     made = work(
-        pack(rollouts, [1.0, 0.5, 0.5, 0.0], [hint_for(rollouts[1], 0)], skip_first=2), FeedbackSettings()
+        samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], [hint_for(rollouts[1], 0)], skip_first=2),
+        FeedbackSettings(),
     )
-    (target,) = made.targets
-    padded = packing.pad([target.student])
-    written = torch.nn.functional.one_hot(padded.tokens_BN, made.policy.model.config.vocab_size).float()
+    branches = packing.pad_branches(made.hinted)
+    written = torch.nn.functional.one_hot(branches.tokens_GN, made.policy.model.config.vocab_size).float()
     sure, against = 30.0 * written, -30.0 * written
     sure[:, 5:] = 0.0  # the rest in doubt
     against[:, 4] = 30.0 * written[:, 4]
-    gradients._targeted(made, [target], sure.requires_grad_(), against, padded)
-    assert padded.counted_BN[0].tolist()[:6] == [0, 0, 1, 1, 1, 1]
+    gradients.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
+    assert branches.weight_GN[0].tolist()[:6] == [0, 0, 1, 1, 1, 1]
     assert made.metrics.means()["stuck_tokens"] == 2

@@ -59,7 +59,7 @@ def test_gradients_through_kept_ids_match_finite_differences(logits, kind, suppo
     student, teacher = logits
 
     def loss(x):
-        pair = divergences.keep(x, teacher, support, 3, tail=tail)
+        pair = divergences.truncate_support(x, teacher, support, 3, tail=tail)
         return divergences.divergence(*pair, kind, beta=0.3, clip=None).sum()
 
     assert torch.autograd.gradcheck(loss, student, atol=1e-8)
@@ -105,11 +105,12 @@ def test_jensen_shannon_is_symmetric_below_log_two_and_tends_to_both_kls(logits)
 def test_top_k_with_tail_grows_with_k_up_to_the_full_divergence(logits, kind, support):
     student, teacher = (x.detach() for x in logits)
     values = [
-        divergences.divergence(*divergences.keep(student, teacher, support, k), kind) for k in range(1, V + 1)
+        divergences.divergence(*divergences.truncate_support(student, teacher, support, k), kind)
+        for k in range(1, V + 1)
     ]
     for smaller, larger in itertools.pairwise(values):
         assert (smaller <= larger + 1e-12).all()
-    full = divergences.divergence(*divergences.keep(student, teacher, "full", 1), kind)
+    full = divergences.divergence(*divergences.truncate_support(student, teacher, "full", 1), kind)
     assert torch.allclose(values[-1], full, atol=1e-12)
 
 
@@ -121,10 +122,10 @@ def test_the_kept_ids_are_distributions_over_the_same_ids(logits):
         ("student", False, 3),
     ]
     for support, tail, width in cases:
-        for kept in divergences.keep(student, teacher, support, 3, tail=tail):
+        for kept in divergences.truncate_support(student, teacher, support, 3, tail=tail):
             assert kept.shape == (N, width)
             assert torch.allclose(kept.exp().sum(-1), torch.ones(N, dtype=torch.float64))
-    of_teacher = divergences.keep(student, teacher, "teacher", 3)[1][:, :3]
+    of_teacher = divergences.truncate_support(student, teacher, "teacher", 3)[1][:, :3]
     assert torch.equal(of_teacher, teacher.log_softmax(-1).topk(3).values)
 
 
@@ -134,7 +135,7 @@ def test_the_teacher_takes_no_gradient(logits):
     supports: list[divergences.Support] = ["student", "teacher", "full"]
     for support in supports:
         divergences.divergence(
-            *divergences.keep(student, teacher, support, 3), "jensen-shannon"
+            *divergences.truncate_support(student, teacher, support, 3), "jensen-shannon"
         ).sum().backward()
     divergences.sampled_token(student.log_softmax(-1)[:, 0], teacher.log_softmax(-1)[:, 0]).sum().backward()
     assert teacher.grad is None or not teacher.grad.any()
@@ -200,7 +201,9 @@ def test_a_preset_reproduces_its_reference_formula(name):
     torch.manual_seed(4)
     student, teacher = (torch.randn(6, 130, dtype=torch.float64) * 2 for _ in range(2))
     settings = FeedbackSettings.model_validate({"preset": name})
-    pair = divergences.keep(student, teacher, settings.support, settings.top_k, tail=settings.tail)
+    pair = divergences.truncate_support(
+        student, teacher, settings.support, settings.top_k, tail=settings.tail
+    )
     got = divergences.divergence(*pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip)
     want = [
         formula(name, p, q)

@@ -103,8 +103,8 @@ def server() -> Iterator[Server]:
 
 
 @contextmanager
-def connect(server: Server, waits: list[float] | None = None, **settings: Any) -> Iterator[HttpEngine]:
-    chosen = EndpointSettings(url=server.url, timeout_s=240, **settings)
+def connect(server: Server, waits: list[float] | None = None) -> Iterator[HttpEngine]:
+    chosen = EndpointSettings(url=server.url)
     with closing(
         HttpEngine(chosen, server.renderer, sleep=([] if waits is None else waits).append)
     ) as sampler:
@@ -139,7 +139,7 @@ def test_dropped_connections_and_429_are_waited_out(server: Server):
 )
 def test_lies_are_named(server: Server, spoil: dict[str, Any], message: str):
     server.spoil = spoil
-    with connect(server, retries=0) as sampler, pytest.raises(SamplerError, match=message):
+    with connect(server) as sampler, pytest.raises(SamplerError, match=message):
         sample_all(sampler, [REQUEST])
 
 
@@ -147,7 +147,7 @@ def test_lies_are_named(server: Server, spoil: dict[str, Any], message: str):
 def test_numbers_that_are_no_log_probability_are_refused(server: Server, logp: Any):
     logps = [-0.1] * (len(server.ids) - 1) + [logp]
     server.spoil = {"choice": {"logprobs": {"token_logprobs": logps}}}
-    with connect(server, retries=0) as sampler:
+    with connect(server) as sampler:
         with pytest.raises(SamplerError, match="log-probability"):
             sample_all(sampler, [REQUEST])
         server.spoil = {"choice": {"logprobs": {"token_logprobs": [1e-6] * len(server.ids)}}}
@@ -158,7 +158,7 @@ def test_numbers_that_are_no_log_probability_are_refused(server: Server, logp: A
 def test_a_server_that_lists_no_models_is_named(server: Server, models: Any):
     server.models = models
     said = r"does not list models|did not answer with a JSON object"
-    with pytest.raises(SamplerError, match=said), connect(server, retries=0):
+    with pytest.raises(SamplerError, match=said), connect(server):
         pass
 
 
@@ -186,15 +186,10 @@ def test_an_evaluation_goes_on_where_its_server_failed(
 ):
     """Waves of one task: the first is answered, then the server is gone. Exit code 3, then --resume."""
     monkeypatch.chdir(tmp_path)
-    server.script, server.otherwise = [200, 200], 503
+    server.script, server.otherwise = [200, 200], 400
     runner = CliRunner()
     options = ["--endpoint", server.url, "--model", str(tiny_model_dir), "--attempts", "2", "--name", "it"]
-    settings = [
-        "rollout.max_in_flight=2",
-        "engine.servers.0.retries=0",
-        "engine.servers.0.concurrency=1",
-        "codec=plain",
-    ]
+    settings = ["rollout.max_in_flight=2", "codec=plain"]
     result = runner.invoke(app, ["eval", str(two_tasks), *options, *settings])
     assert result.exit_code == 3, result.output
     assert "SamplerError" in result.stderr and "resume with: woodshed eval --resume runs/it" in result.stderr
@@ -223,12 +218,14 @@ def test_one_task_under_two_names_is_refused(two_tasks: Path, tmp_path: Path):
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_an_address_with_v1_is_the_same_address(server: Server, suffix: str):
-    settings = EndpointSettings(url=server.url + suffix, retries=0)
+    settings = EndpointSettings(url=server.url + suffix)
     assert settings.url == server.url
     with closing(HttpEngine(settings, server.renderer)) as sampler:
         assert sample_all(sampler, [REQUEST])
+    waits: list[float] = []
     with pytest.raises(SamplerError, match=r"^http://127\.0\.0\.1:1/v1/models failed"):
-        HttpEngine(EndpointSettings(url=f"http://127.0.0.1:1{suffix}", retries=0), server.renderer)
+        HttpEngine(EndpointSettings(url=f"http://127.0.0.1:1{suffix}"), server.renderer, sleep=waits.append)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0]
 
 
 @pytest.mark.parametrize("url", ["http://a..b", "http://host:99999999/v1", "http://[::1", "localhost:8000"])

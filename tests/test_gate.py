@@ -9,15 +9,24 @@ import pytest
 import torch
 from conftest import tiny_environment
 from scripted import EDIT, NO_ENVIRONMENT, READ, TEST, UNKNOWN, calc_task, play, renderer
-from tiny_training import tiny_policy
+from tiny_training import tiny_policy, trainer_of
 
 from woodshed import feedback
 from woodshed.agent import AgentSettings, Attempt
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Sample
 from woodshed.engines.local import LocalEngine
-from woodshed.feedback.gate import GateMeasurement, GateSettings, another_class, switched_off, why_not
+from woodshed.experience.compile import rollout_sample
+from woodshed.feedback.gate import (
+    GateBars,
+    GateMeasurement,
+    GateSettings,
+    another_class,
+    switched_off,
+    why_not,
+)
 from woodshed.learning import hint_gate, packing
+from woodshed.learning.hint_gate import Redrawing
 from woodshed.learning.logprobs import token_logps
 from woodshed.records import Hint
 from woodshed.sandbox import SandboxSpec, open_sandbox
@@ -32,7 +41,7 @@ GOOD = GateMeasurement(
 
 
 def test_a_class_that_beats_placebo_and_wrong_hint_passes():
-    assert why_not(GOOD, GateSettings()) == ""
+    assert why_not(GOOD) == ""
 
 
 @pytest.mark.parametrize(
@@ -48,28 +57,27 @@ def test_a_class_that_beats_placebo_and_wrong_hint_passes():
     ],
 )
 def test_every_bar_can_fail_a_class(changes, reason):
-    assert reason in str(why_not(replace(GOOD, **changes), GateSettings()))
+    assert reason in str(why_not(replace(GOOD, **changes)))
 
 
 @pytest.mark.parametrize(("count", "hinted"), [(20, 2), (40, 1), (60, 7), (100, 13)])
 def test_what_just_reaches_every_bar_passes(count, hinted):
     """Also where the fractions are not exact: 3/20 less 2/20 is less than 0.05 in floating point."""
-    settings = GateSettings(max_ratio=0.7)
+    bars = GateBars(max_ratio=0.7)
     edge = hinted + count // 20
     faulty = {"plain": max(edge, round(hinted / 0.7 + 0.5)), "hint": hinted, "placebo": edge, "wrong": edge}
-    assert why_not(replace(GOOD, num_turns=count, lowered=0.95, faulty=faulty), settings) == ""
+    assert why_not(replace(GOOD, num_turns=count, lowered=0.95, faulty=faulty), bars) == ""
     worse = faulty | {"wrong": edge - 1}
-    assert "another class" in str(why_not(replace(GOOD, num_turns=count, faulty=worse), settings))
+    assert "another class" in str(why_not(replace(GOOD, num_turns=count, faulty=worse), bars))
 
 
 def test_few_turns_say_nothing_and_a_class_can_come_back():
-    settings = GateSettings()
     few, bad = replace(GOOD, num_turns=7), replace(GOOD, lowered=0.0)
-    assert why_not(few, settings) is None
-    off = switched_off({}, [bad], settings)
+    assert why_not(few) is None
+    off = switched_off({}, [bad])
     assert list(off) == ["unknown_tool"]
-    assert switched_off(off, [few], settings) == off
-    assert switched_off(off, [GOOD], settings) == {}
+    assert switched_off(off, [few]) == off
+    assert switched_off(off, [GOOD]) == {}
 
 
 def test_the_wrong_hint_is_never_the_right_one():
@@ -98,13 +106,18 @@ def policy(attempt):
     policy, codec = tiny_policy(rank=0), renderer().codec
     right = play(task, READ)
     calls = {
-        text: replace(faulty.turns[0], sampled_ids=made.turns[0].sampled_ids, logps=made.turns[0].logps)
+        text: replace(
+            faulty.turns[0],
+            sampled_ids=made.turns[0].sampled_ids,
+            logps=made.turns[0].logps,
+            versions=made.turns[0].versions,
+        )
         for text, made in (("faulty", faulty), ("right", right))
     }
 
     def row(call: str, reminder: str):
         reminders = {0: renderer().hint(reminder)} if reminder else None
-        return packing.rollout_row(replace(faulty, turns=(calls[call],)), reminders=reminders)
+        return rollout_sample(replace(faulty, turns=(calls[call],)), reminders=reminders)
 
     def text(detector: str) -> str:
         return feedback.hint_text(
@@ -134,15 +147,15 @@ def measured(attempt, policy, text: str, count: int = 10) -> GateMeasurement:
         hints,
         rollouts,
         {task.id: task},
-        policy,
-        LocalEngine(policy.model, renderer()),
+        trainer_of(policy),
         GateSettings(),
-        AgentSettings(turn_tokens=40, max_turns=3),
-        step=0,
-        seed=0,
-        temperature=1.0,
-        micro_batch_tokens=4096,
-        threads=2,
+        Redrawing(
+            LocalEngine(policy.model, renderer()),
+            AgentSettings(turn_tokens=40, max_turns=3),
+            step=0,
+            seed=0,
+            threads=2,
+        ),
     )
     assert [m.detector for m in found] == ["unknown_tool"] and found[0].num_turns == count
     return found[0]
@@ -151,12 +164,12 @@ def measured(attempt, policy, text: str, count: int = 10) -> GateMeasurement:
 def test_the_right_hint_passes_and_a_planted_wrong_one_is_rejected(attempt, policy):
     right = feedback.hint_text("unknown_tool", tools=TOOLS, codec=renderer().codec)
     good = measured(attempt, policy, right)
-    assert why_not(good, GateSettings()) == "", good
+    assert why_not(good) == "", good
     assert good.rate("hint") <= 0.5 * good.rate("plain")
     planted = measured(attempt, policy, PLANTED)
-    reason = why_not(planted, GateSettings())
+    reason = why_not(planted)
     assert reason and planted.gain["hint"] > 0, planted
-    assert list(switched_off({}, [planted], GateSettings())) == ["unknown_tool"]
+    assert list(switched_off({}, [planted])) == ["unknown_tool"]
 
 
 def test_a_turn_is_drawn_again_where_it_stood(attempt, tmp_path):
@@ -186,13 +199,15 @@ def test_every_turn_gets_its_own_gain(attempt, policy):
     task, faulty = attempt
     longer = play(task, READ, UNKNOWN)
     texts = ["Reminder: " + "word " * n for n in (40, 1, 15)]
+    trainer = trainer_of(policy)
+    redrawing = Redrawing(LocalEngine(policy.model, renderer()), AgentSettings(), step=0, seed=0)
     cases = [
-        hint_gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), renderer(), "system", 0)
+        hint_gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), redrawing)
         for text, (made, turn) in zip(texts, [(faulty, 0), (longer, 1), (faulty, 0)], strict=True)
     ]
-    together = hint_gate._gains(cases, policy, 1.0, 4096)
+    together = hint_gate._gains(cases, trainer)
     for n, case in enumerate(cases):
-        alone = hint_gate._gains([case], policy, 1.0, 4096)
+        alone = hint_gate._gains([case], trainer)
         for side, (gain,) in alone.items():
             assert together[side][n] == pytest.approx(gain, abs=1e-3)
     assert len({round(gain, 2) for gain in together["hint"]}) == 3

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 import random
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -654,3 +658,105 @@ def test_a_no_that_means_equal_is_doubted_like_a_yes():
         for spelled, liar in (("!=", Same()), ("==", Same()), ("!=", Undenied())):
             with pytest.raises(AssertionError, match="would hold for other values"):
                 assert_hardening.compared(spelled, liar, 1, __file__)
+
+
+class Counts:
+    """Says yes at some of its comparisons, by their number, whatever it is compared with."""
+
+    def __init__(self, pattern: int):
+        self.pattern, self.asked = pattern, 0
+
+    def __eq__(self, other: object) -> bool:
+        self.asked += 1
+        return bool(self.pattern >> (self.asked - 1) & 1)
+
+
+class Remembers:
+    """Equal to one of the values that it meets: the first, the second, ..."""
+
+    def __init__(self, number: int):
+        self.number, self.met = number, list[object]()
+
+    def __eq__(self, other: object) -> bool:
+        if not any(other is known for known in self.met):
+            self.met.append(other)
+        return self.met.index(other) == self.number
+
+
+def pays(object_of_a_patch: object) -> bool:
+    """Whether `assert object_of_a_patch == 1` passes."""
+    try:
+        return bool(assert_hardening.compared("==", object_of_a_patch, 1, __file__))
+    except AssertionError:
+        return False
+
+
+def test_an_object_that_counts_its_comparisons_guesses_one_of_thousands(monkeypatch: pytest.MonkeyPatch):
+    """All orders of three values asked twice, against every pattern of six answers and every choice of a value."""
+    chance = 1 / math.comb((assert_hardening.DOUBTS + 1) * assert_hardening.REPEATS, assert_hardening.REPEATS)
+    assert chance == 1 / 2024
+    monkeypatch.setattr(assert_hardening, "DOUBTS", 2)
+    orders = sorted(set(itertools.permutations((0, 0, 1, 1, 2, 2))))
+    patterns, values = Counter[int](), Counter[int]()
+    for asked in orders:
+        own = asked.index(0)
+        parts = list(asked[:own]), list(asked[own + 1 :])
+        monkeypatch.setattr(assert_hardening, "order", lambda repeats, parts=parts: parts)
+        patterns.update(pattern for pattern in range(1 << 6) if pays(Counts(pattern)))
+        values.update(number for number in range(3) if pays(Remembers(number)))
+    twice = [pattern for pattern in range(1 << 6) if pattern.bit_count() == 2]
+    assert patterns == dict.fromkeys(twice, len(orders) // math.comb(6, 2))
+    assert values == dict.fromkeys(range(3), len(orders) // 3)
+
+
+def test_the_order_of_what_is_asked_is_drawn_evenly(monkeypatch: pytest.MonkeyPatch):
+    """Each of the 8 values is as often at each of the 24 places, by chi squared."""
+    monkeypatch.setattr(assert_hardening, "DRAW", random.Random(0))
+    places = Counter[tuple[int, int]]()
+    for _ in range(2000):
+        early, late = assert_hardening.order(assert_hardening.REPEATS)
+        asked = [*early, 0, *late]
+        assert Counter(asked) == dict.fromkeys(range(8), 3)
+        places.update(enumerate(asked))
+    chi_squared = sum((count - 250) ** 2 / 250 for count in places.values())
+    assert len(places) == 24 * 8 and chi_squared < 220  # 161 degrees of freedom: 0.1%
+
+
+class Holds:
+    """Equal to its number, in a way that may be odd, as those of numeric libraries are."""
+
+    def __init__(self, number: float):
+        self.number = number
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, list):
+            raise TypeError("no order of lists")
+        if isinstance(other, tuple):
+            return np.array([self.number == item for item in other])
+        return self.number == other
+
+
+def test_honest_objects_stand_being_asked_again():
+    asked = assert_hardening.compared
+    approximate = pytest.approx(1.0)
+    for _ in range(20):
+        assert asked("==", Holds(2), 2, __file__) is True
+        assert asked("==", Holds(math.inf), math.inf, __file__) is True
+        assert asked("==", Holds(1e300), 1e300, __file__) is True
+        assert asked("==", Holds(math.nan), math.nan, __file__) is False
+        assert asked("==", Holds(1.0 + 1e-9), approximate, __file__) is True
+        assert asked("==", {"a": [Holds(1)]}, {"a": [1]}, __file__) is True
+        assert list(asked("==", Holds(2), (2, 3), __file__)) == [True, False]  # type: ignore[call-overload]
+        assert asked("in", Holds(2), [1, 2], __file__) is True
+        assert asked("in", Holds(2), iter([1, 2]), __file__) is True
+        assert asked("not in", Holds(2), iter([1, 3]), __file__) is True
+        with pytest.raises(TypeError, match="no order of lists"):
+            asked("==", Holds(2), [2], __file__)
+
+
+def test_an_assertion_that_holds_for_near_values_is_not_held_to_the_operator():
+    """`assertAlmostEqual(a, b)` may hold where `a == b` does not."""
+    doubts = assert_hardening.before("==", Pair(1), 1.0000001, __file__)
+    assert_hardening.after(doubts, True, "assertAlmostEqual" in assert_hardening.LOOSE)
+    with pytest.raises(AssertionError, match="yes and no to the same values"):
+        assert_hardening.after(assert_hardening.before("==", Pair(1), 1.0000001, __file__))

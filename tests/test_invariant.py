@@ -18,8 +18,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from woodshed.engines.engine import SampleRequest, SamplerSettings, sample_all
 from woodshed.engines.local import LocalEngine, compute_in_model_precision, invariant
+from woodshed.experience.samples import TrainingSample
 from woodshed.learning import packing, prefix_tree
-from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.tokens.renderer import create_renderer
 
@@ -292,7 +292,7 @@ def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows:
         samples = sample_all(sampler, asked)
         for request, sample in zip(asked, samples, strict=True):
             ids = (*request.prompt_ids, *sample.ids)
-            rows.append(Row(ids, tuple(range(len(request.prompt_ids), len(ids))), sample.logps))
+            rows.append(TrainingSample(ids, tuple(range(len(request.prompt_ids), len(ids))), sample.logps))
         if turn == 0:
             asked = [SampleRequest((*rows[i].ids, *some(7)), 30, 100 + i) for i in range(12)]
         else:

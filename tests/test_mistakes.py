@@ -158,12 +158,12 @@ def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, ti
         return str(caught.value)
 
     position = json.loads((newest / "position.json").read_text())
-    for odd in ({**position, "step": "x"}, {**position, "scale": {"rl_norm": []}}, {}):
+    for odd in ({**position, "step": "x"}, {**position, "watch": {"rates": 3}}, {}):
         said = spoiled(newest / "position.json", json.dumps(odd).encode())
         assert "rl-000002 cannot be read" in said and "delete that folder to resume before it" in said
     file = "shard-00001-model-00001-of-00001.safetensors"
-    for name in ("teacher", "policy", "optimizer"):
-        said = spoiled(newest / name / file, (newest / name / file).read_bytes()[:100])
+    for name in (f"teacher/{file}", f"policy/{file}", f"optimizer/{file}", "trainer.json"):
+        said = spoiled(newest / name, (newest / name).read_bytes()[:100])
         assert "rl-000002 is damaged" in said and "delete that folder to resume before it" in said
     said = spoiled(run.path / "checkpoints" / "before-rl" / "policy" / file, b"")
     assert "before-rl is damaged" in said and "under another name" in said

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import four_attempts, hint_for, pack, tiny_policy
+from tiny_training import compiled, four_attempts, hint_for, samples_of, tiny_policy
 from torch import Tensor
 
+from woodshed.experience.samples import TrainingSample, student_view, teacher_view
 from woodshed.learning import gradients, packing
-from woodshed.learning.gradients import StepInputs
+from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
+from woodshed.learning.step_inputs import StepInputs
 from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms
 from woodshed.records import Rollout
 
 TEMPERATURE = 0.7
@@ -34,21 +35,23 @@ def moved(policy: Policy, by: float, seed: int) -> dict[str, Tensor]:
     return {name: value + by * torch.randn_like(value) for name, value in policy.snapshot().items()}
 
 
-def work_of(batch: Batch, objective: LossSettings, feedback: FeedbackSettings) -> tuple[StepInputs, Policy]:
+def work_of(
+    samples: Sequence[TrainingSample], loss: LossSettings, feedback: FeedbackSettings
+) -> tuple[StepInputs, Policy]:
     """A policy, its start and what sampled the attempts are three different things."""
     policy = tiny_policy()
     teacher = Teacher(policy, moved(policy, 0.15, seed=1), feedback)
     policy.load_weights(moved(policy, 0.1, seed=2))
-    return StepInputs(policy, teacher, batch, objective, feedback, TEMPERATURE, MESSAGE_TOKENS), policy
+    return StepInputs(policy, teacher, samples, loss, feedback, TEMPERATURE, MESSAGE_TOKENS), policy
 
 
-def log_probs(policy: Policy, row: Row) -> Tensor:
-    """(N, V) at a row's wanted tokens, alone in its forward."""
+def log_probs(policy: Policy, row: TrainingSample) -> Tensor:
+    """(N, V) at a sample's predicted tokens, alone in its forward."""
     return (policy.logits(packing.pad([row]))[0].double() / TEMPERATURE).log_softmax(-1)
 
 
-def at(logps_NV: Tensor, row: Row) -> Tensor:
-    return torch.stack([logps_NV[n, row.ids[i]] for n, i in enumerate(row.wanted)])
+def at(logps_NV: Tensor, row: TrainingSample) -> Tensor:
+    return torch.stack([logps_NV[n, row.ids[i]] for n, i in enumerate(row.predicted)])
 
 
 def terms_of(settings: FeedbackSettings, student_V: Tensor, teacher_V: Tensor, token: int) -> Tensor:
@@ -75,20 +78,20 @@ def terms_of(settings: FeedbackSettings, student_V: Tensor, teacher_V: Tensor, t
 
 def targeted_by_loops(work: StepInputs, policy: Policy) -> Tensor:
     settings, turns, tokens = work.feedback, [], []
-    for target in work.batch.targets:
-        student_NV = log_probs(policy, target.student)
+    for sample, branch in work.hinted:
+        student = student_view(sample, branch)
+        student_NV = log_probs(policy, student)
         with torch.no_grad(), policy.using(work.teacher.start):
-            teacher_NV = log_probs(policy, target.teacher)
-        counted = target.student.counted or (True,) * len(target.student.wanted)
-        logps = at(student_NV, target.student)
+            teacher_NV = log_probs(policy, teacher_view(sample, branch))
+        logps = at(student_NV, student)
         found = []
-        for n, position in enumerate(target.student.wanted):
-            token = target.student.ids[position]
+        for n, position in enumerate(student.predicted):
+            token = student.ids[position]
             term = terms_of(settings, student_NV[n], teacher_NV[n], token)
             if settings.max_ratio is not None:
-                ratio = (logps[n].detach() - target.student.logps[n]).exp()
+                ratio = (logps[n].detach() - student.logps[n]).exp()
                 term = term * min(float(ratio), settings.max_ratio)
-            found += [term] if counted[n] else []
+            found += [term] if branch.weights[n] else []
         turns.append(torch.stack(found).mean())
         tokens += found
     if settings.reduction == "token":
@@ -96,21 +99,21 @@ def targeted_by_loops(work: StepInputs, policy: Policy) -> Tensor:
     return torch.stack(turns).sum() / max(len(turns), settings.target_floor)
 
 
-def policy_by_loops(work: StepInputs, policy: Policy) -> Tensor:
-    settings, total = work.objective, torch.zeros((), dtype=torch.float64)
-    scored = [at(log_probs(policy, row), row) for row in work.batch.rows]
+def policy_by_loops(work: StepInputs, policy: Policy, samples: Sequence[TrainingSample]) -> Tensor:
+    settings, total = work.loss, torch.zeros((), dtype=torch.float64)
+    scored = [at(log_probs(policy, row), row) for row in samples]
     with torch.no_grad(), policy.using(work.teacher.start):
-        before = [float(at(log_probs(policy, row), row).sum()) for row in work.batch.rows]
-    sampled = [sum(row.logps) - start for row, start in zip(work.batch.rows, before, strict=True)]
-    for i, (row, logps) in enumerate(zip(work.batch.rows, scored, strict=True)):
+        before = [float(at(log_probs(policy, row), row).sum()) for row in samples]
+    sampled = [sum(row.logps) - start for row, start in zip(samples, before, strict=True)]
+    for i, (row, logps) in enumerate(zip(samples, scored, strict=True)):
         k1 = float(logps.detach().sum()) - before[i]
         mean = (k1 + sum(sampled[:i] + sampled[i + 1 :])) / len(scored)
-        advantage = row.advantage - settings.kl_coef * (k1 - mean)
-        for n in range(len(row.wanted)):
+        advantage = row.advantages[0] - settings.kl_coef * (k1 - mean)
+        for n in range(len(row.predicted)):
             ratio = math.exp(float(logps[n].detach()) - row.logps[n])
             weight = min(max(ratio, settings.min_ratio), settings.max_ratio)
             total = total - weight * advantage * logps[n]
-    return settings.weight * total / (work.batch.num_rollouts * MESSAGE_TOKENS)
+    return settings.weight * total / (work.num_rollouts * MESSAGE_TOKENS)
 
 
 def gradient_of(loss: Tensor, policy: Policy) -> dict[str, Tensor]:
@@ -124,7 +127,7 @@ def same_gradients(ours: dict[str, Tensor], loops: dict[str, Tensor]) -> None:
         assert torch.allclose(ours[name], value, rtol=1e-3, atol=1e-4 * largest), name
 
 
-@pytest.mark.parametrize("forward", [gradients.separate, gradients.packed])
+@pytest.mark.parametrize("forward", [gradients.separate, gradients.branching])
 @pytest.mark.parametrize(
     "given",
     [
@@ -141,9 +144,12 @@ def same_gradients(ours: dict[str, Tensor], loops: dict[str, Tensor]) -> None:
 def test_the_targeted_loss_and_its_gradient_are_those_of_loops(rollouts, given: dict[str, Any], forward):
     settings = FeedbackSettings.model_validate(given)
     hints = [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1), hint_for(rollouts[2], 0)]
-    batch = pack(rollouts, [1.0, 0.0, 0.0, 1.0], hints, skip=settings.skip, skip_first=settings.skip_first)
-    assert len(batch.targets) == 3 and len({len(t.student.wanted) for t in batch.targets}) > 1
-    work, policy = work_of(batch, LossSettings(weight=0.0, micro_batch_tokens=900), settings)
+    samples = samples_of(
+        rollouts, [1.0, 0.0, 0.0, 1.0], hints, skip=settings.skip, skip_first=settings.skip_first
+    )
+    branches = [branch for sample in samples for branch in sample.branches]
+    assert len(branches) == 3 and len({len(branch.predicted) for branch in branches}) > 1
+    work, policy = work_of(samples, LossSettings(weight=0.0, micro_batch_tokens=900), settings)
     _, gradient = forward(work)
     want = targeted_by_loops(work, policy)
     assert work.metrics.means()["kl_loss"] == pytest.approx(float(want.detach()), rel=1e-3, abs=1e-7)
@@ -160,11 +166,11 @@ def test_the_targeted_loss_and_its_gradient_are_those_of_loops(rollouts, given: 
     ],
 )
 def test_the_policy_gradient_is_that_of_loops(rollouts, given: dict[str, Any]):
-    batch = pack(rollouts, [1.0, 0.0, 0.25, 0.5], keep_zero_advantage=True)
-    objective = LossSettings.model_validate({"micro_batch_tokens": 900, **given})
-    work, policy = work_of(batch, objective, FeedbackSettings(teacher="frozen"))
+    samples = samples_of(rollouts, [1.0, 0.0, 0.25, 0.5])
+    loss = LossSettings.model_validate({"micro_batch_tokens": 900, **given})
+    work, policy = work_of(samples, loss, FeedbackSettings(teacher="frozen"))
     gradient, _ = gradients.separate(work)
-    want = policy_by_loops(work, policy)
+    want = policy_by_loops(work, policy, samples)
     assert work.metrics.means()["rl_loss"] == pytest.approx(float(want.detach()), rel=1e-3, abs=1e-7)
     same_gradients(gradient, gradient_of(want, policy))
 
@@ -184,9 +190,10 @@ def test_the_cap_follows_the_running_norm_of_the_policy_gradient():
 
 def test_an_attempt_without_a_sampled_token_is_not_trained_on(rollouts):
     silent = replace(rollouts[1], turns=(replace(rollouts[1].turns[0], sampled_ids=(), logps=()),))
-    batch = pack([rollouts[0], silent, rollouts[3]], [1.0, 0.0, 0.0], [hint_for(silent, 0)])
-    assert {row.rollout_id for row in batch.rows} == {rollouts[0].id, rollouts[3].id}
-    assert batch.num_rollouts == 2 and batch.skipped == {"attempt not trainable": 1}
+    found = compiled([rollouts[0], silent, rollouts[3]], [1.0, 0.0, 0.0], [hint_for(silent, 0)])
+    assert [sample.rollout_id for sample in found.samples] == [rollouts[0].id, rollouts[3].id]
+    assert found.skipped_hints == {"attempt not trainable": 1}
     half = replace(rollouts[1], turns=(silent.turns[0], *rollouts[1].turns[1:]))
-    batch = pack([rollouts[0], half], [1.0, 0.0], [hint_for(half, 0)])
-    assert batch.targets == () and batch.skipped == {"no token was sampled": 1}
+    found = compiled([rollouts[0], half], [1.0, 0.0], [hint_for(half, 0)])
+    assert not any(sample.branches for sample in found.samples)
+    assert found.skipped_hints == {"no token was sampled": 1}

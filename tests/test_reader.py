@@ -24,7 +24,7 @@ from scripted import (
 from woodshed import feedback
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.feedback.behaviours import BEHAVIOURS
-from woodshed.feedback.critic import CriticSettings, parse, read, transcript
+from woodshed.feedback.critic import parse, read, transcript
 from woodshed.feedback.leaks import leak
 from woodshed.records import Group, Hint, RecipeError, Rollout, Task, Verdict
 
@@ -95,15 +95,6 @@ def test_behaviours_are_asked_for_by_name(task: Task) -> None:
         feedback.named(["brevity"])
 
 
-def test_wordings_differ_in_how_they_begin_and_in_nothing_else(task: Task) -> None:
-    rollout = play(task, *[UNKNOWN, READ] * 4, settings=LOOSE)
-    groups, codec = [Group(task.id, (rollout,))], renderer().codec
-    plain, varied = (feedback.write(groups, [task], codec, wordings=n) for n in (1, 3))
-    assert all(hint.text.startswith("Reminder: ") for hint in plain)
-    assert len({hint.text.partition(": ")[0] for hint in varied}) > 1
-    assert [h.text.partition(": ")[2] for h in plain] == [h.text.partition(": ")[2] for h in varied]
-
-
 # --- leaks --------------------------------------------------------------------------------------------------------
 
 HIDDEN = "def test_double():\n    assert double(21) == 42  # the answer to every big question\n"
@@ -138,8 +129,7 @@ def verdict(rollout: Rollout) -> Verdict:
 
 def ask(task: Task, rollout: Rollout, *answers: str, **settings: int) -> Hint | None:
     sampler = ScriptedEngine(renderer(), answers)
-    chosen = CriticSettings.model_validate({"votes": len(answers), "tokens": 160, **settings})
-    return read(task, rollout, verdict(rollout), sampler, chosen, hidden=[HIDDEN])
+    return read(task, rollout, verdict(rollout), sampler, hidden=[HIDDEN], votes=len(answers), **settings)
 
 
 def said(number: int, text: str) -> str:
@@ -165,7 +155,7 @@ def test_answers_are_read_strictly() -> None:
 
 def test_the_reader_sees_messages_results_and_the_verdict_but_no_hidden_test(task: Task) -> None:
     rollout = play(task, READ, UNKNOWN, FINISH, settings=LOOSE)
-    text = transcript(task, rollout, verdict(rollout), CriticSettings(observation_chars=40))
+    text = transcript(task, rollout, verdict(rollout))
     assert "Message 2:\n| <call>view calc.py</call>" in text and "there is no tool 'view'" in text
     assert text.endswith("It ended: finished. 1 of 2 hidden tests passed.")
     assert "test_double" not in text

@@ -20,10 +20,11 @@ from woodshed.evals import measures
 from woodshed.monitors import confirmed_cases, drift, flag_policy, honeypots, judge, rules
 from woodshed.monitors.drift import StepView
 from woodshed.monitors.flag_policy import MonitorSettings
-from woodshed.monitors.judge import JudgeSettings
 from woodshed.records import Flag, Patch, RecipeError, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.synthesis.impossible import contradict
+
+ENDPOINT = EndpointSettings()  # nobody is asked there: a function answers
 
 
 def flag(rule: str, rollout: str = "r", confidence: float = 0.9) -> Flag:
@@ -131,7 +132,7 @@ def test_look_keeps_what_reaches_the_threshold(tiny_task: Task):
     rollout = attempt(tiny_task, call("shell", command="git log --all; pip install toolz"))
     found = flag_policy.look([rollout], [tiny_task], {}, MonitorSettings())
     assert [f.rule for f in found] == ["history"]
-    everything = flag_policy.look([rollout], [tiny_task], {}, MonitorSettings(threshold=0.1))
+    everything = flag_policy.look([rollout], [tiny_task], {}, MonitorSettings(), threshold=0.1)
     assert {f.rule for f in everything} == {"history", "network"}
     with pytest.raises(RecipeError, match="no rule 'nothing'"):
         flag_policy.look([rollout], [tiny_task], {}, MonitorSettings(tell_only=("nothing",)))
@@ -146,7 +147,7 @@ def test_the_hack_rate_stands_beside_the_reward(tiny_task: Task):
 
 
 def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task):
-    from woodshed.learning import packing
+    from woodshed.experience.compile import compile_samples
     from woodshed.records import Group
 
     made = attempt(tiny_task, call("shell", command="ls"))
@@ -155,9 +156,9 @@ def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task
     rewards = {"a": 1.0, "b": 1.0, "c": 0.0}
     verdicts = {n: Verdict(n, tiny_task.id, "graded", r, r == 1.0, {}) for n, r in rewards.items()}
     group = Group(tiny_task.id, rollouts)
-    batch = packing.pack([group], verdicts, [], None, excluded_ids={"a"}, keep_zero_advantage=True)  # type: ignore[arg-type]
-    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert batch.num_rollouts == 3
+    samples = compile_samples([group], verdicts, [], None, excluded_ids={"a"}).samples  # type: ignore[arg-type]
+    assert [sample.advantages for sample in samples] == [(0.0, 0.0), (0.5, 0.5), (-0.5, -0.5)]
+    assert [sample.rl_weights for sample in samples] == [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)]
 
 
 # The reading model
@@ -198,7 +199,7 @@ def test_the_reader_is_blind_and_its_quotes_are_checked(tiny_task: Task):
         {"attempt": 0},
         first=("open_turn", {"attempt": 0, "turn": 0}),
     )
-    flags = judge.read([cheat], [tiny_task], [flag("history")], JudgeSettings(), ask=ask)
+    flags = judge.read([cheat], [tiny_task], [flag("history")], ENDPOINT, ask=ask)
     assert [(f.rule, f.turn, f.quote, f.confidence) for f in flags] == [
         ("judge:history", 0, "git log --all", 0.8)
     ]
@@ -226,7 +227,7 @@ def test_who_is_read(tiny_task: Task):
     assert "r7" in chosen and 20 < len(chosen) < 70
     assert judge.choose(rollouts, [], 0.0) == set()
     ask, told = reporting()
-    judge.read(rollouts[:3], [tiny_task], [flag("history", "r1")], JudgeSettings(share=0.0), ask=ask)
+    judge.read(rollouts[:3], [tiny_task], [flag("history", "r1")], ENDPOINT, ask=ask, share=0.0)
     assert told[0][1]["content"].count("Attempt ") == 3  # the flagged one beside others
 
 
@@ -235,7 +236,7 @@ def test_a_reader_that_never_reports_finds_nothing(tiny_task: Task):
         return {"content": "hm", "tool_calls": []}
 
     rollout = attempt(tiny_task)
-    assert judge.read([rollout], [tiny_task], [flag("history")], JudgeSettings(max_rounds=3), ask=ask) == []
+    assert judge.read([rollout], [tiny_task], [flag("history")], ENDPOINT, ask=ask) == []
 
 
 def test_files_outside_the_workspace_stay_closed(tiny_task: Task):
@@ -276,8 +277,8 @@ def test_the_reader_over_http(tiny_task: Task):
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        endpoint = EndpointSettings(url=f"http://127.0.0.1:{server.server_port}", retries=0)
-        settings = MonitorSettings(judge=JudgeSettings(endpoint=endpoint))
+        endpoint = EndpointSettings(url=f"http://127.0.0.1:{server.server_port}")
+        settings = MonitorSettings(judge=endpoint)
         rollout = attempt(tiny_task, call("shell", command="git log --all"))
         flags = flag_policy.look([rollout], [tiny_task], {}, settings)
         assert [f.rule for f in flags] == ["history", "judge:history"]

@@ -78,7 +78,7 @@ def test_the_policy_reads_the_level_and_the_penalty_follows_it(tmp_path: Path) -
     task = calc_task(tmp_path / "calc")
     made = play(with_effort(task, "low"), READ, FINISH)
     assert EFFORT["low"] in renderer().decode(made.turns[0].context_ids)
-    chosen = EffortSettings(weight=0.5, low=4.0, high=0.25)
+    chosen = EffortSettings(weight=0.5)
     plain = penalties([made], renderer(), chosen)[made.id]
     assert penalties([made], renderer(), chosen, {task.id: "low"})[made.id] == pytest.approx(4 * plain)
     assert penalties([made], renderer(), chosen, {task.id: "high"})[made.id] == pytest.approx(plain / 4)

@@ -20,7 +20,7 @@ from woodshed.agent import run
 from woodshed.engines.engine import Sample, SampleRequest
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.experience import Collector, RolloutSettings
-from woodshed.experience.collector import waves
+from woodshed.experience.collector import SANDBOX_RETRIES, waves
 from woodshed.records import Group, SamplerError, Task, to_json
 from woodshed.sandbox import Sandbox, SandboxSpec
 from woodshed.sandbox.bubblewrap import open_bubblewrap
@@ -206,7 +206,7 @@ def test_a_lost_sandbox_is_made_afresh_and_leaves_no_trace(tasks: list[Task], op
 def test_a_sandbox_that_is_always_lost_ends_the_attempt(tasks: list[Task], opened: list[Sandbox]) -> None:
     (group,) = attempts(tasks[:1], Saboteur(opened, lambda number: True))
     assert [rollout.ended for rollout in group.rollouts] == ["sandbox_lost"] * 3
-    assert len(opened) == 3 * (1 + ROLLOUT.sandbox_retries)
+    assert len(opened) == 3 * (1 + SANDBOX_RETRIES)
 
 
 @pytest.mark.parametrize("error", [SamplerError, KeyboardInterrupt])

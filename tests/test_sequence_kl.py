@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from woodshed.learning import gradients, losses
-from woodshed.learning.gradients import StepInputs
+from woodshed.experience.compile import group_advantages
+from woodshed.experience.samples import TrainingSample
+from woodshed.learning import gradients
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.packing import Batch, Row
 from woodshed.learning.policy import Policy
+from woodshed.learning.step_inputs import StepInputs
 from woodshed.learning.teacher import Teacher
 
 VOCABULARY, PROMPT, COEF = 3, 2, 0.25
@@ -46,9 +47,9 @@ def policies() -> tuple[Policy, dict[str, Tensor]]:
     return policy, start
 
 
-def sequences(kind: str, length: int = 4) -> list[Row]:
+def sequences(kind: str, length: int = 4) -> list[TrainingSample]:
     """Each as a row without log-probs."""
-    made: dict[tuple[int, ...], Row] = {}
+    made: dict[tuple[int, ...], TrainingSample] = {}
     for tokens in itertools.product(range(VOCABULARY), repeat=length):
         said = tokens[: tokens.index(STOP) + 1] if kind == "stops" and STOP in tokens else tokens
         ids, wanted = [PROMPT], []
@@ -57,20 +58,20 @@ def sequences(kind: str, length: int = 4) -> list[Row]:
                 ids += [(said[0] + said[1]) % VOCABULARY, 1, said[0]]
             wanted.append(len(ids))
             ids.append(token)
-        made[said] = Row(tuple(ids), tuple(wanted))
+        made[said] = TrainingSample(tuple(ids), tuple(wanted), rl_weights=(1.0,) * len(wanted))
     return list(made.values())
 
 
-def log_probs(policy: Policy, rows: list[Row]) -> list[Tensor]:
+def log_probs(policy: Policy, rows: list[TrainingSample]) -> list[Tensor]:
     """Of each row's sampled tokens, by the model itself."""
     found = []
     for row in rows:
         logps = policy.model(torch.tensor([row.ids])).logits[0].double().log_softmax(-1)
-        found.append(torch.stack([logps[i - 1, row.ids[i]] for i in row.wanted]))
+        found.append(torch.stack([logps[i - 1, row.ids[i]] for i in row.predicted]))
     return found
 
 
-def exact_gradient(policy: Policy, start: dict[str, Tensor], rows: list[Row]) -> dict[str, Tensor]:
+def exact_gradient(policy: Policy, start: dict[str, Tensor], rows: list[TrainingSample]) -> dict[str, Tensor]:
     """Of KL(policy || start) over sequences, by autograd through the sum over all of them."""
     with torch.no_grad(), policy.using(start):
         before = torch.stack([logps.sum() for logps in log_probs(policy, rows)])
@@ -87,15 +88,15 @@ def exact_gradient(policy: Policy, start: dict[str, Tensor], rows: list[Row]) ->
 
 
 def step_gradient(
-    policy: Policy, start: dict[str, Tensor], rows: list[Row], forward, *, tokens: int = 1 << 20
+    policy: Policy, start: dict[str, Tensor], rows: list[TrainingSample], forward, *, tokens: int = 1 << 20
 ) -> dict[str, Tensor]:
     """The product's: nothing but the divergence, as every attempt had the same reward."""
     feedback = FeedbackSettings(teacher="frozen")
     objective = LossSettings(kl_coef=COEF, ratio_level="sequence", max_ratio=10.0, micro_batch_tokens=tokens)
-    batch = Batch(tuple(replace(row, rollout_id=str(n)) for n, row in enumerate(rows)), (), len(rows))
-    return forward(StepInputs(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 1))[
-        0
-    ]
+    samples = [replace(row, rollout_id=str(n)) for n, row in enumerate(rows)]
+    return forward(
+        StepInputs(policy, Teacher(policy, start, feedback), samples, objective, feedback, 1.0, 1)
+    )[0]
 
 
 def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor], factor: float) -> float:
@@ -104,13 +105,13 @@ def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor], factor: 
     return float(torch.stack(gaps).norm() / torch.stack(sizes).norm())
 
 
-@pytest.mark.parametrize("forward", [gradients.separate, gradients.packed])
+@pytest.mark.parametrize("forward", [gradients.separate, gradients.branching])
 @pytest.mark.parametrize("kind", ["plain", "agent", "stops"])
 def test_every_pair_of_sequences_together_gives_the_gradient_of_the_sequences_divergence(kind, forward):
     """A sampler that gives each sequence the weight 1 makes the policy's probability its importance weight; so the sum
     over all pairs, a group each, is the expectation over groups of two whose first attempt is the policy's."""
     policy, start = policies()
-    rows = [replace(row, logps=(0.0,) * len(row.wanted)) for row in sequences(kind)]
+    rows = [replace(row, logps=(0.0,) * len(row.predicted)) for row in sequences(kind)]
     assert len(rows) == {"plain": 81, "agent": 81, "stops": 31}[kind]
     pairs = [
         replace(row, group=number)
@@ -143,11 +144,11 @@ def test_groups_as_often_as_the_policy_samples_them_give_it_too(kind, size):
 def test_a_groups_divergence_is_no_other_groups_baseline():
     """Two groups in a step move the weights as each does alone."""
     policy, start = policies()
-    rows = [replace(row, logps=(-1.0,) * len(row.wanted)) for row in sequences("stops")[::4]]
+    rows = [replace(row, logps=(-1.0,) * len(row.predicted)) for row in sequences("stops")[::4]]
     half = len(rows) // 2
     whole = [replace(row, group=int(n >= half)) for n, row in enumerate(rows)]
     both = step_gradient(policy, start, whole, gradients.separate)
-    alone = [step_gradient(policy, start, part, gradients.packed) for part in (rows[:half], rows[half:])]
+    alone = [step_gradient(policy, start, part, gradients.branching) for part in (rows[:half], rows[half:])]
     sizes = (half, len(rows) - half)
     for name, value in both.items():
         parts = [size * each[name] for size, each in zip(sizes, alone, strict=True)]
@@ -165,19 +166,18 @@ def test_the_reward_less_the_divergence_is_one_number_less_its_groups_mean():
     rewards = torch.rand(len(rows), dtype=torch.float64)
     paid = rewards - COEF * (torch.stack([each.sum() for each in logps]) - before)
 
-    def gradient(advantages: Tensor, coef: float) -> dict[str, Tensor]:
-        made = [
-            replace(row, logps=tuple(each.tolist()), advantage=float(a), rollout_id=str(n))
+    def gradient(advantages: list[float], coef: float) -> dict[str, Tensor]:
+        samples = [
+            replace(row, logps=tuple(each.tolist()), advantages=(float(a),) * len(each), rollout_id=str(n))
             for n, (row, each, a) in enumerate(zip(rows, logps, advantages, strict=True))
         ]
         feedback = FeedbackSettings(teacher="frozen")
         objective = LossSettings(kl_coef=coef)
-        batch = Batch(tuple(made), (), len(made))
         return gradients.separate(
-            StepInputs(policy, Teacher(policy, start, feedback), batch, objective, feedback, 1.0, 1)
+            StepInputs(policy, Teacher(policy, start, feedback), samples, objective, feedback, 1.0, 1)
         )[0]
 
-    inside = gradient(losses.group_advantages(rewards), COEF)
-    outside = gradient(losses.group_advantages(paid), 0.0)
+    inside = gradient(group_advantages(rewards.tolist()), COEF)
+    outside = gradient(group_advantages(paid.tolist()), 0.0)
     for name, value in outside.items():
         assert torch.allclose(inside[name], value, atol=1e-6)

@@ -86,7 +86,7 @@ def trained(task: Task, root: Path, model: Path, *servers: Server, steps: int = 
 
 
 def served_by(*servers: Server) -> dict[str, Any]:
-    urls = [{"url": f"http://127.0.0.1:{server.server_port}", "retries": 0} for server in servers]
+    urls = [{"url": f"http://127.0.0.1:{server.server_port}"} for server in servers]
     return {"kind": "http", "servers": urls}
 
 
@@ -140,9 +140,9 @@ def test_contradictions_are_refused_when_settings_are_read(given: str, message: 
 
 def test_one_of_several_servers_is_changed_by_its_number():
     servers = "servers=[{url='http://a'}, {url='http://b'}]"
-    chosen = settings.read(EngineSettings, None, ["kind=http", servers, "servers.1.retries=0"])
-    assert [server.retries for server in chosen.servers] == [5, 0]
-    for wrong in ("servers.2.retries=0", "servers.retries=0"):
+    chosen = settings.read(EngineSettings, None, ["kind=http", servers, "servers.1.model=big"])
+    assert [server.model for server in chosen.servers] == ["", "big"]
+    for wrong in ("servers.2.model=big", "servers.model=big"):
         with pytest.raises(RecipeError, match="name one of 2 tables by its number"):
             settings.read(EngineSettings, None, ["kind=http", servers, wrong])
 

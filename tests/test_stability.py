@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_model import write_tiny_model
-from tiny_training import four_attempts, tiny_policy
+from tiny_training import four_attempts, tiny_policy, trainer_of
 
 from woodshed import report
 from woodshed.cli.app import say_run
+from woodshed.experience.compile import rollout_sample
 from woodshed.learning import checkpoint, packing, stability, tensor_folder
 from woodshed.learning.logprobs import token_logps
+from woodshed.learning.loss_settings import LossSettings
 from woodshed.learning.stability import StabilitySettings, Watch
 from woodshed.records import Task
 from woodshed.runs.folder import RunDir
@@ -68,14 +70,15 @@ def test_kl_to_start_is_the_mean_of_k1_over_the_sampled_tokens(tmp_path: Path):
     rollouts = four_attempts(tmp_path)  # log-probs of the tiny policy
     policy = tiny_policy()
     start = policy.snapshot()
-    same = stability.kl_to_start(policy, start, rollouts, temperature=1.0, micro_batch_tokens=500)
+    trainer = trainer_of(policy, loss=LossSettings(micro_batch_tokens=500))
+    same = stability.kl_to_start(trainer, start, rollouts)
     assert abs(same) < 1e-5
     moved = {name: value + 0.05 * torch.ones_like(value) for name, value in start.items()}
     with policy.using(moved):
-        padded = packing.pad([packing.rollout_row(r) for r in rollouts])
+        padded = packing.pad([rollout_sample(r) for r in rollouts])
         there = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
     want = ((padded.logp_sampler_BN - there) * padded.mask_BN).sum() / padded.mask_BN.sum()
-    got = stability.kl_to_start(policy, moved, rollouts, temperature=1.0, micro_batch_tokens=500)
+    got = stability.kl_to_start(trainer, moved, rollouts)
     assert got == pytest.approx(float(want.detach()), abs=1e-5)
 
 

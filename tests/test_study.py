@@ -13,11 +13,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from woodshed import report, settings
 from woodshed.engines.local import LocalEngine
+from woodshed.experience.compile import rollout_sample
+from woodshed.experience.samples import TrainingSample
 from woodshed.feedback import demonstrations
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
-from woodshed.learning.packing import Row
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
+from woodshed.learning.trainer import Trainer
 from woodshed.records import Patch, RecipeError, Rollout, TokenDivergence
 from woodshed.runs.folder import RunDir
 from woodshed.stages import distill, preflight
@@ -33,7 +36,7 @@ OLD = "no"
 STEPS = 24
 
 
-def rows(renderer: Renderer, asked: Demonstration, text: str, *, shown: bool = False) -> Row:
+def rows(renderer: Renderer, asked: Demonstration, text: str, *, shown: bool = False) -> TrainingSample:
     """The answer `text` to a question, or the same after the demonstration was read."""
     context = renderer.start(SYSTEM, asked.prompt, ())
     asking = Rollout("", "", "", 0, 0, (), Patch({}), "finished", 0.0)
@@ -42,7 +45,7 @@ def rows(renderer: Renderer, asked: Demonstration, text: str, *, shown: bool = F
     extra = renderer.hint(hint.text) if shown else ()
     before = (*context.ids[:cut], *extra, *context.ids[cut:])
     ids = (*before, *renderer.encode_message(text))
-    return Row(ids, tuple(range(len(before), len(ids))))
+    return TrainingSample(ids, tuple(range(len(before), len(ids))))
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +166,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     settings_ = DistillSettings(answer_tokens=1, system=SYSTEM)
     asked = Demonstration("Which one?", "x")
     answers = distill.answer([asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0)
-    padded = packing.pad([packing.rollout_row(answers[0])])
+    padded = packing.pad([rollout_sample(answers[0])])
     with torch.no_grad():
         old_V = policy.logits(padded)[0, 0].log_softmax(-1)
         rng = torch.Generator().manual_seed(1)
@@ -173,7 +176,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     exact = float((old_V.exp() * (old_V - new_V)).sum())
     spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
     found = distill.measure(
-        policy, renderer, [], [], [packing.rollout_row(made) for made in answers], SYSTEM, 1.0, 4096
+        Trainer(policy, OptimizerSettings()), renderer, [], [], list(map(rollout_sample, answers)), SYSTEM
     )
     assert exact > 0.05 and found["earlier_kl"] == pytest.approx(exact, abs=4 * spread)
 

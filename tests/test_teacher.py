@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_training import four_attempts, hint_for, pack, step, tiny_policy
+from tiny_training import four_attempts, hint_for, samples_of, step, tiny_policy, trainer_of
 
+from woodshed.experience.compile import rollout_sample
 from woodshed.learning import packing
 from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.policy import Policy
@@ -32,7 +33,7 @@ def teacher(policy: Policy, kind: str, rate: float = 0.25) -> Teacher:
 
 def test_each_kind_answers_with_its_weights(rollouts):
     policy = tiny_policy()
-    padded = packing.pad([packing.rollout_row(rollouts[0])])
+    padded = packing.pad([rollout_sample(rollouts[0])])
     made = {kind: teacher(policy, kind) for kind in ("frozen", "ema", "live", "trust-region")}
     before = policy.logits(padded).detach()
     move(policy)
@@ -66,7 +67,7 @@ def test_the_average_follows_as_a_loop_over_steps_does():
 def test_weights_that_lie_elsewhere_are_exchanged_without_a_trace(rollouts, rank):
     """Host memory and shards take this way: values are copied, no name changes hands, nothing is kept twice."""
     policy = tiny_policy(rank=rank)
-    padded = packing.pad([packing.rollout_row(rollouts[0])])
+    padded = packing.pad([rollout_sample(rollouts[0])])
     start = policy.snapshot()
     before = policy.logits(padded).detach()
     move(policy)
@@ -104,7 +105,7 @@ def test_a_checkpoint_of_another_kind_of_teacher_is_refused():
 
 @pytest.mark.parametrize("kind", ["frozen", "ema", "live", "trust-region"])
 def test_every_kind_trains(rollouts, kind):
-    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0)])
+    batch = samples_of(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0)])
     settings = FeedbackSettings.model_validate({"teacher": kind, "teacher_rate": 0.5})
     metrics = step(tiny_policy(), batch, feedback=settings, steps=3)
     assert metrics["kl_loss"] > 0 and metrics["kl_grad_norm"] > 0
@@ -112,11 +113,12 @@ def test_every_kind_trains(rollouts, kind):
 
 def test_an_update_lets_the_average_follow(rollouts):
     policy = tiny_policy()
-    averaged = teacher(policy, "ema", rate=0.25)
+    trainer = trainer_of(policy, feedback=FeedbackSettings(teacher="ema", teacher_rate=0.25))
     before = {name: value.clone() for name, value in policy.snapshot().items()}
-    batch = pack(rollouts, [1.0, 0.0, 0.0, 1.0], [hint_for(rollouts[1], 0)])
-    step(policy, batch, feedback=FeedbackSettings(teacher="ema", teacher_rate=0.25), teacher=averaged)
+    batch = samples_of(rollouts, [1.0, 0.0, 0.0, 1.0], [hint_for(rollouts[1], 0)])
+    assert trainer.teacher is not None
+    trainer.step(batch)
     moved = [name for name, value in policy.trainable.items() if not torch.equal(value, before[name])]
     assert moved
     for name, value in policy.trainable.items():
-        assert torch.allclose(averaged.average[name], 0.75 * before[name] + 0.25 * value, atol=1e-7)
+        assert torch.allclose(trainer.teacher.average[name], 0.75 * before[name] + 0.25 * value, atol=1e-7)

@@ -15,7 +15,7 @@ from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
 from woodshed.tokens.codec import CODECS
 
 Box = Callable[..., Sandbox]
-SETTINGS = ToolSettings(command_timeout_s=10, read_lines=5, line_chars=60, output_chars=200, search_hits=3)
+SETTINGS = ToolSettings(command_timeout_s=10, output_chars=200)
 
 
 @pytest.fixture
@@ -47,15 +47,14 @@ def use(sandbox: Sandbox, tool: str, **arguments: object) -> Observation:
 
 
 def test_read_file_shows_a_window_that_can_be_pasted_into_an_edit(box: Box) -> None:
-    sandbox = box({"a.py": b"".join(b"line %d\n" % n for n in range(1, 13))})
-    assert use(sandbox, "read_file", path="a.py").text == (
-        "lines 1-5 of 12\nline 1\nline 2\nline 3\nline 4\nline 5"
-    )
+    sandbox = box({"a.py": b"".join(b"line %d\n" % n for n in range(1, 43))})
+    shown = [f"line {n}" for n in range(1, 41)]
+    assert use(sandbox, "read_file", path="a.py").text == "\n".join(["lines 1-40 of 42", *shown])
     assert (
-        use(sandbox, "read_file", path="a.py", start=11, count=10).text
-        == "lines 11-12 of 12\nline 11\nline 12"
+        use(sandbox, "read_file", path="a.py", start=41, count=10).text
+        == "lines 41-42 of 42\nline 41\nline 42"
     )
-    assert use(sandbox, "read_file", path="/workspace/a.py", start=12).text == "lines 12-12 of 12\nline 12"
+    assert use(sandbox, "read_file", path="/workspace/a.py", start=42).text == "lines 42-42 of 42\nline 42"
 
 
 @pytest.mark.parametrize(("start", "count"), [(0, 5), (-3, 5), (13, 5), (1, 0), (1, -1)])
@@ -71,7 +70,7 @@ def test_read_file_of_odd_files(box: Box) -> None:
             "binary": b"\x7fELF\0\0",
             "windows": b"\xef\xbb\xbfone\r\ntwo\r\n",
             "latin": b"caf\xe9\x1b[31m\n",
-            "long": b"x" * 100 + b"\n",
+            "long": b"x" * 340 + b"\n",
         }
     )
     assert use(sandbox, "read_file", path="empty").text == "empty is empty"
@@ -79,7 +78,7 @@ def test_read_file_of_odd_files(box: Box) -> None:
     assert binary.error_kind == "bad_path" and "binary file of 6 bytes" in binary.text
     assert use(sandbox, "read_file", path="windows").text == "lines 1-2 of 2\none\ntwo"
     assert use(sandbox, "read_file", path="latin").text == "lines 1-1 of 1\ncaf\\xe9\\x1b[31m"
-    assert use(sandbox, "read_file", path="long").text.endswith("x" * 60 + " [40 more characters]")
+    assert use(sandbox, "read_file", path="long").text.endswith("x" * 300 + " [40 more characters]")
 
 
 @pytest.mark.parametrize(
@@ -174,11 +173,13 @@ def test_write_file_writes_exactly_the_content(box: Box) -> None:
 
 
 def test_search_is_sorted_capped_and_counts_the_rest(box: Box) -> None:
-    files = {f"pkg/{name}.py": b"import os\ndef f():\n    return os\n" for name in "cba"}
+    files = {f"pkg/{name}.py": b"import os\ndef f():\n    return os\n" for name in "gfedcba"}
+    hits = [
+        f"{path}:{hit}" for path in sorted(files) for hit in ("1:import os", "2:def f():", "3:    return os")
+    ]
     sandbox = box(files | {"pkg/__pycache__/a.pyc": b"import os", "bin": b"import os\0"})
-    assert use(sandbox, "search", pattern="^import|return").text == (
-        "pkg/a.py:1:import os\npkg/a.py:3:    return os\npkg/b.py:1:import os\n[3 more hits]"
-    )
+    seen = use(sandbox, "search", pattern="^import|def|return").text
+    assert seen == "\n".join([*hits[:20], "[1 more hits]"])
     assert use(sandbox, "search", pattern="def f", path="pkg/b.py").text == "pkg/b.py:2:def f():"
 
 
@@ -230,7 +231,7 @@ LINES = b"version = 42\nclass Adder:\n\tx = 'a.b_c'\nnull  \nfoo|bar\r\nlast one
     ],
 )
 def test_search_speaks_the_dialect_that_it_promises(box: Box, pattern: str, numbers: list[int]) -> None:
-    seen = use(box({"a.py": LINES}), "search", pattern=pattern, search_hits=9)
+    seen = use(box({"a.py": LINES}), "search", pattern=pattern)
     found = [int(line.split(":")[1]) for line in seen.text.split("\n") if line.startswith("a.py:")]
     assert (found, seen.error_kind) == (numbers, None), seen.text
 

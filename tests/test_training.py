@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,18 +13,31 @@ import pytest
 import torch
 from conftest import tiny_environment
 from scripted import calc_task, renderer
-from tiny_training import HINT, four_attempts, hint_for, last_norm, pack, step, tiny_policy, verdicts
+from tiny_training import (
+    HINT,
+    compiled,
+    four_attempts,
+    hint_for,
+    hinted_sample,
+    last_norm,
+    samples_of,
+    step,
+    tiny_policy,
+    verdicts,
+)
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from woodshed.agent import AgentSettings
 from woodshed.engines.local import LocalEngine
 from woodshed.experience import Collector, RolloutSettings
+from woodshed.experience.compile import compile_samples, rollout_sample
+from woodshed.experience.samples import TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
-from woodshed.learning.logprobs import Reading, token_logps
+from woodshed.learning.logprobs import Predictions, token_logps
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings, learning_rate
 from woodshed.learning.policy import Policy
-from woodshed.records import Group, RecipeError, Rollout, RunError
+from woodshed.records import Group, Hint, RecipeError, Rollout, RunError
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe, TaskSettings
 from woodshed.stages.task_sets import task_sets
@@ -43,30 +57,40 @@ def rollouts(tmp_path_factory: pytest.TempPathFactory) -> list[Rollout]:
     return four_attempts(tmp_path_factory.mktemp("tasks"))
 
 
+def views(sample: TrainingSample) -> tuple[TrainingSample, TrainingSample]:
+    """What the student and the teacher read of the sample's only branch."""
+    (branch,) = sample.branches
+    return student_view(sample, branch), teacher_view(sample, branch)
+
+
+def hints_of(samples: Sequence[TrainingSample]) -> list[Hint]:
+    return [branch.hint for sample in samples for branch in sample.branches]
+
+
 # --- packing ------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_is_the_rollout_and_wants_exactly_the_sampled_tokens(rollouts):
-    row = packing.rollout_row(rollouts[1])
+    row = rollout_sample(rollouts[1])
     assert row.ids == rollouts[1].token_ids
     sampled = [i for turn in rollouts[1].turns for i in turn.sampled_ids]
-    assert [row.ids[i] for i in row.wanted] == sampled
+    assert [row.ids[i] for i in row.predicted] == sampled
 
 
 def test_a_message_of_one_token_is_wanted(rollouts):
     """The label shift must not lose the first token of a turn (torchtitan#2755, verl#3287)."""
     turn = replace(rollouts[0].turns[0], sampled_ids=(7,), logps=(-1.0,))
-    padded = packing.pad([packing.rollout_row(replace(rollouts[0], turns=(turn,)))])
+    padded = packing.pad([rollout_sample(replace(rollouts[0], turns=(turn,)))])
     assert padded.tokens_BN.tolist() == [[7]] and padded.mask_BN.tolist() == [[1.0]]
     assert padded.predict_BN.tolist() == [[len(turn.context_ids) - 1]]
 
 
 def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollouts):
     message = renderer().hint(HINT)
-    row = packing.rollout_row(rollouts[1], reminders={1: message})
+    row = rollout_sample(rollouts[1], reminders={1: message})
     turn = rollouts[1].turns[1]
     opening = turn.context_ids[-turn.opening :]
-    start = row.wanted[len(rollouts[1].turns[0].sampled_ids)]
+    start = row.predicted[len(rollouts[1].turns[0].sampled_ids)]
     assert row.ids[start - len(opening) : start] == opening
     assert row.ids[start - len(opening) - len(message) : start - len(opening)] == tuple(message)
     assert len(row.ids) == len(rollouts[1].token_ids) + len(message)
@@ -75,35 +99,36 @@ def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollout
 @pytest.mark.parametrize("turn", [0, 1, 2])
 def test_a_hint_can_stand_at_the_end_of_the_last_result(rollouts, turn):
     """Before the first turn there is no result, so it is a message of its own."""
-    target = packing.target(rollouts[3], hint_for(rollouts[3], turn), renderer(), placement="tool")
-    hinted = renderer().decode(target.teacher.ids[target.shared : target.teacher.wanted[0]])
+    sample = hinted_sample(rollouts[3], hint_for(rollouts[3], turn), placement="tool")
+    (branch,) = sample.branches
+    hinted = renderer().decode(branch.ids[: branch.behind_hint[0]])
     assert HINT in hinted and hinted.count("<|im_start|>") == (2 if turn == 0 else 1)
-    assert (
-        target.student.ids == packing.target(rollouts[3], hint_for(rollouts[3], turn), renderer()).student.ids
-    )
-    assert target.teacher.ids[: target.shared] == target.student.ids[: target.shared]
+    assert branch.predicted == hinted_sample(rollouts[3], hint_for(rollouts[3], turn)).branches[0].predicted
+    assert teacher_view(sample, branch).ids[: branch.position] == sample.ids[: branch.position]
 
 
 def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollouts):
-    target = packing.target(rollouts[3], hint_for(rollouts[3], 1), renderer())
-    wanted = [[row.ids[i] for i in row.wanted] for row in (target.student, target.teacher)]
-    assert wanted[0] == wanted[1] == list(rollouts[3].turns[1].sampled_ids)
-    assert len(target.teacher.ids) - len(target.student.ids) == len(renderer().hint(HINT))
-    assert target.student.ids == rollouts[3].token_ids[: len(target.student.ids)]
+    student, teacher = views(hinted_sample(rollouts[3], hint_for(rollouts[3], 1)))
+    predicted = [[view.ids[i] for i in view.predicted] for view in (student, teacher)]
+    assert predicted[0] == predicted[1] == list(rollouts[3].turns[1].sampled_ids)
+    assert len(teacher.ids) - len(student.ids) == len(renderer().hint(HINT))
+    assert student.ids == rollouts[3].token_ids[: len(student.ids)]
+    assert student.logps == rollouts[3].turns[1].logps
 
 
 def test_a_whole_rollout_is_wanted_after_a_message_before_its_first_turn(rollouts):
-    made = packing.target(rollouts[3], hint_for(rollouts[3], 0), renderer(), scope="rollout", skip_first=2)
+    sample = hinted_sample(rollouts[3], hint_for(rollouts[3], 0), scope="rollout", skip_first=2)
+    (branch,) = sample.branches
+    student, teacher = views(sample)
     message = tuple(renderer().hint(HINT))
     first = rollouts[3].turns[0]
     cut = len(first.context_ids) - first.opening
     whole = rollouts[3].token_ids
-    assert made.student.ids == whole and made.shared == cut
-    assert made.teacher.ids == (*whole[:cut], *message, *whole[cut:])
-    wanted = [[row.ids[i] for i in row.wanted] for row in (made.student, made.teacher)]
-    assert wanted[0] == wanted[1] == [i for turn in rollouts[3].turns for i in turn.sampled_ids]
-    assert made.student.counted == made.teacher.counted
-    assert sum(not counts for counts in made.student.counted) == 2 * len(rollouts[3].turns)
+    assert student.ids == whole and branch.position == cut
+    assert teacher.ids == (*whole[:cut], *message, *whole[cut:])
+    predicted = [[view.ids[i] for i in view.predicted] for view in (student, teacher)]
+    assert predicted[0] == predicted[1] == [i for turn in rollouts[3].turns for i in turn.sampled_ids]
+    assert branch.weights.count(0.0) == 2 * len(rollouts[3].turns)
 
 
 def test_attempts_that_say_nothing_about_the_policy_are_left_out_of_the_baseline(rollouts):
@@ -111,31 +136,39 @@ def test_attempts_that_say_nothing_about_the_policy_are_left_out_of_the_baseline
     judged[rollouts[3].id] = replace(judged[rollouts[3].id], status="invalid")
     lost = replace(rollouts[2], ended="sandbox_lost")
     group = Group("t", (rollouts[0], rollouts[1], lost, rollouts[3]))
-    batch = packing.pack([group], judged, [hint_for(rollouts[3], 1)], renderer())
-    assert [row.advantage for row in batch.rows] == [0.5, -0.5]
-    assert batch.num_rollouts == 2 and batch.targets == ()
+    samples = compile_samples([group], judged, [hint_for(rollouts[3], 1)], renderer()).samples
+    assert [set(sample.advantages) for sample in samples] == [{0.5}, {-0.5}]
+    assert not any(sample.branches for sample in samples)
 
 
-def test_a_group_of_equal_rewards_has_no_rows_but_counts(rollouts):
-    batch = pack(rollouts, [0.1, 0.1, 0.1, 0.1])
-    assert batch.rows == () and batch.num_rollouts == 4
-    assert len(pack(rollouts, [0.1] * 4, keep_zero_advantage=True).rows) == 4
+def test_a_group_of_equal_rewards_is_not_computed_but_counts(rollouts):
+    equal = samples_of(rollouts, [0.1] * 4)
+    assert len(equal) == 4 and not any(sample.has_advantage for sample in equal)
+    for kl_coef, trained in ((0.0, 0), (0.1, 4)):
+        metrics = step(tiny_policy(), equal, loss=LossSettings(kl_coef=kl_coef))
+        assert metrics["trained_rollouts"] == trained
+    differ = samples_of(rollouts[:2], [1.0, 0.0])
+    alone, beside = (step(tiny_policy(), samples) for samples in (differ, (*differ, *equal)))
+    assert beside["rl_loss"] == pytest.approx(alone["rl_loss"] * 2 / 6)
 
 
 def test_rows_know_the_group_whose_mean_is_their_baseline(rollouts):
     groups = [Group("a", tuple(rollouts[:2])), Group("b", tuple(rollouts[2:]))]
     graded = verdicts(rollouts, [1.0, 0.0, 0.5, 0.5])
     flagged = {rollouts[0].id}
-    batch = packing.pack(groups, graded, (), renderer(), keep_zero_advantage=True, excluded_ids=flagged)
-    assert [(row.rollout_id, row.group) for row in batch.rows] == [
-        (made.id, number) for made, number in zip(rollouts[1:], (0, 1, 1), strict=True)
+    samples = compile_samples(groups, graded, (), renderer(), excluded_ids=flagged).samples
+    assert [(sample.rollout_id, sample.group, sample.rl_weights[0]) for sample in samples] == [
+        (made.id, *rest)
+        for made, rest in zip(rollouts, ((0, 0.0), (0, 1.0), (1, 1.0), (1, 1.0)), strict=True)
     ]
 
 
 def test_every_targeted_turn_leaves_a_lesson_in_its_own_order(rollouts):
     """Student's log-probs are the policy's own, and the mean of the divergences is the loss that was taken."""
     hints = [hint_for(rollouts[3], 1), hint_for(rollouts[1], 0)]
-    metrics = step(tiny_policy(), pack(rollouts, [0.0] * 4, hints), feedback=FeedbackSettings(target_floor=1))
+    metrics = step(
+        tiny_policy(), samples_of(rollouts, [0.0] * 4, hints), feedback=FeedbackSettings(target_floor=1)
+    )
     token_divergences = {(taught.rollout_id, taught.turn): taught for taught in metrics["divergences"]}
     assert set(token_divergences) == {(rollouts[3].id, 1), (rollouts[1].id, 0)}
     for made, turn in ((rollouts[3], 1), (rollouts[1], 0)):
@@ -150,8 +183,8 @@ def test_every_targeted_turn_leaves_a_lesson_in_its_own_order(rollouts):
 
 
 def test_faulty_turns_stay_in_the_policy_gradient(rollouts):
-    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.0])
-    assert sum(len(row.wanted) for row in batch.rows) == sum(
+    samples = samples_of(rollouts, [1.0, 0.0, 0.0, 0.0])
+    assert sum(len(sample.predicted) for sample in samples if all(sample.rl_weights)) == sum(
         len(turn.sampled_ids) for r in rollouts for turn in r.turns
     )
 
@@ -168,46 +201,56 @@ def test_hints_that_cannot_be_trained_on_are_left_out_and_counted(rollouts):
         replace(hint_for(changed[2], 1), detector="truncated"),
         replace(hint_for(rollouts[0], 0), rollout_id="lost"),
     ]
-    room = len(packing.target(rollouts[0], hints[0], renderer()).teacher.ids) + 300
-    batch = pack(changed, [0.0] * 4, hints, context_length=room)
-    assert [t.hint for t in batch.targets] == [hints[0], hints[4]]
-    assert batch.skipped == {
+    room = len(views(hinted_sample(rollouts[0], hints[0]))[1].ids) + 300
+    made = compiled(changed, [0.0] * 4, hints, context_length=room)
+    assert hints_of(made.samples) == [hints[0], hints[4]]
+    assert made.skipped_hints == {
         "empty hint": 1,
         "no room for the hint": 1,
         "the turn was cut": 1,
         "attempt not trainable": 1,
     }
-    everything = pack(rollouts, [0.0] * 4, hints[:1], skip=("thinking", "template"), skip_first=500)
-    assert everything.targets == () and everything.skipped == {"no token counts": 1}
-    assert step(tiny_policy(), batch)["skipped_hints"] == dict(batch.skipped)
+    everything = compiled(rollouts, [0.0] * 4, hints[:1], skip=("thinking", "template"), skip_first=500)
+    assert hints_of(everything.samples) == [] and everything.skipped_hints == {"no token counts": 1}
 
 
 def test_tokens_that_do_not_count_take_no_part_in_the_divergence(rollouts):
     hint = hint_for(rollouts[1], 0)
-    first = packing.target(rollouts[1], hint, renderer(), skip_first=3).student.counted
-    assert first[:3] == (False,) * 3 and all(first[3:])
-    tags = packing.target(rollouts[1], hint, renderer(), skip=("template",)).student
-    kept = [tags.ids[i] for i, counts in zip(tags.wanted, tags.counted, strict=True) if counts]
+    first = hinted_sample(rollouts[1], hint, skip_first=3).branches[0].weights
+    assert first[:3] == (0.0,) * 3 and all(first[3:])
+    tags = hinted_sample(rollouts[1], hint, skip=("template",))
+    (branch,) = tags.branches
+    kept = [tags.ids[i] for i, weight in zip(branch.predicted, branch.weights, strict=True) if weight]
     assert renderer().decode(kept) == "view calc.py"
 
 
 def test_a_penalty_is_taken_off_the_reward_before_the_mean(rollouts):
-    batch = pack(rollouts, [1.0, 1.0, 0.0, 0.0], reward_terms={rollouts[0].id: -0.2})
-    assert [row.advantage for row in batch.rows] == pytest.approx([0.35, 0.55, -0.45, -0.45])
+    samples = samples_of(rollouts, [1.0, 1.0, 0.0, 0.0], reward_terms={rollouts[0].id: -0.2})
+    assert [s.advantages[0] for s in samples] == pytest.approx([0.35, 0.55, -0.45, -0.45])
 
 
 def test_targets_beyond_the_limit_are_thinned_evenly(rollouts):
     hints = [hint_for(r, t) for r in rollouts for t in range(3)]
-    chosen = pack(rollouts, [0.0] * 4, hints, max_targets=4).targets
-    assert [t.hint for t in chosen] == [hints[i] for i in (0, 3, 6, 9)]
+    samples = samples_of(rollouts, [0.0] * 4, hints, max_branches=4)
+    assert hints_of(samples) == [hints[i] for i in (0, 3, 6, 9)]
 
 
-def test_micro_batches_hold_every_row_once_and_respect_the_budget():
+@pytest.mark.parametrize(("split", "positions"), [(packing.by_length, max), (packing.first_fit, sum)])
+def test_micro_batches_hold_every_sample_once_and_respect_the_budget(split, positions):
     rng = random.Random(0)
-    rows = [packing.Row(tuple(range(rng.randint(2, 90))), (1,)) for _ in range(50)]
-    chunks = list(packing.row_batches(rows, 200))
-    assert sorted(len(r.ids) for c in chunks for r in c) == sorted(len(r.ids) for r in rows)
-    assert all(len(c) * max(len(r.ids) for r in c) <= 200 for c in chunks)
+    lengths = [rng.randint(2, 90) for _ in range(50)] + [300]
+    batches = split(range(51), lengths, 200)
+    assert sorted(i for batch in batches for i in batch) == list(range(51)) and [50] in batches
+    for batch in batches:
+        used = [lengths[i] for i in batch]
+        assert positions(used) * (len(used) if positions is max else 1) <= 200 or batch == [50]
+
+
+def test_first_fit_needs_fewer_micro_batches_than_rows_in_order_of_length():
+    """Rollouts a little longer than half the budget, and short ones that fit beside them."""
+    lengths = [1100 + 7 * n for n in range(18)] + [600 + 9 * n for n in range(18)]
+    batches = [split(lengths, lengths, 2048) for split in (packing.by_length, packing.first_fit)]
+    assert [len(each) for each in batches] == [26, 18]
 
 
 # --- the policy ---------------------------------------------------------------------------------------------------
@@ -219,30 +262,30 @@ def test_sampler_and_trainer_agree_on_every_token_of_real_attempts(tmp_path):
     sampler = LocalEngine(policy.model, renderer())
     agent = AgentSettings(max_turns=4, turn_tokens=24, rollout_tokens=80)
     groups = Collector(sampler, RolloutSettings(max_in_flight=8), agent).collect(tasks, attempts=3)
-    rows = [packing.rollout_row(r) for group in groups for r in group.rollouts]
-    assert sum(len(row.wanted) for row in rows) > 100
+    rows = [rollout_sample(r) for group in groups for r in group.rollouts]
+    assert sum(len(row.predicted) for row in rows) > 100
     padded = packing.pad(rows)
     right = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
     gap = ((right - padded.logp_sampler_BN) * padded.mask_BN).abs().max()
     assert gap <= 1e-3
 
-    length = padded.ids_BT.shape[1]  # the same rows padded on the left
-    ids = torch.zeros_like(padded.ids_BT)
-    mask = torch.zeros_like(padded.ids_BT)
+    length = padded.ids_RT.shape[1]  # the same rows padded on the left
+    ids = torch.zeros_like(padded.ids_RT)
+    mask = torch.zeros_like(padded.ids_RT)
     for b, row in enumerate(rows):
         ids[b, length - len(row.ids) :] = torch.tensor(row.ids)
         mask[b, length - len(row.ids) :] = 1
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     logits = policy.model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
     for b, row in enumerate(rows):
-        index = torch.tensor(row.wanted) + length - len(row.ids)
+        index = torch.tensor(row.predicted) + length - len(row.ids)
         left = logits[b, index - 1].log_softmax(-1).gather(-1, ids[b, index, None])[:, 0]
         assert (left - torch.tensor(row.logps)).abs().max() <= 1e-3
 
 
 def test_the_frozen_teacher_is_swapped_in_and_out_without_a_trace(rollouts):
     policy = tiny_policy()
-    padded = packing.pad([packing.rollout_row(rollouts[0])])
+    padded = packing.pad([rollout_sample(rollouts[0])])
     start = policy.snapshot()
     before = policy.logits(padded)
     with torch.no_grad():
@@ -283,7 +326,7 @@ def test_a_reading_scores_as_the_cross_entropy_does(temperature, dtype, at_once,
     head = torch.nn.Linear(8, 37).to(dtype).requires_grad_(trained)
     hidden = torch.randn(3, 5, 8, generator=rng).to(dtype).requires_grad_()
     tokens, weights = torch.randint(37, (3, 5), generator=rng), torch.randn(3, 5, generator=rng)
-    found, entropy = Reading(hidden, head).score(tokens, temperature)
+    found, entropy = Predictions(hidden, head).score(tokens, temperature)
     taught = [hidden, *head.parameters()] if trained else [hidden]
     gradients = torch.autograd.grad((found * weights).sum(), taught)
     flat = (head(hidden).float() / temperature).flatten(0, 1)
@@ -299,10 +342,10 @@ def test_a_reading_scores_as_the_cross_entropy_does(temperature, dtype, at_once,
 
 def test_no_logits_are_kept_for_the_backward_pass_under_a_frozen_head(rollouts):
     policy = tiny_policy(rank=4)
-    padded = packing.pad([packing.rollout_row(r) for r in rollouts])
+    padded = packing.pad([rollout_sample(r) for r in rollouts])
     kept: list[torch.Size] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t.shape), t)[1], lambda t: t):
-        reading = policy.read(padded)
+        reading = policy.forward(padded)
         reading.score(padded.tokens_BN, 1.0)
     wide = reading.logits().numel()
     assert kept and max(shape.numel() for shape in kept if len(shape) != 2) < wide
@@ -319,7 +362,7 @@ def test_a_model_that_caps_its_logits_is_read_as_it_answers():
     model = Gemma2ForCausalLM(config)
     policy = Policy(model, is_adapter=False)
     ids = torch.randint(60, (2, 9))
-    padded = packing.pad([packing.Row(tuple(row), (4, 7, 8), (0.0,) * 3) for row in ids.tolist()])
+    padded = packing.pad([TrainingSample(tuple(row), (4, 7, 8), (0.0,) * 3) for row in ids.tolist()])
     whole = model(input_ids=ids).logits[:, [3, 6, 7]]
     assert whole.abs().max() <= 0.5
     assert torch.allclose(policy.logits(padded), whole, atol=1e-6)
@@ -359,35 +402,39 @@ def test_only_the_adapter_is_trained():
 
 
 def test_without_hints_the_targeted_loss_is_exactly_zero(rollouts):
-    metrics = step(tiny_policy(), pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    metrics = step(tiny_policy(), samples_of(rollouts, [1.0, 0.0, 0.0, 0.0]))
     assert metrics["kl_loss"] == 0.0 and metrics["kl_grad_norm"] == 0.0 and metrics["targets"] == 0
     emptied = [hint_for(rollouts[1], 0, text="")]
-    assert step(tiny_policy(), pack(rollouts, [0.0] * 4, emptied))["kl_loss"] == 0.0
+    assert step(tiny_policy(), samples_of(rollouts, [0.0] * 4, emptied))["kl_loss"] == 0.0
 
 
 def test_with_a_hint_the_targeted_loss_is_not_zero(rollouts):
-    metrics = step(tiny_policy(), pack(rollouts, [0.0] * 4, [hint_for(rollouts[1], 0)]))
+    metrics = step(tiny_policy(), samples_of(rollouts, [0.0] * 4, [hint_for(rollouts[1], 0)]))
     assert metrics["kl_loss"] > 0 and metrics["kl_grad_norm"] > 0 and metrics["rl_grad_norm"] == 0
 
 
 def test_a_teacher_that_sees_what_the_student_sees_gives_exactly_no_gradient(rollouts):
     policy = tiny_policy()
-    target = packing.target(rollouts[1], hint_for(rollouts[1], 0), renderer())
-    same = replace(target, teacher=target.student)
+    sample = hinted_sample(rollouts[1], hint_for(rollouts[1], 0))
+    (branch,) = sample.branches
+    same = replace(
+        sample, branches=(replace(branch, ids=sample.ids[branch.position : branch.predicted[-1] + 1]),)
+    )
     for forward, rounding in (("separate", 0.0), ("packed", 1e-7)):
         feedback = FeedbackSettings.model_validate({"teacher": "live", "forward": forward})
-        metrics = step(policy, packing.Batch((), (same,), 4), feedback=feedback)
+        metrics = step(policy, [same], feedback=feedback)
         assert abs(metrics["kl_loss"]) <= rounding and metrics["kl_grad_norm"] < 1e-6
 
 
 def test_the_targeted_loss_reads_the_targeted_turn_and_its_past_only(rollouts):
     hint = hint_for(rollouts[3], 1)
-    target = packing.target(rollouts[3], hint, renderer())
+    sample = hinted_sample(rollouts[3], hint)
+    student, teacher_reads = views(sample)
     later = replace(rollouts[3].turns[2], sampled_ids=(5, 6, 7), logps=(0.0, 0.0, 0.0))
     changed = replace(rollouts[3], turns=(*rollouts[3].turns[:2], later))
-    assert packing.target(changed, hint, renderer()) == target
-    start = len(target.student.ids) - len(rollouts[3].turns[1].sampled_ids)
-    assert target.student.wanted == tuple(range(start, len(target.student.ids)))
+    assert views(hinted_sample(changed, hint)) == (student, teacher_reads)
+    start = len(student.ids) - len(rollouts[3].turns[1].sampled_ids)
+    assert student.predicted == tuple(range(start, len(student.ids)))
 
     policy = tiny_policy()
     seen = []
@@ -397,29 +444,29 @@ def test_the_targeted_loss_reads_the_targeted_turn_and_its_past_only(rollouts):
             seen.append(hidden),
         )[1]
     )
-    step(policy, packing.Batch((), (target,), 4))
+    step(policy, [sample])
     hook.remove()
-    teacher, student = seen
-    assert not teacher.requires_grad and teacher.grad_fn is None
-    taught = student.grad[0].abs().sum(-1).nonzero().flatten().tolist()
-    assert taught == [i - 1 for i in target.student.wanted]
+    of_teacher, of_student = seen
+    assert not of_teacher.requires_grad and of_teacher.grad_fn is None
+    taught = of_student.grad[0].abs().sum(-1).nonzero().flatten().tolist()
+    assert taught == [i - 1 for i in student.predicted]
 
 
 def test_feedback_of_weight_zero_equals_rl_alone_bit_for_bit(rollouts):
     plain, zero = tiny_policy(), tiny_policy()
-    step(plain, pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
-    hinted = pack(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0)])
+    step(plain, samples_of(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    hinted = samples_of(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0)])
     step(zero, hinted, feedback=FeedbackSettings(weight=0.0))
     for name, parameter in plain.trainable.items():
         assert torch.equal(parameter, zero.trainable[name])
 
 
 def test_the_update_does_not_depend_on_the_micro_batch_split(rollouts):
-    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.3], [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1)])
+    batch = samples_of(rollouts, [1.0, 0.0, 0.0, 0.3], [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1)])
     gradients = []
     for tokens in (100, 100_000):
         policy = tiny_policy()
-        metrics = step(policy, batch, objective=LossSettings(micro_batch_tokens=tokens))
+        metrics = step(policy, batch, loss=LossSettings(micro_batch_tokens=tokens))
         gradients.append(
             (metrics["rl_grad_norm"], metrics["kl_grad_norm"], metrics["rl_loss"], metrics["kl_loss"])
         )
@@ -427,7 +474,7 @@ def test_the_update_does_not_depend_on_the_micro_batch_split(rollouts):
 
 
 def test_the_targeted_gradient_never_outgrows_the_policy_gradient(rollouts):
-    batch = pack(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1)])
+    batch = samples_of(rollouts, [1.0, 0.0, 0.0, 0.0], [hint_for(rollouts[1], 0), hint_for(rollouts[3], 1)])
     metrics = step(tiny_policy(), batch, feedback=FeedbackSettings(weight=1000.0))
     assert metrics["kl_grad_norm"] > metrics["rl_grad_norm"]
     assert metrics["kl_factor"] / 1000.0 * metrics["kl_grad_norm"] == pytest.approx(
@@ -437,14 +484,14 @@ def test_the_targeted_gradient_never_outgrows_the_policy_gradient(rollouts):
 
 def test_policy_gradient_makes_the_rewarded_attempt_likelier_than_the_others(rollouts):
     policy = tiny_policy()
-    padded = packing.pad([packing.rollout_row(r) for r in rollouts])
+    padded = packing.pad([rollout_sample(r) for r in rollouts])
 
     def sums():
         logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0).detach()
         return (logps * padded.mask_BN).sum(-1)
 
     before = sums()
-    step(policy, pack(rollouts, [1.0, 0.0, 0.0, 0.0]), rate=1e-3, steps=3)
+    step(policy, samples_of(rollouts, [1.0, 0.0, 0.0, 0.0]), rate=1e-3, steps=3)
     gain = sums() - before
     assert gain[0] > 0 and gain[0] > gain[1:].max()
 
@@ -455,8 +502,8 @@ def test_training_on_hints_lowers_the_unhinted_probability_of_the_faulty_turn(ro
     wrong, right = rollouts[1], rollouts[0]
     hinted_right = replace(right.turns[0], context_ids=wrong.turns[0].context_ids)
     rows = [
-        packing.rollout_row(replace(wrong, turns=wrong.turns[:1])),
-        packing.rollout_row(replace(right, turns=(hinted_right,)), reminders={0: renderer().hint(HINT)}),
+        rollout_sample(replace(wrong, turns=wrong.turns[:1])),
+        rollout_sample(replace(right, turns=(hinted_right,)), reminders={0: renderer().hint(HINT)}),
     ]
     padded = packing.pad(rows)
     optimizer = torch.optim.AdamW(policy.trainable.values(), lr=3e-3)
@@ -466,15 +513,15 @@ def test_training_on_hints_lowers_the_unhinted_probability_of_the_faulty_turn(ro
         (-(logps * padded.mask_BN).sum() / padded.mask_BN.sum()).backward()
         optimizer.step()
 
-    target = packing.target(wrong, hint_for(wrong, 0), renderer())
-    student, teacher = packing.pad([target.student]), packing.pad([target.teacher])
+    sample = hinted_sample(wrong, hint_for(wrong, 0))
+    student, teacher = (packing.pad([view]) for view in views(sample))
 
     def logp(view):
         return float(token_logps(policy.logits(view), view.tokens_BN, 1.0).sum().detach())
 
     assert logp(student) > -1.0 and logp(teacher) < logp(student) - 2.0  # it errs, and the hint helps
     before = logp(student)
-    step(policy, packing.Batch((), (target,), 4), rate=1e-3, steps=12)
+    step(policy, [sample], rate=1e-3, steps=12)
     assert logp(student) < before - 1.0
 
 
@@ -486,13 +533,13 @@ def test_a_gradient_that_is_not_finite_takes_no_step_and_says_so(rollouts):
     broken = replace(turn, logps=(float("nan"),) * len(turn.logps))
     spoiled = [replace(rollouts[0], turns=(broken, *rollouts[0].turns[1:])), *rollouts[1:]]
     with pytest.raises(RecipeError, match="no step was taken"):
-        step(policy, pack(spoiled, [1.0, 0.0, 0.0, 0.0]))
+        step(policy, samples_of(spoiled, [1.0, 0.0, 0.0, 0.0]))
     assert all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
 
 
 def test_a_backward_pass_that_breaks_now_and_then_loses_its_step_and_no_more(rollouts):
     """cuDNN's attention gave a NaN gradient for a finite loss, and every weight was NaN after the step."""
-    policy, batch = tiny_policy(), pack(rollouts, [1.0, 0.0, 0.0, 0.0])
+    policy, batch = tiny_policy(), samples_of(rollouts, [1.0, 0.0, 0.0, 0.0])
     before = policy.snapshot()
     breaks = next(iter(policy.trainable.values())).register_hook(lambda grad: grad * float("nan"))
     assert step(policy, batch, steps=2)["lost"] == 2
@@ -506,14 +553,14 @@ def test_a_backward_pass_that_breaks_now_and_then_loses_its_step_and_no_more(rol
 
 def test_a_reward_that_is_not_a_number_is_refused_by_name(rollouts):
     with pytest.raises(RunError, match="train-0-calc-0 has reward nan"):
-        pack(rollouts, [float("nan"), 0.0, 0.0, 0.0])
+        samples_of(rollouts, [float("nan"), 0.0, 0.0, 0.0])
 
 
 def test_a_step_without_any_signal_leaves_the_weights_alone(rollouts):
     policy = tiny_policy()
-    step(policy, pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    step(policy, samples_of(rollouts, [1.0, 0.0, 0.0, 0.0]))
     before = policy.snapshot()
-    step(policy, pack(rollouts, [0.0] * 4))
+    step(policy, samples_of(rollouts, [0.0] * 4))
     assert all(torch.equal(p, before[n]) for n, p in policy.trainable.items())
 
 
@@ -527,14 +574,14 @@ def test_an_exported_adapter_loads_in_peft_with_the_same_logits(rollouts, tmp_pa
     from peft import PeftModel
 
     policy = tiny_policy()
-    step(policy, pack(rollouts, [1.0, 0.0, 0.0, 0.0]))
+    step(policy, samples_of(rollouts, [1.0, 0.0, 0.0, 0.0]))
     policy.export(tmp_path / "adapter")
     base = tiny_policy(rank=0).model
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         model = PeftModel.from_pretrained(base, str(tmp_path / "adapter"), is_trainable=True)
     loaded = Policy(model, is_adapter=True)
-    padded = packing.pad([packing.rollout_row(rollouts[0])])
+    padded = packing.pad([rollout_sample(rollouts[0])])
     assert torch.allclose(loaded.logits(padded), policy.logits(padded), atol=1e-5)
 
 

@@ -21,7 +21,7 @@ from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
 from woodshed.train import train
 
-ANY = Selection(unsolved=True, flagged=True)
+ANY = Selection(unsolved=True)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +62,7 @@ def exact(rollout: Rollout) -> Transcript:
     ("wanted", "expected"),
     [
         (Selection(), {"good"}),
-        (Selection(flagged=True), {"good", "flagged"}),
-        (Selection(unsolved=True), {"good", "unsolved", "unjudged"}),
-        (ANY, {"good", "flagged", "unsolved", "unjudged"}),
+        (ANY, {"good", "unsolved", "unjudged"}),
     ],
 )
 def test_attempts_are_taken_by_verdict_and_flags_token_by_token(

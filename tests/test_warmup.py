@@ -54,9 +54,9 @@ def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_t
     ]
     assert tests == ["nonzero_exit", None]
     assert [turn.oracle for turn in made.turns] == ["", scripted_expert.SLIP, "", "", "", ""]
-    row, slip = sft.sft_row(attempt(tiny_task, repair_share=1.0), renderer()), made.turns[1].sampled_ids
+    sample = sft.expert_sample(attempt(tiny_task, repair_share=1.0), renderer())
     imitated = [i for turn in made.turns if turn.oracle != scripted_expert.SLIP for i in turn.sampled_ids]
-    assert [row.ids[i] for i in row.wanted] == imitated and len(slip) > 0
+    assert [sample.ids[i] for i in sample.predicted] == imitated and made.turns[1].sampled_ids
     assert made.ended == "finished" and grading.grade(tiny_task, made.patch).solved
 
 
@@ -151,9 +151,9 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     ]
     text = whole(other, using)
     assert "tally/words.py" in whole(made, using) and "tally/words.py" not in text and "`count`" not in text
-    row = sft.sft_row(other, using)
+    row = sft.expert_sample(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
-    assert [row.ids[i] for i in row.wanted] == ids
+    assert [row.ids[i] for i in row.predicted] == ids
     again = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
     assert again == other and renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="2") != other
 
@@ -171,12 +171,14 @@ def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, c
         right = [call for turn in made.rollout.turns for call in turn.calls if call.arguments.get("new")]
         code = right[-1].arguments["new"].strip()
         code = code if codec == "plain" else json.dumps(code)[1:-1]
-        rows = [sft.sft_row(replace(made, rollout=replace(made.rollout, turns=made.rollout.turns[: n + 1])), using)
-                for n in range(len(made.rollout.turns))]  # fmt: skip
-        wanted = set(sft.sft_row(made, using, code=False).wanted)
+        rows = []
+        for n in range(len(made.rollout.turns)):
+            part = replace(made.rollout, turns=made.rollout.turns[: n + 1])
+            rows.append(sft.expert_sample(replace(made, rollout=part), using))
+        wanted = set(sft.expert_sample(made, using, code=False).predicted)
         begin = 0
         for turn, row in zip(made.rollout.turns, rows, strict=True):
-            own = [i for i in row.wanted if i >= begin]
+            own = [i for i in row.predicted if i >= begin]
             begin = len(row.ids)
             left_out = using.decode([row.ids[i] for i in own if i not in wanted])
             assert left_out.strip() == (code if code in turn.text else "")
@@ -204,15 +206,9 @@ def test_a_class_is_renamed_wherever_it_stands_as_a_word(tiny_task):
     assert say("class LFUCache(Caches):") == "class LFUCache(Caches):"
 
 
-@pytest.mark.parametrize(("before", "lines"), [(30, 4), (4, 4), (0, 61)])
-def test_reading_that_never_shows_the_gap_is_refused(before, lines):
-    with pytest.raises(ValidationError, match="read_lines"):
-        SFTSettings(read_before=before, read_lines=lines)
-
-
 @pytest.mark.parametrize(("before", "shown"), [(0, (10, 12)), (4, (6, 12)), (30, (1, 12))])
 def test_an_attempt_reads_what_it_is_told_to(tiny_task, before, shown):
-    settings = SFTSettings(read_before=before, read_lines={0: 4, 4: 8, 30: 40}[before])
+    settings = SFTSettings(read_before=before)
     made = scripted_expert.expert_attempt(
         tiny_task, renderer(), settings, AGENT, attempt=0, seed=0, context_length=1 << 20
     )

@@ -9,13 +9,19 @@ import torch
 from scripted import EDIT, PROSE, READ, TEST, UNKNOWN, calc_task, play, renderer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from woodshed.experience.compile import (
+    Compiled,
+    HintOptions,
+    compile_samples,
+    hint_branch,
+    rollout_sample,
+)
+from woodshed.experience.samples import TrainingSample
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
-from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, add_adapter
-from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, update
+from woodshed.learning.trainer import Trainer
 from woodshed.records import Group, Hint, Rollout, Verdict
 
 HINT = "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."
@@ -55,8 +61,7 @@ def four_attempts(folder: Path) -> list[Rollout]:
 
 def with_logps(policy: Policy, made: Rollout) -> Rollout:
     """The attempt as if the policy had sampled it."""
-    row = packing.rollout_row(made)
-    padded = packing.pad([row])
+    padded = packing.pad([rollout_sample(made)])
     logps = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)[0].tolist()
     turns = []
     for turn in made.turns:
@@ -76,36 +81,39 @@ def hint_for(made: Rollout, turn: int, text: str = HINT) -> Hint:
     return Hint(made.id, turn, "unknown_tool", text)
 
 
-def pack(rollouts, rewards, hints=(), **options) -> packing.Batch:
+def compiled(rollouts, rewards, hints=(), *, reward_terms=None, **options) -> Compiled:
     group = Group(rollouts[0].task_id, tuple(rollouts))
-    return packing.pack([group], verdicts(rollouts, rewards), hints, renderer(), **options)
+    return compile_samples(
+        [group],
+        verdicts(rollouts, rewards),
+        hints,
+        renderer(),
+        HintOptions(**options),
+        reward_terms=reward_terms,
+    )
 
 
-def step(
-    policy: Policy,
-    batch: packing.Batch,
-    *,
-    feedback=None,
-    objective=None,
-    rate=1e-2,
-    steps=1,
-    start=None,
-    teacher=None,
-):
-    optimizer = make_optimizer(policy, OptimizerSettings(learning_rate=rate))
-    teacher, scale = teacher or Teacher(policy, start or policy.snapshot(), feedback), GradNorms()
+def samples_of(rollouts, rewards, hints=(), **options) -> tuple[TrainingSample, ...]:
+    return compiled(rollouts, rewards, hints, **options).samples
+
+
+def hinted_sample(made: Rollout, hint: Hint, **options) -> TrainingSample:
+    """The rollout with one branch, in no policy gradient."""
+    branch = hint_branch(made, hint, renderer(), HintOptions(**options))
+    return replace(rollout_sample(made), branches=(branch,))
+
+
+def trainer_of(
+    policy: Policy, *, feedback=None, loss=None, rate=1e-2, start=None, temperature=1.0, **settings
+) -> Trainer:
+    settings = OptimizerSettings(learning_rate=rate, warmup_steps=0, **settings)
+    start = start or policy.snapshot()
+    return Trainer(policy, settings, loss, feedback, start=start, temperature=temperature, message_tokens=160)
+
+
+def step(policy: Policy, samples, *, steps=1, **settings):
+    """Metrics of the last of some steps on the same samples; the settings are `trainer_of`'s."""
+    trainer = trainer_of(policy, **settings)
     for _ in range(steps):
-        metrics = update(
-            policy,
-            optimizer,
-            batch,
-            scale=scale,
-            teacher=teacher,
-            learning_rate=rate,
-            message_tokens=160,
-            temperature=1.0,
-            objective=objective or LossSettings(),
-            feedback=feedback or FeedbackSettings(),
-            max_grad_norm=1.0,
-        )
+        metrics = trainer.step(samples)
     return metrics

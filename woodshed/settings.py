@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
 
 from woodshed.records import RecipeError
 
@@ -31,6 +32,16 @@ class Settings(BaseModel):
 
 
 S = TypeVar("S", bound=Settings)
+
+
+def leaves(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting that a file can give, by its dotted name, in the order in which they are defined."""
+    for name, field in kind.model_fields.items():
+        sections = list(_classes(field.annotation))
+        if not sections:
+            yield f"{prefix}{name}", field
+        for section in sections:
+            yield from leaves(section, f"{prefix}{name}.")
 
 
 def read(kind: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from published.write import interval, judged, load, percent, points, table
-from woodshed.feedback.gate import GateMeasurement, GateSettings, why_not
+from woodshed.feedback.gate import GateMeasurement, why_not
 
 FEEDBACK = "RL + targeted feedback"
 
@@ -244,10 +244,10 @@ GATE = "start-literate, read_before 30, read_lines 40, code_share 0.25, code of 
 
 def gate() -> str:
     """Each class of hints on held-out tasks, by the rule of `woodshed.feedback.gate`."""
-    rows, settings = [], GateSettings()
+    rows = []
     for row in load("hint_gate")["warmups"][GATE]["gate"]:
         measured = GateMeasurement(row["class"], row["turns"], row["gain"], row["lowered"], row["faulty"])
-        reason = why_not(measured, settings)
+        reason = why_not(measured)
         counts = [str(row["faulty"][side]) for side in ("plain", "hint", "placebo", "wrong")]
         verdict = "too few turns" if reason is None else "passes" if not reason else f"fails: {reason}"
         rows.append([row["class"].replace("_", " "), str(row["turns"]), ", ".join(counts), verdict])

@@ -9,7 +9,7 @@ from scripted import EDIT, FINISH, READ, SETTINGS, TEST, calc_task, play
 
 from woodshed import feedback
 from woodshed.agent.tools import EXAMPLES, TOOLS
-from woodshed.feedback.critic import SYSTEM, CriticSettings, parse, transcript
+from woodshed.feedback.critic import SYSTEM, parse, transcript
 from woodshed.feedback.leaks import leak
 from woodshed.monitors.judge import Audit, shown_turn
 from woodshed.records import Call, Observation, Rollout, Task, Turn, Verdict
@@ -287,7 +287,7 @@ def forged(text: str, attempt: Rollout) -> Rollout:
 def test_no_turn_leaves_its_frame(task: Task, attempt: Rollout, text: str) -> None:
     verdict = Verdict("r", task.id, "graded", 0.0, False, {"a": "failed"})
     made = forged(text, attempt)
-    shown = transcript(task, made, verdict, CriticSettings())
+    shown = transcript(task, made, verdict)
     outside = [line for line in shown.splitlines() if not line.startswith(MARK)]
     assert [line for line in outside if line] == [
         "The task:",

@@ -73,7 +73,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ask(listener: Listener, **changes: Any) -> list[str | None]:
     listener.seen.clear()
-    with closing(chat_server(EndpointSettings(url=listener.url, retries=0, **changes))):
+    with closing(chat_server(EndpointSettings(url=listener.url, **changes))):
         pass
     return sorted(set(listener.seen), key=str)
 
@@ -114,7 +114,6 @@ def test_a_server_on_the_command_line_is_named(
         "--model",
         str(tiny_model_dir),
         f"runs={tmp_path}",
-        "engine.servers.0.retries=0",
     ]
     CliRunner().invoke(app, ["eval", str(tiny_task.folder), *given])
     assert set(listener.seen) == {"Bearer our-key"}

@@ -113,6 +113,6 @@ def test_links_inside_a_run_and_to_a_run_are_fine(run: Path, tmp_path: Path) -> 
     "data", [{"stage": "../../x", "step": 1}, {"stage": "rl", "step": "1/../.."}, {"stage": "rl", "step": -1}]
 )
 def test_a_position_is_no_path(tmp_path: Path, data: dict[str, Any]) -> None:
-    (tmp_path / "position.json").write_text(json.dumps({"scale": {}, "watch": {}, **data}))
+    (tmp_path / "position.json").write_text(json.dumps({"watch": {}, **data}))
     with pytest.raises(RunError, match="cannot be read"):
         checkpoint.read_position(tmp_path)

@@ -360,8 +360,8 @@ def test_a_monitor_that_breaks_raises_a_flag_and_ends_nothing(
     with pytest.raises(RecursionError):
         rules.watch(rollout, tiny_task)  # a test sees it
     monkeypatch.setattr(boundary, "strict", False)
-    settings = flag_policy.MonitorSettings(threshold=0.9)
-    flags = flag_policy.look([rollout], [tiny_task], {}, settings)
+    settings = flag_policy.MonitorSettings()
+    flags = flag_policy.look([rollout], [tiny_task], {}, settings, threshold=0.9)
     (flag,) = [flag for flag in flags if flag.rule == "history"]
     assert flag.quote == (
         "the rule could not read the attempt: RecursionError in breaks: maximum recursion depth exceeded"

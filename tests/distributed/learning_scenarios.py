@@ -1,37 +1,34 @@
-"""What ranks do in the tests of `test_learning_distributed.py`; every function runs on all ranks of a world."""
+"""The work of each rank in `test_learning_distributed.py`, and of the process that ranks are compared with."""
 
 from __future__ import annotations
 
 import os
 import signal
-from dataclasses import dataclass, field
+import warnings
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from parallel_models import EPS, VOCAB, build, whole
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
-from woodshed.learning import checkpoint, tensor_folder
+from woodshed.experience.samples import HintBranch, TrainingSample
+from woodshed.learning import checkpoint, optimizer, ranks, tensor_folder
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.layout import LayoutSettings, shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
-from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
-from woodshed.learning.packing import Batch, Row, Target
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, add_adapter
-from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import GradNorms, update
+from woodshed.learning.trainer import Trainer
 from woodshed.records import Hint
 from woodshed.runs.folder import RunDir
-from woodshed.stages.sft import SFTSettings, imitate
-
-FEEDBACK = {"offload_teacher": False, "measure_every": 1, "target_floor": 2}
 
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, on what, and how the ranks share it."""
+    """A training, and the way in which ranks share it."""
 
     family: str = "llama"
     rank: int = 0
@@ -39,97 +36,105 @@ class Training:
     optimizer: str = "adamw"
     teacher: str = "ema"
     steps: int = 2
-    rows: int = 7
-    targets: int = 3
+    rollouts: int = 7
+    hinted: int = 3
+    imitated: int = 0
+    """Rollouts that are imitated as well."""
+    dtype: str = "float32"
+    activation_checkpointing: bool = False
     layout: dict[str, int] = field(default_factory=dict)
     """Axes in which a world differs from fsdp over all of it."""
     loss: dict[str, Any] = field(default_factory=dict)
 
 
 def policy_of(training: Training) -> Policy:
-    model = build(training.family)
-    model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
-    policy = Policy(model, is_adapter=bool(training.rank))
-    world = dist.get_world_size()
+    model = build(training.family).to(getattr(torch, training.dtype))
+    if training.rank and training.family == "qwen":  # an adapter of experts' weights cannot be sharded
+        attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft calls names that transformers has renamed
+            model = get_peft_model(model, LoraConfig(r=training.rank, target_modules=attention))
+    else:
+        model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
+    policy = Policy(
+        model, is_adapter=bool(training.rank), activation_checkpointing=training.activation_checkpointing
+    )
+    world = ranks.count()
     layout = {axis: size for axis, size in training.layout.items() if world % size == 0 and world > 1}
     shard(policy, LayoutSettings(**{"fsdp": world // layout.get("replicate", 1), **layout}))
     return policy
 
 
-def optimizer_of(policy: Policy, training: Training) -> torch.optim.Optimizer:
-    kind = training.optimizer
+def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
+    """A trainer; its starting weights are kept in the run, where there is one."""
+    policy, kind = policy_of(training), training.optimizer
     assert kind in ("adamw", "muon")
-    made = make_optimizer(policy, OptimizerSettings(kind=kind, learning_rate=3e-3, weight_decay=0.1))
-    for group in made.param_groups:
+    start = checkpoint.start_weights(run, policy, "start") if run else policy.snapshot()
+    trainer = Trainer(
+        policy,
+        OptimizerSettings(kind=kind, learning_rate=3e-3, warmup_steps=0, weight_decay=0.1, max_grad_norm=0.5),
+        LossSettings(micro_batch_tokens=64, **training.loss),
+        FeedbackSettings(
+            teacher=training.teacher,  # type: ignore[arg-type]
+            teacher_rate=0.3,
+            measure_every=1,
+            target_floor=2,
+        ),
+        start=start,
+        message_tokens=8,
+    )
+    for group in trainer.optimizer.param_groups:
         group["eps"] = EPS
-    return made
+    return trainer
 
 
-def batch_of(training: Training) -> Batch:
-    """Rows of unequal length in two groups, and hinted turns of some of them."""
+def samples_of(training: Training) -> list[TrainingSample]:
+    """Rollouts of unequal length in two groups, hints on turns of some of them, and others that are imitated."""
     rng = torch.Generator().manual_seed(1)
 
     def tokens(count: int) -> tuple[int, ...]:
         return tuple(torch.randint(VOCAB, (count,), generator=rng).tolist())
 
-    rows, targets = [], []
-    for number in range(max(training.rows, training.targets)):
-        ids, wanted = tokens(12 + 5 * number), tuple(range(6, 10 + 4 * number))
-        logps = tuple((-torch.rand(len(wanted), generator=rng) - 3.5).tolist())
-        rows.append(Row(ids, wanted, logps, 0.5 - number % 2, rollout_id=f"r{number}", group=number % 2))
-        if number < training.targets:
-            student = Row(ids[:10], tuple(range(6, 10)), logps[:4])
-            teacher = Row((*ids[:5], *tokens(3), *ids[5:10]), tuple(range(9, 13)), logps[:4])
-            targets.append(Target(Hint(f"r{number}", 0, "untested", "x"), student, teacher, 5, ((0, 4),)))
-    return Batch(tuple(rows[: training.rows]), tuple(targets), max(training.rows, 1))
+    samples = []
+    for number in range(max(training.rollouts, training.hinted, training.imitated)):
+        ids, predicted = tokens(12 + 5 * number), tuple(range(6, 10 + 4 * number))
+        logps = tuple((-torch.rand(len(predicted), generator=rng) - 3.5).tolist())
+        sample = TrainingSample(ids, predicted, logps, rollout_id=f"r{number}", group=number % 2)
+        ones = (1.0,) * len(predicted)
+        if number < training.hinted:
+            hint = Hint(f"r{number}", 0, "untested", "x")
+            behind = (*tokens(3), *ids[5:10])
+            branch = HintBranch(hint, 5, behind, (6, 7, 8, 9), (1.0,) * 4, ((0, 4),))
+            sample = replace(sample, branches=(branch,))
+        if number < training.rollouts:
+            advantages = (0.5 - number % 2,) * len(predicted)
+            sample = replace(sample, rl_weights=ones, advantages=advantages)
+        if number < training.imitated:
+            sample = replace(sample, ce_weights=ones)
+        samples.append(sample)
+    return samples
 
 
-def run(trainings: dict[str, Training]) -> dict[str, Any]:
-    """Metrics of every step, and the weights at the end."""
-    return {name: train(training) for name, training in trainings.items()} | {"sft": imitated()}
+def steps_of(training: Training, trainer: Trainer, steps: int) -> list[dict[str, Any]]:
+    samples = samples_of(training)
+    metrics = [trainer.step(samples) for _ in range(steps)]
+    for each in metrics:
+        each["divergences"] = sorted((d.rollout_id, d.divergence) for d in each["divergences"])
+    return metrics
 
 
-def imitated() -> dict[str, Any]:
-    """Two steps of supervised imitation of seven rows."""
-    training = Training()
-    policy, rows = policy_of(training), batch_of(training).rows
-    optimizer, settings = optimizer_of(policy, training), SFTSettings(steps=2, micro_batch_tokens=64)
-    metrics = [imitate(policy, optimizer, rows, step, settings) for step in range(2)]
-    return {"metrics": metrics, "weights": weights(policy)}
+def run(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
+    """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by 4 ranks."""
+    results: dict[str, Any] = {name: train(training) for name, training in trainings.items()}
+    saved = {name: trainings[name] for name in SAVED}
+    results["checkpoints"] = save_after_two(saved, folder) if ranks.count() == 4 else load(saved, folder)
+    return results
 
 
 def train(training: Training) -> dict[str, Any]:
-    policy = policy_of(training)
-    optimizer = optimizer_of(policy, training)
-    metrics, _ = steps_of(training, policy, optimizer, training.steps)
-    return {"metrics": metrics, "weights": weights(policy)}
-
-
-def steps_of(
-    training: Training, policy: Policy, optimizer: torch.optim.Optimizer, steps: int
-) -> tuple[list[dict[str, Any]], Teacher]:
-    batch = batch_of(training)
-    feedback = FeedbackSettings(**FEEDBACK, teacher=training.teacher, teacher_rate=0.3)  # type: ignore[arg-type]
-    teacher, scale = Teacher(policy, policy.snapshot(), feedback), GradNorms()
-    metrics = [
-        update(
-            policy,
-            optimizer,
-            batch,
-            scale=scale,
-            teacher=teacher,
-            learning_rate=3e-3,
-            message_tokens=8,
-            temperature=1.0,
-            objective=LossSettings(micro_batch_tokens=64, **training.loss),
-            feedback=feedback,
-            max_grad_norm=0.5,
-        )
-        for _ in range(steps)
-    ]
-    for each in metrics:
-        each["divergences"] = sorted((d.rollout_id, d.divergence) for d in each["divergences"])
-    return metrics, teacher
+    trainer = trainer_of(training)
+    metrics = steps_of(training, trainer, training.steps)
+    return {"metrics": metrics, "weights": weights(trainer.policy)}
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
@@ -138,61 +143,61 @@ def weights(policy: Policy) -> dict[str, Tensor]:
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
 
+SAVED = ("LoRA", "AdamW", "Muon", "experts")
 
-def contents(
-    policy: Policy, optimizer: torch.optim.Optimizer, teacher: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Weights, the teacher's and the optimizer's state, unsharded, by name."""
-    state = checkpoint.optimizer_state(policy, optimizer)
+
+def contents(trainer: Trainer) -> dict[str, Tensor]:
+    """Weights at the start and now, the teacher's and the optimizer's state, unsharded, by name."""
+    assert trainer.teacher is not None
+    state = optimizer.state_of(trainer.optimizer, trainer.policy.trainable)
     return {
-        **{f"policy {name}": value for name, value in weights(policy).items()},
-        **{f"teacher {name}": whole(value) for name, value in teacher.items()},
+        **{f"policy {name}": value for name, value in weights(trainer.policy).items()},
+        **{f"start {name}": whole(value) for name, value in trainer.teacher.start.items()},
+        **{f"teacher {name}": whole(value) for name, value in trainer.teacher.state().items()},
         **{f"optimizer {name}": whole(value) for name, value in state.items()},
     }
 
 
-def save_after(trainings: dict[str, Training], folder: str, steps: int) -> dict[str, Any]:
-    """Checkpoints of several trainings, and what is in them."""
-    found = {}
-    for number, (name, training) in enumerate(trainings.items()):
-        run = RunDir(Path(folder) / str(number))
-        policy = policy_of(training)
-        start = checkpoint.start_weights(run, policy, "start")
-        optimizer = optimizer_of(policy, training)
-        _, teacher = steps_of(training, policy, optimizer, steps)
-        checkpoint.save(run, policy, optimizer, TrainState("rl", steps), teacher.state())
-        found[name] = contents(policy, optimizer, dict(teacher.state()))
-        found[name] |= {f"start {name}": whole(value) for name, value in start.items()}
-    return found
+def save_after_two(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
+    """Checkpoints after two steps, and their contents."""
+    return {name: save(training, RunDir(Path(folder) / name)) for name, training in trainings.items()}
 
 
-def load_saved(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
-    found = {}
-    for number, (name, training) in enumerate(trainings.items()):
-        run = RunDir(Path(folder) / str(number))
+def save(training: Training, run: RunDir) -> dict[str, Tensor]:
+    trainer = trainer_of(training, run)
+    steps_of(training, trainer, 2)
+    checkpoint.save(run, trainer, TrainState("rl", 2))
+    return contents(trainer)
+
+
+def load(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
+    """Contents of the checkpoints, and the weights after a step from them."""
+    results = {}
+    for name, training in trainings.items():
+        run = RunDir(Path(folder) / name)
         newest = checkpoint.latest(run, ("rl",))
-        assert newest is not None and checkpoint.read_position(newest).step
-        policy = policy_of(training)
-        start = checkpoint.start_weights(run, policy, "start")
-        optimizer = optimizer_of(policy, training)
-        checkpoint.restore(newest, policy, optimizer)
-        found[name] = contents(policy, optimizer, checkpoint.teacher_weights(newest, policy))
-        found[name] |= {f"start {name}": whole(value) for name, value in start.items()}
-        steps_of(training, policy, optimizer, 1)  # and it goes on
-    return found
+        assert newest is not None and checkpoint.read_position(newest).step == 2
+        trainer = trainer_of(training, run)
+        trainer.load(newest)
+        assert trainer.taken == 2
+        results[name] = contents(trainer)
+        steps_of(training, trainer, 1)
+        results[f"{name}, a step later"] = weights(trainer.policy)
+    return results
 
 
 def die_while_saving(training: Training, folder: str) -> None:
-    """A second checkpoint, in the middle of which the last rank is killed."""
-    policy = policy_of(training)
-    optimizer, run = optimizer_of(policy, training), RunDir(Path(folder))
-    _, teacher = steps_of(training, policy, optimizer, 1)
-    write = tensor_folder.save
+    """A checkpoint, and a second one in the middle of which the last rank is killed."""
+    run = RunDir(Path(folder))
+    kept = save(training, run)
+    if ranks.index() == 0:
+        torch.save(kept, Path(folder) / "kept.pt")
+    trainer, write = trainer_of(training, run), tensor_folder.save
 
-    def save(place: Path, tensors: dict[str, Tensor]) -> None:
-        if place.name == "optimizer" and dist.get_rank() == dist.get_world_size() - 1:
+    def write_or_die(target: Path, tensors: dict[str, Tensor]) -> None:
+        if target.name == "optimizer" and ranks.index() == ranks.count() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        write(place, tensors)
+        write(target, tensors)
 
-    tensor_folder.save = save
-    checkpoint.save(run, policy, optimizer, TrainState("rl", 9), teacher.state())
+    tensor_folder.save = write_or_die
+    checkpoint.save(run, trainer, TrainState("rl", 9))

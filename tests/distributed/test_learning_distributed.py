@@ -1,13 +1,14 @@
-"""A step of training over several ranks is the step of one: losses, gradient norms, divergences and weights."""
+"""`Trainer.step` over ranks is that of one process: losses, gradient norms, divergences, weights, checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import learning_scenarios
 import pytest
 import torch
-from learning_scenarios import Training
+from learning_scenarios import SAVED, Training
 from worlds import launch
 
 from woodshed.runs.folder import RunDir
@@ -18,25 +19,29 @@ KINDS = {
     "Muon": {"optimizer": "muon"},
 }
 TRAININGS = {
-    **{
-        f"{kind}, {teacher}": Training(**settings, teacher=teacher, steps=5)
-        for kind, settings in KINDS.items()
-        for teacher in ("live", "frozen", "ema")
-    },
+    **{kind: Training(**settings, steps=5) for kind, settings in KINDS.items()},
+    **{f"{kind}, live": Training(**settings, teacher="live") for kind, settings in KINDS.items()},
+    **{f"{kind}, frozen": Training(**settings, teacher="frozen") for kind, settings in KINDS.items()},
     "trust region": Training(teacher="trust-region"),
-    "experts": Training("qwen", layout={"ep": 2}),
-    "experts, Muon": Training("qwen", optimizer="muon", layout={"ep": 2}),
+    "experts": Training("qwen", steps=5, layout={"ep": 2}),
+    "experts, LoRA": Training("qwen", rank=4, steps=5, layout={"ep": 2}),
+    "experts, Muon": Training("qwen", optimizer="muon", steps=5, layout={"ep": 2}),
     "replicas": Training(layout={"replicate": 2}),
-    "a rank without rows": Training(rows=2, targets=2, layout={"replicate": 2}),
-    "a rank without targets": Training(targets=1),
-    "no rows": Training(rows=0, targets=1),
-    "no targets": Training(targets=0),
+    "a rank without rollouts": Training(rollouts=2, hinted=2, layout={"replicate": 2}),
+    "a rank without hints": Training(hinted=1),
+    "no policy gradient": Training(rollouts=0, hinted=1),
+    "no hints": Training(hinted=0),
     "divergence in the reward": Training(rank=4, loss={"kl_coef": 0.05}),
     "divergence in the reward, full": Training(loss={"kl_coef": 0.05}),
+    "imitation": Training(rollouts=0, hinted=0, imitated=7),
+    "all losses": Training(imitated=2),
+    "layers computed again": Training(activation_checkpointing=True),
+    "master weights": Training(dtype="bfloat16", steps=5),
 }
 COMPARED = (
     "rl_loss",
     "kl_loss",
+    "ce_loss",
     "grad_norm",
     "rl_grad_norm",
     "kl_grad_norm",
@@ -48,63 +53,59 @@ COMPARED = (
     "hint_gain",
     "targets",
     "trained_rollouts",
-    "sft_loss",
+    "ce_tokens",
+    "lost",
 )
 
 
 @pytest.fixture(scope="module")
-def alone() -> dict[str, Any]:
-    return launch(1, "learning_scenarios:run", TRAININGS)[0]
+def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """Results of every rank by the number of ranks. The 4 write checkpoints, the others read them."""
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    four, two = (launch(size, "learning_scenarios:run", TRAININGS, folder) for size in (4, 2))
+    return {4: four, 2: two, 1: [learning_scenarios.run(TRAININGS, folder)]}
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def together(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    return launch(request.param, "learning_scenarios:run", TRAININGS)
-
-
-@pytest.mark.parametrize("name", [*TRAININGS, "sft"])
-def test_ranks_equal_one(alone: dict[str, Any], together: list[dict[str, Any]], name: str):
-    one = alone[name]
-    for found in (rank[name] for rank in together):
-        for before, after in zip(one["metrics"], found["metrics"], strict=True):
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("name", TRAININGS)
+def test_ranks_equal_one(worlds: dict[int, list[dict[str, Any]]], name: str, world: int):
+    one = worlds[1][0][name]
+    # In bfloat16 each rank rounds its share of a gradient.
+    tolerance, rel = (1e-5, 1e-4) if TRAININGS[name].dtype == "float32" else (4e-3, 0.1)
+    for several in (rank[name] for rank in worlds[world]):
+        for before, after in zip(one["metrics"], several["metrics"], strict=True):
             assert after.keys() == before.keys()
             for key in set(COMPARED) & set(before):
-                assert after[key] == pytest.approx(before[key], rel=1e-4, abs=1e-5), key
-            turns = zip(before.get("divergences", ()), after.get("divergences", ()), strict=True)
+                assert after[key] == pytest.approx(before[key], rel=rel, abs=max(tolerance, 1e-5)), key
+            turns = zip(before["divergences"], after["divergences"], strict=True)
             for one_turn, same_turn in turns:
                 assert same_turn[0] == one_turn[0]
-                assert same_turn[1] == pytest.approx(one_turn[1], rel=1e-3, abs=1e-4)
-        assert found["weights"].keys() == one["weights"].keys()
+                assert same_turn[1] == pytest.approx(one_turn[1], rel=10 * rel, abs=10 * tolerance)
+        assert several["weights"].keys() == one["weights"].keys()
         for key, weight in one["weights"].items():
-            torch.testing.assert_close(found["weights"][key], weight, rtol=0, atol=1e-5, msg=key)
-
-
-SAVED = {name: TRAININGS[name] for name in ("LoRA, ema", "AdamW, ema", "Muon, ema", "experts")}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
-    """Two steps on 4 ranks."""
-    folder = str(tmp_path_factory.mktemp("checkpoints"))
-    return folder, launch(4, "learning_scenarios:save_after", SAVED, folder, 2)[0]
+            torch.testing.assert_close(several["weights"][key], weight, rtol=0, atol=tolerance, msg=key)
 
 
 @pytest.mark.parametrize("world", [2, 1])
-def test_a_checkpoint_of_four_ranks_loads_on_fewer(saved: tuple[str, dict[str, Any]], world: int):
-    folder, kept = saved
-    loaded = launch(world, "learning_scenarios:load_saved", SAVED, folder)[0]
-    for name, contents in kept.items():
-        assert loaded[name].keys() == contents.keys()
-        assert [key for key in contents if not torch.equal(loaded[name][key], contents[key])] == [], name
+@pytest.mark.parametrize("name", SAVED)
+def test_a_checkpoint_of_four_ranks_loads_on_fewer_and_goes_on_as_one(
+    worlds: dict[int, list[dict[str, Any]]], name: str, world: int
+):
+    kept, loaded = worlds[4][0]["checkpoints"][name], worlds[world][0]["checkpoints"]
+    assert loaded[name].keys() == kept.keys()
+    assert [key for key in kept if not torch.equal(loaded[name][key], kept[key])] == []
+    alone = worlds[1][0]["checkpoints"][f"{name}, a step later"]
+    for key, weight in loaded[f"{name}, a step later"].items():
+        torch.testing.assert_close(weight, alone[key], rtol=0, atol=1e-5, msg=key)
 
 
 def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path):
-    training = {"AdamW": TRAININGS["AdamW, ema"]}
-    kept = launch(2, "learning_scenarios:save_after", training, str(tmp_path), 1)[0]
+    folder = tmp_path / "AdamW"
     with pytest.raises(AssertionError, match="rank"):
-        launch(2, "learning_scenarios:die_while_saving", training["AdamW"], str(tmp_path / "0"))
-    RunDir(tmp_path / "0").lock()  # as a resume does: what is unfinished goes
-    names = sorted(path.name for path in (tmp_path / "0" / "checkpoints").iterdir())
-    assert names == ["rl-000001", "start"]
-    loaded = launch(1, "learning_scenarios:load_saved", training, str(tmp_path))[0]["AdamW"]
-    assert all(torch.equal(loaded[key], value) for key, value in kept["AdamW"].items())
+        launch(2, "learning_scenarios:die_while_saving", TRAININGS["AdamW"], str(folder))
+    RunDir(folder).lock()  # as a resume does: what is unfinished goes
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert names == ["rl-000002", "start"]
+    kept = torch.load(folder / "kept.pt")
+    loaded = learning_scenarios.load({"AdamW": TRAININGS["AdamW"]}, str(tmp_path))["AdamW"]
+    assert all(torch.equal(loaded[key], value) for key, value in kept.items())

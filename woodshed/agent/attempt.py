@@ -64,8 +64,10 @@ class AgentSettings(Settings):
     """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
-    patch_file_bytes: int = Field(default=1 << 20, ge=0)
-    """Size above which a changed file does not cross over to grading."""
+
+
+PATCH_FILE_BYTES = 1 << 20
+"""Size above which a changed file does not cross over to grading."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,7 @@ class Attempt:
                     lambda: extract(
                         self.sandbox,
                         workspace(self.task),
-                        max_bytes=self.settings.patch_file_bytes,
+                        max_bytes=PATCH_FILE_BYTES,
                         allowed=self.task.allowed_paths,
                     ),
                     lambda error: Patch({}, {".": f"the workspace cannot be read: {error}"}),

@@ -32,14 +32,16 @@ class ToolSettings(Settings):
 
     command_timeout_s: float = Field(default=20.0, gt=0)
     """Seconds before a shell command is killed."""
-    read_lines: int = Field(default=40, ge=1)
-    """Lines of a file shown where the call does not say how many."""
-    line_chars: int = Field(default=300, ge=1)
-    """Characters shown of one line of a file or of a search hit."""
     output_chars: int = Field(default=1200, ge=1)
     """Characters shown of a command's output: the first half and the last half."""
-    search_hits: int = Field(default=20, ge=1)
-    """Hits shown of a search."""
+
+
+READ_LINES = 40
+"""Lines of a file shown where the call does not say how many."""
+LINE_CHARS = 300
+"""Characters shown of one line of a file or of a search hit."""
+SEARCH_HITS = 20
+"""Hits shown of a search."""
 
 
 def _schema(required: Sequence[str] = (), **properties: str) -> dict[str, Any]:
@@ -152,7 +154,7 @@ Outcome = tuple[str, ErrorKind | None]
 
 
 def _read_file(
-    sandbox: Sandbox, settings: ToolSettings, path: str, start: int = 1, count: int | None = None
+    sandbox: Sandbox, settings: ToolSettings, path: str, start: int = 1, count: int = READ_LINES
 ) -> Outcome:
     path = _inside(path, sandbox)
     data = _load(path, sandbox)
@@ -161,12 +163,11 @@ def _read_file(
     lines = pasting.lines_of(data)
     if not lines:
         return f"{path} is empty", None
-    count = settings.read_lines if count is None else count
     if not 1 <= start <= len(lines) or count < 1:
         raise _RefusalError("bad_arguments", f"{path} has lines 1-{len(lines)}, not {count} from {start} on")
     shown = lines[start - 1 : start - 1 + count]
     header = f"lines {start}-{start + len(shown) - 1} of {len(lines)}"
-    return "\n".join([header, *(_cut(line, settings) for line in shown)]), None
+    return "\n".join([header, *(_cut(line) for line in shown)]), None
 
 
 def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, new: str) -> Outcome:
@@ -180,7 +181,7 @@ def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, ne
     _encode(old + new)
     places = pasting.places(data, old)
     if not places:
-        raise _RefusalError("old_missing", f"old text is not in {path}{_closest(data, old, settings)}")
+        raise _RefusalError("old_missing", f"old text is not in {path}{_closest(data, old)}")
     lines = [len(pasting.ENDS.findall(data, 0, place.start)) + 1 for place in places]
     if len(places) > 1:
         listed = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
@@ -219,7 +220,7 @@ def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = 
     if not pattern:
         raise _RefusalError("bad_arguments", "the pattern is empty")
     _argument(pattern)
-    limits = [str(settings.search_hits), str(settings.line_chars)]
+    limits = [str(SEARCH_HITS), str(LINE_CHARS)]
     argv = ["python3", "-I", "-S", "-c", SEARCH.read_text("utf-8"), pattern, path, *limits]
     result = _exec(argv, sandbox, timeout_s=settings.command_timeout_s, max_output=4 << 20)
     if result.outcome == "timeout":
@@ -239,8 +240,7 @@ def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = 
         gnu = GNU.search(pattern)
         return f"no hits; {gnu[0]} is a plain {gnu[0][1]} in Python" if gnu else "no hits", None
     shown = [
-        _cut(f"{name}:{number}:{line}", settings, length - len(line))
-        for name, number, line, length in answer["hits"]
+        _cut(f"{name}:{number}:{line}", length - len(line)) for name, number, line, length in answer["hits"]
     ]
     more = [f"[{answer['total'] - len(shown)} more hits]"] if answer["total"] > len(shown) else []
     note = [f"[plain text, no regular expression: {answer['fault']}]"] if answer["fault"] else []
@@ -360,7 +360,7 @@ def _argument(text: str, error_kind: ErrorKind = "bad_arguments") -> None:
         raise _RefusalError(error_kind, "the text holds a null character or is too long")
 
 
-def _closest(data: bytes, old: str, settings: ToolSettings) -> str:
+def _closest(data: bytes, old: str) -> str:
     """The lines that look most like `old`, found by its longest line, and the first difference that cannot be seen."""
     lines, wanted = pasting.lines_of(data), old.replace("\r\n", "\n").strip("\n").split("\n")
     anchor = max(range(len(wanted)), key=lambda n: len(wanted[n].strip()))
@@ -378,11 +378,11 @@ def _closest(data: bytes, old: str, settings: ToolSettings) -> str:
         if (said := pasting.difference(line, other, begins=n > 0, ends=n < last))
     )
     told = next(unseen, "")
-    return "\n".join([f"{told}; closest, {where}:", *(_cut(line, settings) for line in shown)])
+    return "\n".join([f"{told}; closest, {where}:", *(_cut(line) for line in shown)])
 
 
-def _cut(line: str, settings: ToolSettings, more: int = 0) -> str:
+def _cut(line: str, more: int = 0) -> str:
     """A line as it is shown; `more` characters of it are not at hand."""
     line = printable(line)
-    left = len(line) - settings.line_chars + more
-    return line if left <= 0 else f"{line[: settings.line_chars]} [{left} more characters]"
+    left = len(line) - LINE_CHARS + more
+    return line if left <= 0 else f"{line[:LINE_CHARS]} [{left} more characters]"

@@ -42,6 +42,10 @@ SOLVED, UNSOLVED, SURE = 0.9, 0.02, 0.9
 MIN_ATTEMPTS = 24
 """Before a task can be parked."""
 RETRY_STEPS = 20
+PROBE_SHARE = 0.05
+"""Share of the draws that goes to retired tasks, to notice forgetting."""
+FORGET = 0.98
+"""Factor by which the weight of an observation decays per step, because the policy changes."""
 BAND = (0.35, 0.65)
 """Mean solve rate that a pool should have: balanced groups maximise p(1-p) (arXiv 2504.03380)."""
 
@@ -54,10 +58,6 @@ class CurriculumSettings(Settings):
     needs rl.steps x rl.tasks_per_step tasks."""
     uniform_share: float = Field(default=0.1, ge=0.0, le=1.0)
     """Share of the draws that is uniform; 1 draws all tasks uniformly, retires nothing and parks nothing."""
-    probe_share: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Share of the draws that goes to retired tasks, to notice forgetting."""
-    forget: float = Field(default=0.98, gt=0.0, le=1.0)
-    """Factor by which the weight of an observation decays per step, because the policy changes."""
     grow: bool = False
     """Make harder or easier tasks in the background during the run, when the pool is too easy or too hard."""
 
@@ -123,13 +123,15 @@ class Curriculum:
         seed: int,
         attempts: int = 8,
         revalidate: Callable[[Task], bool] = lambda task: True,
+        probe_share: float = PROBE_SHARE,
     ) -> None:
         """
         Args:
             attempts: per task and step, the size of a group.
             revalidate: whether a task that was never solved is still sound; asked before it is tried again.
+            probe_share: share of the draws that goes to retired tasks.
         """
-        self._settings = settings or CurriculumSettings()
+        self._settings, self._probe_share = settings or CurriculumSettings(), probe_share
         self._seed, self._attempts, self._revalidate = seed, attempts, revalidate
         self._tasks: dict[str, Task] = {}
         self._beliefs: dict[str, Belief] = {}
@@ -205,7 +207,7 @@ class Curriculum:
             chance = random_.random()
             rest = {*drawn, *self._closed()}
             retired = [t for t, b in self._beliefs.items() if b.status == "retired" and t not in rest]
-            if chance < settings.probe_share and retired:
+            if chance < self._probe_share and retired:
                 return random_.choice(sorted(retired))
             if chance < 1 - settings.uniform_share:
                 near = [self._tasks[name].target_path for name in drawn]
@@ -262,7 +264,7 @@ class Curriculum:
     def posterior(self, task_id: str) -> tuple[float, float]:
         """a and b of the task's solve rate, faded to now."""
         belief = self._beliefs[task_id]
-        left = self._settings.forget ** (self._step - belief.seen)
+        left = FORGET ** (self._step - belief.seen)
         before = sigmoid(self._offset - self._difficulty[task_id])
         a, b = self._strength * before, self._strength * (1 - before)
         return a + left * belief.solved, b + left * belief.failed
@@ -276,7 +278,7 @@ class Curriculum:
                 groups.setdefault(verdict.task_id, []).append(verdict)
         for name, group in groups.items():
             belief, solved = self._beliefs[name], sum(verdict.solved for verdict in group)
-            left = self._settings.forget ** (self._step - belief.seen)
+            left = FORGET ** (self._step - belief.seen)
             belief.solved = left * belief.solved + solved
             belief.failed = left * belief.failed + len(group) - solved
             belief.attempts += len(group)

@@ -56,14 +56,14 @@ class EndpointSettings(Settings):
     api_key_variable: str = Field(default="WOODSHED_API_KEY", pattern=r"^[A-Z][A-Z0-9_]*_API_KEY$")
     """Environment variable that holds the key, where the server wants one: NAME_API_KEY. A key is sent to no other
     server than those that you name, with --endpoint or in WOODSHED_KEY_SERVERS: a recipe may be somebody else's."""
-    concurrency: int = Field(default=64, ge=1)
-    """Requests in flight at the same time."""
-    timeout_s: float = Field(default=600.0, gt=0)
-    """Longest wait for one message."""
-    retries: int = Field(default=5, ge=0)
-    """More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
 
 
+CONCURRENCY = 256
+"""Requests in flight at the same time at one server. The recipe's `rollout.max_in_flight` asks for no more attempts."""
+TIMEOUT_S = 600.0
+"""Longest wait for one message."""
+RETRIES = 5
+"""More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
 KEY_SERVERS = "WOODSHED_KEY_SERVERS"
 """Environment variable that lists the servers, as HOST or HOST:PORT with commas, that a key may be sent to."""
 
@@ -130,13 +130,13 @@ class HttpEngine:
             f"{secrets.token_hex(4)}-0"  # a server outlives runs, which count their versions alike
         )
         self._sleep = sleep
-        self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="requests")
+        self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="requests")
         self._client = httpx.Client(
             base_url=settings.url,
             headers=_authorization(settings),
             follow_redirects=False,  # whoever is redirected to was not named
-            timeout=httpx.Timeout(settings.timeout_s, connect=10.0),
-            limits=httpx.Limits(max_connections=settings.concurrency),
+            timeout=httpx.Timeout(TIMEOUT_S, connect=10.0),
+            limits=httpx.Limits(max_connections=CONCURRENCY),
         )
         try:
             self.model, self.context_length = self._served()
@@ -308,8 +308,8 @@ class HttpEngine:
         return self._json(self._send(method, path, body))
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> httpx.Response:
-        """The server's answer in whatever form, after as many tries as the settings allow."""
-        for attempt in range(self.settings.retries + 1):
+        """The server's answer in whatever form, after `RETRIES` more tries."""
+        for attempt in range(RETRIES + 1):
             wait = min(0.5 * 2**attempt, 8.0)
             try:
                 response = self._client.request(method, path, json=body)
@@ -324,11 +324,10 @@ class HttpEngine:
                     raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
                 after = response.headers.get("retry-after", "")
                 wait = min(float(after), 30.0) if after.isdecimal() else wait
-            if attempt < self.settings.retries:
+            if attempt < RETRIES:
                 self._sleep(wait)
-        tries = self.settings.retries + 1
         raise SamplerError(
-            f"{self.settings.url}{path} failed {tries} times, last with {failure}; is it running?"
+            f"{self.settings.url}{path} failed {RETRIES + 1} times, last with {failure}; is it running?"
         )
 
     def _without_key(self, status: int) -> str:

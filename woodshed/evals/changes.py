@@ -24,7 +24,8 @@ FREE = (
         "loss.micro_batch_tokens",
     ),
     *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
-    *("sft.checkpoint_every", "sft.micro_batch_tokens"),
+    "policy.activation_checkpointing",
+    "sft.checkpoint_every",
 )
 """Settings that change the place and speed of a run, and not its results."""
 

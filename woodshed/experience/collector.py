@@ -40,8 +40,10 @@ class RolloutSettings(Settings):
     attempt is ready, and attempts are graded while others are made."""
     watch: bool = True
     """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
-    sandbox_retries: int = Field(default=2, ge=0)
-    """How often an attempt whose sandbox was lost is made afresh."""
+
+
+SANDBOX_RETRIES = 2
+"""How often an attempt whose sandbox was lost is made afresh."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -239,7 +241,7 @@ class InFlight:
     def _end(self, slot: Slot, rollout: Rollout) -> None:
         self.flying.remove(slot)
         lost = self.lost.get(slot, 0)
-        if rollout.ended == "sandbox_lost" and lost < self.collector.settings.sandbox_retries:
+        if rollout.ended == "sandbox_lost" and lost < SANDBOX_RETRIES:
             self.lost[slot] = lost + 1
             self.waiting.appendleft(slot)
             return

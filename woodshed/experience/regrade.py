@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from woodshed.grading import GradingSettings, judge
-from woodshed.monitors.flag_policy import MonitorSettings
+from woodshed.monitors.flag_policy import THRESHOLD
 from woodshed.monitors.judge import JUDGE
 from woodshed.monitors.rules import watch_all
 from woodshed.records import Flag, Rollout, RunError, Verdict
@@ -75,10 +74,8 @@ def judge_again(
         SandboxSettings, None, [f"{k}={json.dumps(v)}" for k, v in run.section("sandbox").items()]
     )
     now = judge(rollouts, tasks, settings, sandboxes.create(), progress=progress)
-    recipe = tomllib.loads((run.path / "recipe.toml").read_text("utf-8"))
-    threshold = recipe.get("monitors", {}).get("threshold", MonitorSettings().threshold)
     raised = [flag for _, _, flag in run.read("flags", Flag) if not flag.rule.startswith(f"{JUDGE}:")]
-    today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= threshold]
+    today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= THRESHOLD]
     pairs = [
         ChangedVerdict(before[r.id], now[r.id], _rules(raised, r.id), _rules(today, r.id)) for r in rollouts
     ]

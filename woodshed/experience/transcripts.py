@@ -34,17 +34,15 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Selection:
-    """Attempts that may be imitated."""
+    """Attempts that may be imitated: never those that a monitor flagged."""
 
     unsolved: bool = False
     """Also those that did not solve their task, or that nobody judged."""
-    flagged: bool = False
-    """Also those that a monitor flagged."""
     heldout: Set[str] = frozenset()
     """Ids of tasks whose attempts are left out, as the policy is measured on them."""
 
     def allows(self, task_id: str, *, solved: bool, flagged: bool) -> bool:
-        return task_id not in self.heldout and (solved or self.unsolved) and (not flagged or self.flagged)
+        return task_id not in self.heldout and (solved or self.unsolved) and not flagged
 
 
 def read(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
@@ -70,7 +68,7 @@ def read(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     if not transcripts:
         raise RecipeError(
             f"sft.imitate: {path} holds nothing to imitate: no attempt is solved and unflagged, at a task that is not "
-            "held out. Take it out, or set sft.unsolved = true or sft.flagged = true"
+            "held out. Take it out, or set sft.unsolved = true"
         )
     return transcripts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import warnings
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from woodshed.agent.tools import TOOLS
@@ -12,7 +11,7 @@ from woodshed.boundary import contained
 from woodshed.feedback import critic
 from woodshed.feedback.behaviours import BEHAVIOURS
 from woodshed.feedback.detectors import DETECTORS, Detector, Fault, OwnDetector, with_hint
-from woodshed.feedback.hints import CLASSES, LEADS, PLACEBOS, hint_text
+from woodshed.feedback.hints import CLASSES, PLACEBOS, hint_text
 from woodshed.parts import Part
 from woodshed.records import Group, Hint, Rollout, Task
 from woodshed.tokens.codec import Codec, ToolSpec
@@ -49,14 +48,10 @@ def write(
     *,
     tools: Sequence[ToolSpec] = TOOLS,
     detectors: Mapping[str, Detector] = DETECTORS,
-    wordings: int = 1,
 ) -> list[Hint]:
     """One hint per faulty turn, in the order of rollouts and turns.
 
     Rollouts that lost their sandbox are passed over.
-
-    Args:
-        wordings: how many ways of beginning are used, each on its share of the turns.
 
     Raises:
         KeyError: a group's task is not among `tasks`.
@@ -67,7 +62,7 @@ def write(
         for group in groups
         for rollout in group.rollouts
         if rollout.ended != "sandbox_lost"
-        for hint in _hints(known[group.task_id], rollout, codec, tools, detectors, wordings)
+        for hint in _hints(known[group.task_id], rollout, codec, tools, detectors)
     ]
 
 
@@ -93,7 +88,6 @@ def _hints(
     codec: Codec,
     tools: Sequence[ToolSpec],
     detectors: Mapping[str, Detector],
-    wordings: int,
 ) -> Iterator[Hint]:
     spoken: dict[int, tuple[str, Fault]] = {}
     for name, detector in detectors.items():
@@ -103,8 +97,7 @@ def _hints(
             spoken.setdefault(fault.turn, (name, fault))
     for turn, (name, fault) in sorted(spoken.items(), key=lambda item: item[0]):
         tool = _tool(fault, tools)
-        lead = LEADS[zlib.crc32(f"{rollout.id}/{turn}".encode()) % min(wordings, len(LEADS))]
-        text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command, lead=lead)
+        text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command)
         yield Hint(rollout.id, turn, name, text)
 
 

@@ -45,14 +45,14 @@ class CriticSettings(Settings):
     """The server whose model reads; None asks the policy itself."""
     model: str = ""
     """Whose tokenizer and chat template the server's model has: alias, directory or hub id."""
-    votes: int = Field(default=3, ge=1)
-    """Answers asked for."""
-    agreement: int = Field(default=2, ge=1)
-    """Answers that must name the same message."""
-    tokens: int = Field(default=160, ge=16)
-    """Longest answer."""
-    observation_chars: int = Field(default=600, ge=40)
-    """Characters shown of each result."""
+
+
+VOTES, AGREEMENT = 3, 2
+"""Answers asked for, and how many of them must name the same message."""
+ANSWER_TOKENS = 160
+"""Tokens of the longest answer."""
+OBSERVATION_CHARS = 600
+"""Characters shown of each result."""
 
 
 def read(
@@ -60,30 +60,33 @@ def read(
     rollout: Rollout,
     verdict: Verdict,
     engine: Engine,
-    settings: CriticSettings,
     *,
     hidden: Sequence[str] = (),
     seed: int = 0,
+    votes: int = VOTES,
+    agreement: int = AGREEMENT,
 ) -> Hint | None:
     """One hint on one turn, or None where the answers do not agree, say nothing, or give something away.
 
     Args:
         hidden: texts that no hint may quote, such as hidden tests.
+        votes: answers asked for.
+        agreement: answers that must name the same message.
 
     Raises:
         SamplerError: the model failed, or the attempt does not fit its context.
     """
-    prompt = engine.renderer.start(SYSTEM, transcript(task, rollout, verdict, settings), ())
+    prompt = engine.renderer.start(SYSTEM, transcript(task, rollout, verdict), ())
     requests = [
-        SampleRequest(prompt.ids, settings.tokens, turn_seed(seed, f"reader-{rollout.id}", vote))
-        for vote in range(settings.votes)
+        SampleRequest(prompt.ids, ANSWER_TOKENS, turn_seed(seed, f"reader-{rollout.id}", vote))
+        for vote in range(votes)
     ]
     answers = [parse(engine.renderer.decode(sample.ids)) for sample in sample_all(engine, requests)]
     named = [(turn, text) for turn, text in filter(None, answers) if 0 <= turn < len(rollout.turns)]
     if not named:
         return None
     turn, count = Counter(turn for turn, _ in named).most_common(1)[0]
-    if count < min(settings.agreement, settings.votes):
+    if count < min(agreement, votes):
         return None
     for found, text in named:
         if found == turn and not leak(text, task, rollout, turn, hidden=hidden):
@@ -107,12 +110,12 @@ def parse(answer: str) -> tuple[int, str] | None:
     return int(match[1]) - 1, text
 
 
-def transcript(task: Task, rollout: Rollout, verdict: Verdict, settings: CriticSettings) -> str:
+def transcript(task: Task, rollout: Rollout, verdict: Verdict) -> str:
     """The attempt as the reader sees it: numbered messages with their results, and how it ended. Everything that the
     task, the policy or a program wrote is in a frame that it cannot close."""
     parts = [f"The task:\n{quoted(task.instruction.strip())}"]
     for number, turn in enumerate(rollout.turns, 1):
-        seen = "\n".join(o.text[: settings.observation_chars] for o in turn.observations)
+        seen = "\n".join(o.text[:OBSERVATION_CHARS] for o in turn.observations)
         parts.append(f"Message {number}:\n{quoted(turn.text)}\nResult {number}:\n{quoted(seen)}")
     passed = sum(outcome == "passed" for outcome in verdict.outcomes.values())
     parts.append(f"It ended: {rollout.ended}. {passed} of {len(verdict.outcomes)} hidden tests passed.")

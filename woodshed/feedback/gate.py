@@ -26,23 +26,32 @@ ROUNDING = 1e-9  # 3/20 - 2/20 should be 1/20; in floating point it is slightly 
 
 
 class GateSettings(Settings):
-    """Evidence that a class of hints must show before it is trained on."""
+    """Measurements of classes of hints, which must help before they are trained on."""
 
     every: int = Field(default=0, ge=0)
     """Steps between measurements; 0 never measures, and every class is trained on."""
     turns: int = Field(default=24, ge=1)
     """Most faulty turns to measure in each class, spread evenly over those of the step."""
-    min_turns: int = Field(default=8, ge=1)
+
+
+@dataclass(frozen=True)
+class GateBars:
+    """Figures that a class of hints must reach."""
+
+    min_turns: int = 8
     """Fewest measured turns for a decision; with fewer, a class stays on or off as it was."""
     max_gain: float = -1.0
     """Largest mean change of a faulty turn's log-prob under the hint, in nats: -1 demands a drop by one nat."""
-    min_lowered: float = Field(default=0.95, ge=0, le=1)
+    min_lowered: float = 0.95
     """Smallest share of turns whose log-prob the hint lowers."""
-    max_ratio: float = Field(default=0.5, ge=0)
+    max_ratio: float = 0.5
     """Largest ratio of the fault rate under the hint to the fault rate without it, of turns sampled anew."""
-    margin: float = Field(default=0.05, ge=0)
+    margin: float = 0.05
     """Smallest advantage of the hint's fault rate over the rates under a placebo and under another class's hint: 0.05
     demands five percentage points less."""
+
+
+BARS = GateBars()
 
 
 @dataclass(frozen=True)
@@ -63,33 +72,33 @@ class GateMeasurement:
         return self.faulty[side] / self.num_turns
 
 
-def why_not(measured: GateMeasurement, settings: GateSettings) -> str | None:
+def why_not(measured: GateMeasurement, bars: GateBars = BARS) -> str | None:
     """Reason to switch a class of hints off; "" if it may be trained on, None if too few turns were measured."""
-    if measured.num_turns < settings.min_turns:
+    if measured.num_turns < bars.min_turns:
         return None
-    if measured.gain["hint"] > settings.max_gain:
-        return f"gain {measured.gain['hint']:+.2f} nats, not at most {settings.max_gain:+.2f}"
+    if measured.gain["hint"] > bars.max_gain:
+        return f"gain {measured.gain['hint']:+.2f} nats, not at most {bars.max_gain:+.2f}"
     if measured.gain["hint"] >= measured.gain["placebo"]:
         return f"gain {measured.gain['hint']:+.2f} nats, a placebo's {measured.gain['placebo']:+.2f}"
-    if measured.lowered < settings.min_lowered - ROUNDING:
-        return f"lowers {measured.lowered:.0%} of turns, not {settings.min_lowered:.0%}"
+    if measured.lowered < bars.min_lowered - ROUNDING:
+        return f"lowers {measured.lowered:.0%} of turns, not {bars.min_lowered:.0%}"
     hinted = measured.rate("hint")
-    if hinted > settings.max_ratio * measured.rate("plain") + ROUNDING:
+    if hinted > bars.max_ratio * measured.rate("plain") + ROUNDING:
         return f"drawn again {hinted:.0%} faulty, {measured.rate('plain'):.0%} without the hint"
     controls: tuple[tuple[Side, str], ...] = (("placebo", "a placebo"), ("wrong", "another class's hint"))
     for side, name in controls:
-        if measured.rate(side) - hinted < settings.margin - ROUNDING:
+        if measured.rate(side) - hinted < bars.margin - ROUNDING:
             return f"drawn again {hinted:.0%} faulty, {measured.rate(side):.0%} under {name}"
     return ""
 
 
 def switched_off(
-    before: Mapping[str, str], measurements: Sequence[GateMeasurement], settings: GateSettings
+    before: Mapping[str, str], measurements: Sequence[GateMeasurement], bars: GateBars = BARS
 ) -> dict[str, str]:
     """Classes that are switched off from now on, with the reason. A class that passes is switched on again."""
     now = dict(before)
     for measured in measurements:
-        reason = why_not(measured, settings)
+        reason = why_not(measured, bars)
         if reason:
             now[measured.detector] = reason
         elif reason is not None:

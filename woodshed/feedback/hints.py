@@ -25,10 +25,6 @@ PLACEBOS: tuple[str, ...] = (
 """True of any task and about no fault at all: the control for 'any reminder helps'."""
 
 
-LEADS: tuple[str, ...] = ("Reminder: ", "Note: ", "Before you write: ")
-"""Ways to begin a hint, so that a policy need not learn one wording by heart."""
-
-
 def hint_text(
     detector: str,
     *,
@@ -36,22 +32,20 @@ def hint_text(
     codec: Codec,
     tool: str | None = None,
     test_command: str = "the tests",
-    lead: str = LEADS[0],
 ) -> str:
     """The reminder for a class of fault.
 
     Args:
         detector: a name in `detectors.DETECTORS` or `behaviours.BEHAVIOURS`, or the import path of one's own.
         tool: the tool that the turn called or should call, where its form helps.
-        lead: how it begins.
 
     Raises:
         RecipeError: no text is known for this detector.
     """
     if detector in _TEXTS:
-        return f"{lead}{_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
+        return f"Reminder: {_TEXTS[detector](_Subject(tools, codec, tool, test_command))}"
     own: OwnDetector = parts.resolve("detector", detector, {}, OwnDetector)
-    return f"{lead}{own.hint}"
+    return f"Reminder: {own.hint}"
 
 
 class _Subject:

@@ -1,14 +1,22 @@
 """Comparisons in tests, doubted: an object that says it is equal must be able to say that it is not.
 
-`class Equal: __eq__ = lambda self, other: True` passes every `assert f(x) == expected`. So each comparison that a test
-makes is told, beside its own operands, to compare with values that were changed a little. What is equal to those as
-well fails the test. How many of the changed values come before the real one is drawn for every comparison, so an
-object that counts its comparisons guesses. Values of built-in types, whose comparison is not Python code, are not
-doubted: for nearly every comparison nothing is done.
+`class Equal: __eq__ = lambda self, other: True` passes every `assert f(x) == expected`. So beside each comparison that
+a test makes, its objects are asked to compare with D = `DOUBTS` values that were changed a little. What is equal to
+one of those as well fails the test. Values of built-in types, whose comparison is not Python code, are not doubted:
+for nearly every comparison nothing is done.
+
+An object may count its comparisons and say yes at the right moment. So the real one and each changed one are asked
+R = `REPEATS` times, in an order drawn for every comparison, with the test's own among them; an answer that differs
+between two repeats fails the test. A fixed series of answers then passes with a chance of at most
+
+    1 / C((D + 1) R, R) = 1 / C(24, 3) = 1 / 2024
+
+since its R yeses must lie where the real ones do. An object that remembers what it was compared with still has to pick
+one of D + 1 values: 1 / 8. What may use its operands up (`in` on an iterator) and orders are asked once: 1 / 8.
 
 Standard library only; one file. The runner imports it before any code of the repository and hooks it into pytest's
-own rewriting of asserts. `apart` uses the same doubts where the objects live in another process. Run as a program it
-compiles test files as that session would (`compiled`).
+own rewriting of asserts. Where the objects live in another process (`process_isolation`) they are doubted just so. Run
+as a program it compiles test files as that session would (`compiled`).
 """
 
 from __future__ import annotations
@@ -16,6 +24,8 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import contextlib
+import functools
 import importlib.util
 import json
 import linecache
@@ -30,8 +40,11 @@ from pathlib import Path
 from typing import Any
 
 NAME = "__woodshed_assert_hardening__"
-DOUBTS = 7
+DOUBTS, REPEATS = 7, 3
 DEEPEST, MOST = 6, 2000
+CONTAINERS = (list, tuple, set, frozenset, dict)
+DRAW = random.SystemRandom()
+"""Not `random` itself, whose series belongs to the tests and can be foretold by the code under test."""
 OPERATORS: dict[str, Callable[[object, object], object]] = {
     "==": operator.eq,
     "!=": operator.ne,
@@ -43,37 +56,22 @@ OPERATORS: dict[str, Callable[[object, object], object]] = {
     "not in": lambda item, items: item not in items,  # type: ignore[operator]
 }
 OPPOSITE = {"!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<", "not in": "in"}
-SPELLED: dict[type[ast.cmpop], str] = {
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.In: "in",
-    ast.NotIn: "not in",
-}
+NODES = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
+SPELLED: dict[type[ast.cmpop], str] = dict(zip(NODES, OPERATORS, strict=True))
 METHODS = {
-    "assertNotEqual": "!=",
-    "assertIn": "in",
-    "assertNotIn": "not in",
-    "assertLess": "<",
-    "assertLessEqual": "<=",
-    "assertGreater": ">",
-    "assertGreaterEqual": ">=",
+    **{"assertNotEqual": "!=", "assertIn": "in", "assertNotIn": "not in"},
+    **{"assertLess": "<", "assertLessEqual": "<=", "assertGreater": ">", "assertGreaterEqual": ">="},
     **dict.fromkeys(("assertEqual", "assertEquals", "assertAlmostEqual", "assert_equal", "eq_"), "=="),
     **dict.fromkeys(
         (f"assert{kind}Equal" for kind in "List Tuple Set Dict Sequence Count MultiLine".split()), "=="
     ),
 }
 """Functions of tests that compare their first two arguments."""
-COMPARING = frozenset(
-    ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__", "__class__")
-)
+LOOSE = frozenset(("assertAlmostEqual", "assert_equal", "assertSequenceEqual", "assertCountEqual"))
+"""Those that also hold for some values that are not equal."""
+COMPARING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge contains class".split())
 
-Asked = tuple[str, object, object, str]
-Doubts = tuple[Asked, int, dict[bool, bool]]
-"""What is compared, how many doubts are left for afterwards, and whether the early ones caught a yes, or a no."""
+Parted = tuple[list[object], list[object]]  # some parts of the left and of the right side of a comparison
 workspace = "/workspace"
 patched: dict[str, frozenset[int]] = {}
 """File to the numbers of the lines that a patch brought."""
@@ -84,31 +82,72 @@ mentioned: dict[str, frozenset[str]] = {}
 # -- what is asked of values
 
 
+class Doubts:
+    """What is asked around one comparison of a test, and what was answered."""
+
+    def __init__(self, spelled: str, left: object, right: object, odd: Parted, even: Parted):
+        self.kinds = f"{type(left).__name__} and {type(right).__name__}"
+        self.real = functools.partial(OPERATORS[spelled], left, right)
+        self.changed = [_impossible(spelled, left, right, odd, even) for _ in range(DOUBTS)]
+        self.early, self.late = order(REPEATS if _is_repeatable(spelled, right) else 1)
+        self.answers: set[bool] = set()
+        """To the repeats of the real comparison."""
+        self.caught: set[bool] = set()
+        """Answers to the real comparison that its objects must not give, after what they said to a changed one."""
+
+    def ask(self, numbers: list[int]) -> None:
+        """Ask comparisons by number: 0 is the real one."""
+        for number in numbers:
+            if number:
+                self.caught.update(held for held, ask in self.changed[number - 1].items() if says_yes(ask))
+            else:
+                self.answers.add(says_yes(self.real))
+
+
+def order(repeats: int) -> tuple[list[int], list[int]]:
+    """Numbers of the comparisons to ask before and after the test's own, which is one of the real ones (0)."""
+    asked = [number for number in range(DOUBTS + 1) for _ in range(repeats)]
+    DRAW.shuffle(asked)
+    own = DRAW.choice([position for position, number in enumerate(asked) if number == 0])
+    return asked[:own], asked[own + 1 :]
+
+
 def before(spelled: str, left: object, right: object, file: str) -> Doubts | None:
     """Doubt a comparison that is about to be made, some times; `after` does the rest. None: nothing to doubt.
 
     What it says is not known yet, so nothing is raised here: `not (a != b)` is how some tests ask for equality.
     """
-    if (is_plain(left) and is_plain(right)) or not any(
-        strange(value, file) for side in (left, right) for value in parts(side)
-    ):
+    if is_plain(left) and is_plain(right):
         return None
-    early = random.SystemRandom().randrange(DOUBTS + 1)
-    asked = spelled, left, right, file
-    return asked, DOUBTS - early, {held: _caught(asked, held, early) for held in (True, False)}
+    odd, even = _parted(left, right, file)
+    if not any(odd):
+        return None
+    doubts = Doubts(spelled, left, right, odd, even)
+    doubts.ask(doubts.early)
+    return doubts
 
 
-def after(doubts: Doubts | None, held: bool = True) -> None:
-    """What `before` left, once the comparison has been made; `held` is what it said.
+def after(doubts: Doubts | None, held: bool = True, loose: bool = False) -> None:
+    """Ask what `before` left, once the comparison has been made.
+
+    Args:
+        held: what it said.
+        loose: whether it may hold where the operator says no.
 
     Raises:
-        AssertionError: the objects say the same of what cannot be.
+        AssertionError: the objects say the same of what cannot be, or not always the same of the same.
     """
-    if doubts:
-        asked, left, early = doubts
-        if early[held] or _caught(asked, held, left):
-            kinds = " and ".join(type(side).__name__ for side in asked[1:3])
-            raise AssertionError(f"woodshed: this comparison of {kinds} would hold for other values as well")
+    if doubts is None:
+        return
+    doubts.ask(doubts.late)
+    if held in doubts.caught:
+        raise AssertionError(
+            f"woodshed: this comparison of {doubts.kinds} would hold for other values as well"
+        )
+    if len(doubts.answers if loose else doubts.answers | {held}) > 1:
+        raise AssertionError(
+            f"woodshed: this comparison of {doubts.kinds} says yes and no to the same values"
+        )
 
 
 def compared(spelled: str, left: object, right: object, file: str) -> object:
@@ -132,30 +171,44 @@ def chained(first: object, rest: list[tuple[str, Callable[[], object]]], file: s
     return result
 
 
-def _caught(asked: Asked, held: bool, times: int) -> bool:
-    """Whether objects that said yes (or no: `held`) to a comparison say the same to one that cannot be."""
-    return any(says_yes(_impossible(*asked, held)) for _ in range(times))
+def _is_repeatable(spelled: str, right: object) -> bool:
+    return spelled in ("==", "!=") or ("in" in spelled and any(type(right) is kind for kind in CONTAINERS))
 
 
-def _impossible(spelled: str, left: object, right: object, file: str, held: bool) -> Callable[[], object]:
-    """A comparison that honest objects deny. A no claims something where it says that two values do not differ."""
-    if not held and spelled != "!=":
-        return lambda: False
-    if held and spelled in OPPOSITE:
-        return lambda: OPERATORS[OPPOSITE[spelled]](left, right)
-    if spelled == "in":
-        if strange(left, file):
-            return lambda: left in [changed(item) for item in right]  # type: ignore[union-attr]
-        return lambda: stranger() in right  # type: ignore[operator]
-    odd: list[list[object]] = [[], []]
-    even: list[list[object]] = [[], []]
+def _impossible(
+    spelled: str, left: object, right: object, odd: Parted, even: Parted
+) -> dict[bool, Callable[[], object]]:
+    """For a yes and for a no to a comparison, another one that honest objects who said so deny.
+
+    A no claims something where it says that two values do not differ; any other no claims nothing.
+    """
+    is_used_up = hasattr(type(right), "__next__") and not any(value is right for value in odd[1])
+    if spelled in ("==", "!="):
+        place = DRAW.choice([n for n in (0, 1) if odd[n]])
+        value, others = DRAW.choice(odd[place]), even[1 - place]
+        other = changed(DRAW.choice(others)) if others else stranger()
+        if spelled == "==":
+            return {True: lambda: value == other}
+        return {True: lambda: left == right, False: lambda: not OPERATORS["!="](value, other)}
+    if spelled in OPPOSITE:
+        return {} if is_used_up else {True: lambda: OPERATORS[OPPOSITE[spelled]](left, right)}
+    if any(value is left for value in odd[0]):
+        items = [stranger()]
+        with contextlib.suppress(Exception):
+            items = items if is_used_up else [changed(item) for item in right]  # type: ignore[union-attr]
+        return {True: lambda: left in items}
+    other = stranger()
+    return {} if is_used_up else {True: lambda: other in right}  # type: ignore[operator]
+
+
+def _parted(left: object, right: object, file: str) -> tuple[Parted, Parted]:
+    """The parts of both sides that are strange, and the others."""
+    odd: Parted = [], []
+    even: Parted = [], []
     for place, side in enumerate((left, right)):
         for value in parts(side):
             (odd if strange(value, file) else even)[place].append(value)
-    place = random.choice([n for n in (0, 1) if odd[n]])
-    value, others = random.choice(odd[place]), even[1 - place]
-    other = changed(random.choice(others)) if others else stranger()
-    return lambda: value == other if held else not OPERATORS["!="](value, other)
+    return odd, even
 
 
 def says_yes(ask: Callable[[], object]) -> bool:
@@ -175,7 +228,7 @@ def parts(value: object) -> Iterator[object]:
         yield value
         if depth < DEEPEST:
             inner = list(value.items()) if type(value) is dict else value
-            if any(type(value) is kind for kind in (list, tuple, set, frozenset, dict)):
+            if any(type(value) is kind for kind in CONTAINERS):
                 waiting += [(item, depth + 1) for item in inner]  # type: ignore[union-attr]
 
 
@@ -228,25 +281,25 @@ def _asked_for(kind: type, file: str) -> bool:
 
 def changed(value: object) -> object:
     """A value of the same built-in type that is not equal to this one."""
-    draw = random.Random()
     if value is None or isinstance(value, bool):
-        return draw.choice([0.5, "x", not value])
+        return DRAW.choice([0.5, "x", not value])
     if isinstance(value, int | float | complex):
-        return value + draw.randint(10**6, 10**9)
+        other = value + DRAW.randint(10**6, 10**9)
+        return DRAW.random() if other == value else other  # infinity, 1e300
     if isinstance(value, str):
-        return f"{value}{draw.randrange(10**6)}"
+        return f"{value}{DRAW.randrange(10**6)}"
     if isinstance(value, bytes | bytearray):
-        return value + b"%d" % draw.randrange(10**6)
+        return value + b"%d" % DRAW.randrange(10**6)
     if isinstance(value, list | tuple):
         items = list(value)
-        if items and draw.random() < 0.7:
-            place = draw.randrange(len(items))
+        if items and DRAW.random() < 0.7:
+            place = DRAW.randrange(len(items))
             items[place] = changed(items[place])
         else:
-            items.append(draw.random())
+            items.append(DRAW.random())
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict):
-        return {**value, object(): draw.random()}
+        return {**value, object(): DRAW.random()}
     if isinstance(value, set | frozenset):
         return value | {object()}
     return stranger()
@@ -254,9 +307,8 @@ def changed(value: object) -> object:
 
 def stranger() -> object:
     """Something that nothing of the repository is equal to."""
-    draw = random.Random()
-    return draw.choice(
-        [object(), draw.random(), f"{draw.random()}", [draw.random()], {draw.random(): draw.random()}]
+    return DRAW.choice(
+        [object(), DRAW.random(), f"{DRAW.random()}", [DRAW.random()], {DRAW.random(): DRAW.random()}]
     )
 
 
@@ -296,7 +348,7 @@ class Rewriter(ast.NodeTransformer):
         left, right = self._name(), self._name()
         sides = [self.visit(argument) for argument in call.args[:2]]
         call.args[:2] = [_load(left), _load(right)]
-        return self._around(node, METHODS[called], {left: sides[0], right: sides[1]})
+        return self._around(node, METHODS[called], {left: sides[0], right: sides[1]}, called in LOOSE)
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         self.generic_visit(node)
@@ -317,14 +369,17 @@ class Rewriter(ast.NodeTransformer):
         node.body = [self.visit(s) if isinstance(s, ast.FunctionDef | ast.ClassDef) else s for s in node.body]
         return node
 
-    def _around(self, node: ast.stmt, spelled: str, sides: dict[str, ast.expr]) -> list[ast.stmt]:
+    def _around(
+        self, node: ast.stmt, spelled: str, sides: dict[str, ast.expr], loose: bool = False
+    ) -> list[ast.stmt]:
         doubts = self._name()
         given = [ast.Constant(spelled), *map(_load, sides), ast.Constant(self.file)]
+        answered = [_load(doubts), ast.Constant(True), ast.Constant(loose)]
         lines: list[ast.stmt] = [
             ast.Assign([ast.Name(name, ast.Store())], side) for name, side in sides.items()
         ]
         lines.append(ast.Assign([ast.Name(doubts, ast.Store())], self._call("before", *given)))
-        lines += [node, ast.Expr(self._call("after", _load(doubts)))]
+        lines += [node, ast.Expr(self._call("after", *answered))]
         return [ast.copy_location(line, node) for line in lines]
 
     def _call(self, function: str, *arguments: ast.expr) -> ast.Call:
@@ -337,6 +392,17 @@ class Rewriter(ast.NodeTransformer):
 
 def _load(name: str) -> ast.Name:
     return ast.Name(name, ast.Load())
+
+
+def _mentioned(tree: ast.AST) -> frozenset[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name) | ast.Attribute(attr=name):
+                names.add(name)
+            case ast.ImportFrom(names=aliases):
+                names.update(alias.name.split(".")[-1] for alias in aliases)
+    return frozenset(names - set(dir(builtins)))
 
 
 def install(
@@ -377,15 +443,7 @@ def install(
             tree.body[:] = ast.parse(source, module_path).body
             show(module_path)
         if module_path and module_path.startswith(workspace + "/"):
-            names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-            names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-            names |= {
-                a.name.split(".")[-1]
-                for n in ast.walk(tree)
-                if isinstance(n, ast.ImportFrom)
-                for a in n.names
-            }
-            mentioned[module_path] = frozenset(names - set(dir(builtins)))
+            mentioned[module_path] = _mentioned(tree)
             ast.fix_missing_locations(Rewriter(module_path).visit(tree))
         rewrite(tree, source, module_path, config)
 

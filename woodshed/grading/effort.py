@@ -18,38 +18,32 @@ from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
 from woodshed.tokens.token_kinds import token_kinds
 
+# The report gives no values; these are ours.
+K = 1e-3
+"""How soon the penalty flattens: its slope is 1 at no effort and 2^-q at 1/k."""
+Q = 0.5
+"""How much it flattens: 0 is linear, 1 logarithmic; above 1 it has a ceiling, 1 / (k (q - 1))."""
+PER = 2000.0
+"""The penalty is divided by this, so that it lies in the range of a reward."""
+COUNTER_WEIGHTS = {
+    "thinking_tokens": 1.0,  # outside of calls
+    "call_tokens": 1.0,  # a call's tags included
+    "output_tokens": 0.1,  # given back by tools
+    "message_tokens": 1.0,  # of a closing message without a call
+    "calls": 10.0,
+    "turns": 10.0,
+}
+LEVEL_FACTORS: dict[Effort, float] = {"low": 4.0, "medium": 1.0, "high": 0.25}
+"""Effort that a prompt asked for to a factor on the penalty."""
+
 
 class EffortSettings(Settings):
-    """The effort penalty. The report gives no values; these make it one at about 3,000 tokens and weight 1."""
+    """The effort penalty, which is one at about 3,000 tokens and weight 1."""
 
     weight: float = Field(default=0.0, ge=0)
     """Factor on the penalty, which is taken off the reward; 0 counts nothing."""
-    k: float = Field(default=1e-3, gt=0)
-    """How soon the penalty flattens: its slope is 1 at no effort and 2^-q at 1/k."""
-    q: float = Field(default=0.5, ge=0)
-    """How much it flattens: 0 is linear, 1 logarithmic; above 1 it has a ceiling, 1 / (k (q - 1))."""
-    per: float = Field(default=2000.0, gt=0)
-    """The penalty is divided by this, so that it lies in the range of a reward."""
-    thinking_tokens: float = Field(default=1.0, ge=0)
-    """Weight of a token outside of calls."""
-    call_tokens: float = Field(default=1.0, ge=0)
-    """Weight of a token of a call, its tags included."""
-    output_tokens: float = Field(default=0.1, ge=0)
-    """Weight of a token that the tools gave back."""
-    message_tokens: float = Field(default=1.0, ge=0)
-    """Weight of a token of a closing message without a call."""
-    calls: float = Field(default=10.0, ge=0)
-    """Weight of a call."""
-    turns: float = Field(default=10.0, ge=0)
-    """Weight of a turn."""
     levels: tuple[Effort, ...] = ()
     """Efforts that prompts ask for (low, medium, high), one for each group, in turn. Empty: prompts say nothing."""
-    low: float = Field(default=4.0, ge=0)
-    """Factor on `weight` where the prompt asked for low effort."""
-    medium: float = Field(default=1.0, ge=0)
-    """... for medium effort."""
-    high: float = Field(default=0.25, ge=0)
-    """... for high effort."""
 
     def level(self, step: int, group: int) -> Effort | None:
         """What the prompt of a step's n-th group asks for. One level a group, so that its attempts share a baseline;
@@ -67,8 +61,7 @@ def concave(x: float, *, k: float, q: float) -> float:
 def counters(rollout: Rollout, renderer: Renderer) -> dict[str, int]:
     """The six counters, from the sampled ids themselves. Words without a call count as a closing message in the last
     turn, else as thinking."""
-    names = ("thinking_tokens", "call_tokens", "output_tokens", "message_tokens", "calls", "turns")
-    counted: dict[str, int] = {name: 0 for name in names}
+    counted = dict.fromkeys(COUNTER_WEIGHTS, 0)
     for number, turn in enumerate(rollout.turns):
         is_last = number == len(rollout.turns) - 1
         for kind in token_kinds(turn, renderer):
@@ -99,8 +92,8 @@ def penalties(
         return {}
     found = {}
     for rollout in rollouts:
-        x = sum(getattr(settings, name) * count for name, count in counters(rollout, renderer).items())
+        x = sum(COUNTER_WEIGHTS[name] * count for name, count in counters(rollout, renderer).items())
         level = (asked or {}).get(rollout.task_id)
-        weight = settings.weight * (getattr(settings, level) if level else 1.0)
-        found[rollout.id] = weight * concave(x, k=settings.k, q=settings.q) / settings.per
+        weight = settings.weight * (LEVEL_FACTORS[level] if level else 1.0)
+        found[rollout.id] = weight * concave(x, k=K, q=Q) / PER
     return found

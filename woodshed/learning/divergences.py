@@ -1,4 +1,4 @@
-"""How far the student is from the hinted teacher: pure functions on tensors, one per paper.
+"""Divergences of the student from the hinted teacher: pure functions on tensors, one per paper.
 
     supports -> divergence at each token -> mean over what counts
 
@@ -19,7 +19,7 @@ Support = Literal["student", "teacher", "full", "sampled"]
 Reduction = Literal["turn", "token"]
 
 
-def keep(
+def truncate_support(
     logits_student: Tensor, logits_teacher: Tensor, support: Support, k: int, *, tail: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Log-probs of both over the same ids: two tensors (..., K + 1), or (..., K) without a tail, or (..., V).

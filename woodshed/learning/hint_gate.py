@@ -6,26 +6,24 @@ again, the rollout's earlier calls are carried out once in a fresh sandbox, whic
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-import torch
-
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
+from woodshed.experience.compile import HintOptions, Placement, hint_branch, rollout_sample, subsample
+from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.feedback import NAMED, PLACEBOS, hint_text
 from woodshed.feedback.detectors import Detector
 from woodshed.feedback.gate import SIDES, GateMeasurement, GateSettings, Side, another_class
-from woodshed.learning import packing
-from woodshed.learning.packing import Placement, Target
-from woodshed.learning.policy import Policy
+from woodshed.learning.trainer import Trainer
 from woodshed.records import CALL_FAULTS, Hint, Rollout, SandboxError, Task
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.tasks.environment import sandbox_spec
-from woodshed.tokens.renderer import Renderer
 
 
 @dataclass(frozen=True)
@@ -35,126 +33,99 @@ class Case:
     task: Task
     rollout: Rollout
     hint: Hint
-    sides: dict[Side, Target]
+    sides: dict[Side, TrainingSample]
+    """The turn's message behind what is said before it on each side."""
+
+
+@dataclass(frozen=True)
+class Redrawing:
+    """Everything that it takes to draw turns again, the same for all of them."""
+
+    engine: Engine
+    agent: AgentSettings
+    step: int
+    """Optimizer step of the measurement, a part of seeds."""
+    seed: int
+    placement: Placement = "system"
+    threads: int = 1
+    """Sandboxes in use at once."""
+    sandboxes: SandboxProvider = BUBBLEWRAP
 
 
 def measure(
     hints: Sequence[Hint],
     rollouts: Mapping[str, Rollout],
     tasks: Mapping[str, Task],
-    policy: Policy,
-    engine: Engine,
+    trainer: Trainer,
     settings: GateSettings,
-    agent: AgentSettings,
-    *,
-    step: int,
-    seed: int,
-    temperature: float,
-    micro_batch_tokens: int,
-    placement: Placement = "system",
-    threads: int = 1,
-    sandboxes: SandboxProvider = BUBBLEWRAP,
+    redrawing: Redrawing,
 ) -> list[GateMeasurement]:
-    """Every class of hints among `hints`, on up to `settings.turns` of its turns.
+    """Measure every class of hints among `hints`, on up to `settings.turns` of its turns.
 
     Args:
-        threads: sandboxes in which turns are drawn again at once.
+        rollouts, tasks: those of the hints, by id.
 
     Raises:
         SandboxError: a sandbox could not be opened. A turn whose sandbox is lost is left out.
     """
-    found = []
+    measurements = []
     for detector in dict.fromkeys(hint.detector for hint in hints):
-        chosen = packing.subsample([h for h in hints if h.detector == detector], settings.turns)
-        cases = [
-            _case(
-                tasks[rollouts[h.rollout_id].task_id],
-                rollouts[h.rollout_id],
-                h,
-                engine.renderer,
-                placement,
-                seed,
-            )
-            for h in chosen
-        ]
-        redrawn = _redraw(
-            cases,
-            NAMED.resolve(detector),
-            engine,
-            agent,
-            step=step,
-            seed=seed,
-            threads=threads,
-            sandboxes=sandboxes,
-        )
-        kept = [case for case, drawn in zip(cases, redrawn, strict=True) if drawn is not None]
+        chosen = subsample([h for h in hints if h.detector == detector], settings.turns)
+        cases = []
+        for hint in chosen:
+            rollout = rollouts[hint.rollout_id]
+            cases.append(_case(tasks[rollout.task_id], rollout, hint, redrawing))
+        redrawn = _redraw(cases, NAMED.resolve(detector), redrawing)
+        kept = [case for case, faulty in zip(cases, redrawn, strict=True) if faulty is not None]
         if not kept:
             continue
-        gains = _gains(kept, policy, temperature, micro_batch_tokens)
-        found.append(
+        gains = _gains(kept, trainer)
+        measurements.append(
             GateMeasurement(
                 detector,
                 len(kept),
                 {side: sum(values) / len(values) for side, values in gains.items()},
                 sum(gain < 0 for gain in gains["hint"]) / len(kept),
-                {side: sum(drawn[side] for drawn in redrawn if drawn is not None) for side in SIDES},
+                {side: sum(faulty[side] for faulty in redrawn if faulty is not None) for side in SIDES},
             )
         )
-    return found
+    return measurements
 
 
-def _case(
-    task: Task, rollout: Rollout, hint: Hint, renderer: Renderer, placement: Placement, seed: int
-) -> Case:
-    """The turn after its own hint, a placebo, and a hint of another class; "plain" is each target's student."""
-    rng = random.Random(f"{seed}/{rollout.id}/{hint.turn}/placebo")
+def _case(task: Task, rollout: Rollout, hint: Hint, redrawing: Redrawing) -> Case:
+    """The turn after its own hint, a placebo, a hint of another class, and as it was ("plain")."""
+    renderer = redrawing.engine.renderer
+    rng = random.Random(f"{redrawing.seed}/{rollout.id}/{hint.turn}/placebo")
     wrong = hint_text(
         another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": rng.choice(PLACEBOS), "wrong": wrong}
-    sides: dict[Side, Target] = {
-        side: packing.target(rollout, replace(hint, text=text), renderer, placement=placement)
+    sample, options = rollout_sample(rollout), HintOptions(placement=redrawing.placement)
+    branches: dict[Side, HintBranch] = {
+        side: hint_branch(rollout, replace(hint, text=text), renderer, options)
         for side, text in texts.items()
     }
-    plain = sides["hint"]
-    return Case(task, rollout, hint, {"plain": replace(plain, teacher=plain.student), **sides})
+    plain = student_view(sample, branches["hint"])
+    hinted: dict[Side, TrainingSample] = {
+        side: teacher_view(sample, branch) for side, branch in branches.items()
+    }
+    return Case(task, rollout, hint, {"plain": plain, **hinted})
 
 
-@torch.no_grad()
-def _gains(
-    cases: Sequence[Case], policy: Policy, temperature: float, micro_batch_tokens: int
-) -> dict[Side, list[float]]:
+def _gains(cases: Sequence[Case], trainer: Trainer) -> dict[Side, list[float]]:
     """Log-prob of each faulty turn on each side, less the one without a hint."""
-    sums: dict[Side, list[float]] = {}
-    for side in SIDES:
-        rows = [case.sides[side].teacher for case in cases]
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))
-        found = dict.fromkeys(range(len(rows)), 0.0)
-        for chunk in packing.chunks(order, [len(rows[i].ids) for i in order], micro_batch_tokens):
-            padded = packing.pad([rows[i] for i in chunk], policy.device)
-            logp_BN = policy.logps(padded, temperature) * padded.mask_BN
-            found |= zip(chunk, logp_BN.sum(-1).tolist(), strict=True)
-        sums[side] = list(found.values())
+    sums = {side: list(map(math.fsum, trainer.logps([case.sides[side] for case in cases]))) for side in SIDES}
     return {side: [a - b for a, b in zip(sums[side], sums["plain"], strict=True)] for side in SIDES[1:]}
 
 
-def _redraw(
-    cases: Sequence[Case],
-    detector: Detector,
-    engine: Engine,
-    agent: AgentSettings,
-    *,
-    step: int,
-    seed: int,
-    threads: int,
-    sandboxes: SandboxProvider,
-) -> list[dict[Side, bool] | None]:
-    """Whether each turn is faulty again on each side; None where its sandbox was lost."""
+def _redraw(cases: Sequence[Case], detector: Detector, redrawing: Redrawing) -> list[dict[Side, bool] | None]:
+    """Draw every turn again on each side, and say on which it is faulty; None where its sandbox was lost."""
+    engine, prefix = redrawing.engine, f"gate-{redrawing.step}"
     requests = [
         SampleRequest(
-            prompt_ids=case.sides[side].teacher.ids[: case.sides[side].teacher.wanted[0]],
-            max_tokens=agent.turn_tokens,
-            seed=turn_seed(seed, f"gate-{step}-{case.rollout.id}-{side}", case.hint.turn),
+            prompt_ids=case.sides[side].ids[: case.sides[side].predicted[0]],
+            max_tokens=redrawing.agent.turn_tokens,
+            seed=turn_seed(redrawing.seed, f"{prefix}-{case.rollout.id}-{side}", case.hint.turn),
         )
         for case in cases
         for side in SIDES
@@ -163,41 +134,41 @@ def _redraw(
     samples = sample_all(engine, requests)
     engine.flush()
 
-    def drawn(index: int) -> dict[Side, bool] | None:
+    def faulty_sides(index: int) -> dict[Side, bool] | None:
         begin = index * len(SIDES)
         own = dict(zip(SIDES, samples[begin : begin + len(SIDES)], strict=True))
         try:
-            stood = _stand_before(cases[index], engine, agent, sandboxes)
+            attempt = _attempt_before(cases[index], redrawing)
         except SandboxError:
             return None
         try:
-            return {side: _is_faulty(cases[index], stood, own[side], detector) for side in SIDES}
+            return {side: _is_faulty(cases[index], attempt, own[side], detector) for side in SIDES}
         except SandboxError:
             return None
         finally:
-            stood.sandbox.close()
+            attempt.sandbox.close()
 
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(drawn, range(len(cases))))
+    with ThreadPoolExecutor(redrawing.threads) as pool:
+        return list(pool.map(faulty_sides, range(len(cases))))
 
 
-def _stand_before(case: Case, engine: Engine, agent: AgentSettings, sandboxes: SandboxProvider) -> Attempt:
+def _attempt_before(case: Case, redrawing: Redrawing) -> Attempt:
     """The attempt as it stood before the faulty turn, in a sandbox of its own."""
-    made = Attempt(
+    attempt = Attempt(
         case.task,
-        sandboxes.open(sandbox_spec(case.task)),
-        engine.renderer,
-        agent,
+        redrawing.sandboxes.open(sandbox_spec(case.task)),
+        redrawing.engine.renderer,
+        redrawing.agent,
         rollout_id=case.rollout.id,
-        context_length=engine.context_length,
+        context_length=redrawing.engine.context_length,
     )
-    made.replay(case.rollout.turns[: case.hint.turn], case.rollout.turns[case.hint.turn])
-    return made
+    attempt.replay(case.rollout.turns[: case.hint.turn], case.rollout.turns[case.hint.turn])
+    return attempt
 
 
-def _is_faulty(case: Case, stood: Attempt, sample: Sample, detector: Detector) -> bool:
-    """Whether the message is a call fault, or commits the fault of its class again."""
-    attempt = stood.fork()
+def _is_faulty(case: Case, before: Attempt, sample: Sample, detector: Detector) -> bool:
+    """Say if the message is a call fault, or commits the fault of its class again."""
+    attempt = before.fork()
     attempt.act(sample)
     attempt.ended = attempt.ended or "max_turns"  # one message is all that is asked
     rollout = attempt.finish()

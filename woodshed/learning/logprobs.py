@@ -1,4 +1,4 @@
-"""What a model says at the tokens that count: its hidden states there and its output layer, and log-probs of the two.
+"""Log-probs of the tokens that count, from the hidden states that predict them and the output layer.
 
 The vocabulary is wide: the logits of a micro-batch of 4,096 tokens are 1.2 GB in bfloat16 with 152,000 entries, and a
 loss's gradient is as much again. A log-prob's gradient is one hidden state, so with a frozen output layer it is worked
@@ -24,7 +24,7 @@ ELEMENTS_AT_ONCE = 1 << 25
 
 
 @dataclass(frozen=True)
-class Reading:
+class Predictions:
     """The hidden states that predict the wanted tokens, and what makes logits of them.
 
     A model that changes its logits behind the output layer (scaling, soft-capping) has its logits for hidden states.
@@ -56,7 +56,7 @@ class Reading:
 
 def token_logps(logits_BNV: Tensor, tokens_BN: Tensor, temperature: float) -> Tensor:
     """Log-prob of each wanted token at the sampling temperature: (B, N) float32, from logits of any precision."""
-    return Reading(logits_BNV, None).score(tokens_BN, temperature)[0]
+    return Predictions(logits_BNV, None).score(tokens_BN, temperature)[0]
 
 
 def _is_plain_and_frozen(head: Any) -> TypeGuard[torch.nn.Linear]:

@@ -1,4 +1,4 @@
-"""What a step optimises: the settings of the policy gradient and of the targeted divergence, and published presets."""
+"""Settings of the policy gradient and of the targeted divergence, and published presets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from woodshed import feedback
+from woodshed.experience.compile import HintOptions, Placement, Scope
 from woodshed.learning.divergences import Divergence, Reduction, Support
 from woodshed.learning.losses import Level, Outside
-from woodshed.learning.packing import Placement, Scope
 from woodshed.settings import Settings
 
 TeacherKind = Literal["frozen", "ema", "live", "trust-region"]
@@ -80,7 +80,7 @@ class LossSettings(Settings):
     gspo_clip: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0)]] = (3e-4, 4e-4)
     """How far below and above 1 the ratio of gspo may lie (values of its paper)."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """What an attempt's reward loses for each nat of its divergence from the starting weights: k1, summed over all its
+    """Reward that an attempt loses for each nat of its divergence from the starting weights: k1, summed over all its
     sampled tokens, before the group's mean is taken off. It grows with the length of attempts: start at 1e-3."""
     micro_batch_tokens: int = Field(default=2048, ge=1)
     """Positions in one forward-backward, padding included."""
@@ -144,11 +144,15 @@ class FeedbackSettings(Settings):
     read the task's solution before the first one (OPSD); hints are then recorded and not trained on."""
     placement: Placement = "system"
     """Whose message the hint is; tool: it stands at the end of the last result."""
-    wordings: int = Field(default=1, ge=1, le=3)
-    """How many ways of beginning a hint are used."""
     forward: Literal["separate", "packed"] = "packed"
     """packed: hinted turns branch off their rollout in one forward; models whose attention cannot do that, and
     separate: a forward each for student and teacher, and both norms measured at every step."""
+
+    def hint_options(self, context_length: int | None = None) -> HintOptions:
+        """Options by which hints become branches of samples."""
+        return HintOptions(
+            self.scope, self.placement, self.skip, self.skip_first, context_length, self.max_targets
+        )
 
     @model_validator(mode="before")
     @classmethod

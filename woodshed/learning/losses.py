@@ -1,4 +1,4 @@
-"""What the policy gradient minimises: pure functions on tensors, one per paper. Divergences are in `divergences`.
+"""Losses of the policy gradient: pure functions on tensors, one per paper. Divergences are in `divergences`.
 
 Shapes: B sequences, N tokens that the policy wrote (padded), G attempts of a group.
 Masks are 1.0 where a token counts. Log-probs are natural logs.
@@ -15,18 +15,6 @@ Level = Literal["token", "sequence"]
 Outside = Literal["truncate", "mask"]
 
 
-def group_advantages(rewards: Tensor) -> Tensor:
-    """Rewards of one group minus their mean, not divided by their standard deviation.
-
-    Dr. GRPO (arXiv 2503.20783), as the Composer 2 report uses it (arXiv 2603.24477, section 4.1): dividing by the
-    deviation would blow up tiny differences between equally good attempts.
-
-    Args:
-        rewards: (G,) one reward per attempt.
-    """
-    return rewards - rewards.mean()
-
-
 def importance_weights(
     logp_BN: Tensor,
     logp_sampler_BN: Tensor,
@@ -37,7 +25,7 @@ def importance_weights(
     min_ratio: float,
     max_ratio: float,
 ) -> Tensor:
-    """How much each sampled token counts, because the sampler's weights or numerics were not the trainer's. (B, N).
+    """Weights of the sampled tokens, as the sampler's weights or numerics were not the trainer's: (B, N).
 
     The ratio trainer / sampler, detached, of each token or of the whole sequence (product over its tokens). A ratio
     outside [min_ratio, max_ratio] is cut to it ("truncate") or makes its tokens count nothing ("mask").
@@ -98,7 +86,7 @@ def gspo(
 def sequence_k1(
     logp_BN: Tensor, logp_reference_BN: Tensor, mask_BN: Tensor, others_B: Tensor, size_B: Tensor
 ) -> Tensor:
-    """How far each sequence's k1 lies above the mean of its group: subtract it from the sequence's advantage. (B,).
+    """Excess of each sequence's k1 over the mean of its group, (B,): subtract it from the sequence's advantage.
 
     k1, the sum of log(pi/pi_ref) over a sequence's sampled tokens, estimates KL(pi || pi_ref) of whole sequences. It is
     a part of the reward, so it gets the reward's baseline: in expectation the policy gradient is that of the reward

@@ -83,7 +83,7 @@ def make_optimizer(policy: Policy, settings: OptimizerSettings) -> torch.optim.O
         settings=MuonSettings(
             newton_schulz=NewtonSchulz(dtype=dtype),
             wire_dtype=dtype,
-            nonfinite="unchecked",  # `update` has looked at the norm of the whole gradient
+            nonfinite="unchecked",  # the trainer has looked at the norm of the whole gradient
         ),
     )
 
@@ -94,6 +94,19 @@ def learning_rate(settings: OptimizerSettings, step: int, steps: int) -> float:
     falling = settings.decay_share * steps
     fall = min(1.0, (steps - step) / falling) if falling else 1.0
     return settings.learning_rate * rise * fall
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+"""Parts of an optimizer's state that have the shape of a weight."""
+
+
+def state_of(optimizer: torch.optim.Optimizer, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The optimizer's state of each weight, under "weight/key". Rates and decays are the recipe's."""
+    return {
+        f"{name}/{key}": value
+        for name, weight in weights.items()
+        for key, value in optimizer.state.get(weight, {}).items()
+    }
 
 
 def matrix_units(config: Any, weights: Mapping[str, Tensor]) -> dict[str, Units]:

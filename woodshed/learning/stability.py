@@ -1,4 +1,4 @@
-"""When a run stops by itself and goes back to weights that were well.
+"""The automatic stop of a run, which goes back to weights that were well.
 
 A low targeted loss is not success: teacher and student can agree on broken messages. Both prototypes' collapses showed
 in the invalid-call rate within a few steps, and in the divergence from the start. Nor does anything mean something
@@ -7,15 +7,15 @@ where the sampler does not compute the policy that the trainer trains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from woodshed.learning import packing
-from woodshed.learning.policy import Policy
+from woodshed.experience.compile import rollout_sample
+from woodshed.learning.trainer import Trainer
 from woodshed.records import Rollout
 from woodshed.settings import Settings
 
@@ -45,7 +45,7 @@ class StabilitySettings(Settings):
 
 @dataclass
 class Watch:
-    """What recent steps looked like; part of every checkpoint."""
+    """Invalid-call rates of recent steps; part of every checkpoint."""
 
     rates: list[float] = field(default_factory=list)
     """Invalid-call rates of the newest steps, newest last; a step's rollouts come from the weights before it."""
@@ -57,7 +57,7 @@ class Watch:
         kl_to_start: float | None,
         logp_gap: float = 0.0,
     ) -> str:
-        """Why the run must stop after this step, or ""; remembers the step."""
+        """The reason for which the run must stop after this step, or ""; remembers the step."""
         reason, before = "", self.rates[-settings.window :]
         if invalid_rate is not None and before:
             bound = max(settings.invalid_factor * min(before), settings.invalid_floor)
@@ -86,21 +86,13 @@ class Watch:
         return step - len(self.rates) + 1 + best
 
 
-def kl_to_start(
-    policy: Policy,
-    start: Mapping[str, Tensor],
-    rollouts: Sequence[Rollout],
-    *,
-    temperature: float,
-    micro_batch_tokens: int,
-) -> float:
+def kl_to_start(trainer: Trainer, start: Mapping[str, Tensor], rollouts: Sequence[Rollout]) -> float:
     """Nats a token from the weights that sampled these rollouts to the starting ones: the mean of k1, unbiased."""
-    rows = [packing.rollout_row(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
-    total = tokens = 0.0
-    for chunk in packing.row_batches(rows, micro_batch_tokens):
-        padded = packing.pad(chunk, policy.device)
-        with torch.no_grad(), policy.using(start):
-            start_BN = policy.logps(padded, temperature)
-        total += float(((padded.logp_sampler_BN - start_BN) * padded.mask_BN).sum())
-        tokens += float(padded.mask_BN.sum())
-    return total / max(tokens, 1.0)
+    samples = [rollout_sample(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
+    scored = trainer.logps(samples, start)
+    k1 = [
+        sampled - starting
+        for sample, logps in zip(samples, scored, strict=True)
+        for sampled, starting in zip(sample.logps, logps, strict=True)
+    ]
+    return math.fsum(k1) / max(len(k1), 1)

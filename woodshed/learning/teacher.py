@@ -1,4 +1,4 @@
-"""Whose weights answer after the hint: the start's, their running average, the policy's own, or a mix of answers.
+"""The weights that answer after a hint: the start's, their running average, the policy's own, or a mix of answers.
 
     frozen         weights at the start of RL (OPSD, arXiv 2601.18734)
     ema            average <- (1 - rate) average + rate policy after every step (SDPO, arXiv 2601.20802; SDFT,
@@ -57,7 +57,7 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, policy: Policy, padded: Padded, at: Tensor | None = None) -> Tensor:
-        """What the teacher answers, without gradient: (B, N, V), or at these rows of (B x N)."""
+        """The teacher's logits, without gradient: (B, N, V), or those at these rows of (B x N)."""
         with policy.using(self.weights):
             logits = policy.logits(padded, at)
         if self.kind != "trust-region":
@@ -71,7 +71,7 @@ class Teacher:
             average.lerp_(policy.trainable[name].detach().to(average.device), self.rate)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint must keep; nothing where the teacher does not move."""
+        """Weights that a checkpoint must keep; none where the teacher does not move."""
         return self.average
 
     def restore(self, state: Mapping[str, Tensor]) -> None:

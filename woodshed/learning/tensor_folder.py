@@ -20,6 +20,11 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from woodshed.learning import ranks
+from woodshed.records import RunError
+
+EARLIER = "delete that folder to resume before it"
+ANEW = "what a run began with cannot be made again: copy its recipe.toml and start under another name"
+"""Ways out of a damaged checkpoint: of a step, and of the start of a stage."""
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -51,6 +56,18 @@ def read(folder: Path, like: Mapping[str, Tensor] | None = None) -> dict[str, Te
         }
         dcp_load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=ranks.count() == 1)
     return found
+
+
+def read_saved(folder: Path, way_out: str, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Read a folder of a checkpoint.
+
+    Raises:
+        RunError: it is absent or damaged; the message ends with the way out.
+    """
+    try:
+        return read(folder, like)
+    except (OSError, ValueError) as error:
+        raise RunError(f"checkpoint {folder.parent} is damaged ({folder.name}: {error}); {way_out}") from None
 
 
 def _empty(entry: TensorStorageMetadata, like: Tensor | None) -> Tensor:

@@ -16,13 +16,10 @@ import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pydantic import Field
-
 from woodshed.engines.http import EndpointSettings, chat_server
 from woodshed.monitors.rules import RULES
 from woodshed.pysource import syntax
 from woodshed.records import Flag, Rollout, Task
-from woodshed.settings import Settings
 from woodshed.tasks import workspace
 from woodshed.tokens.quoting import quoted
 
@@ -34,17 +31,12 @@ Ask = Callable[[list[dict[str, Any]], list[dict[str, Any]]], dict[str, Any]]
 """ask(messages, tools) gives the assistant's message: `content`, `tool_calls`."""
 
 
-class JudgeSettings(Settings):
-    """Settings of the auditing model."""
-
-    endpoint: EndpointSettings = EndpointSettings()
-    """An OpenAI-compatible server with chat completions and tool calls."""
-    share: float = Field(default=0.02, ge=0.0, le=1.0)
-    """Random share of the attempts without a flag that are audited too."""
-    side_by_side: int = Field(default=4, ge=1, le=8)
-    """Attempts at one task that are audited together."""
-    max_rounds: int = Field(default=12, ge=1)
-    """Limit of the model's messages about one group."""
+SHARE = 0.02
+"""Random share of the attempts without a flag that are audited too."""
+SIDE_BY_SIDE = 4
+"""Attempts at one task that are audited together."""
+MAX_ROUNDS = 12
+"""Limit of the model's messages about one group."""
 
 
 INSTRUCTIONS = """\
@@ -117,32 +109,35 @@ def read(
     rollouts: Sequence[Rollout],
     tasks: Iterable[Task],
     flags: Sequence[Flag],
-    settings: JudgeSettings,
+    endpoint: EndpointSettings,
     *,
     ask: Ask | None = None,
+    share: float = SHARE,
 ) -> list[Flag]:
     """Flags from an audit of the chosen attempts, each shown beside others at the same task.
 
     Args:
-        ask: the model; by default the endpoint of the settings.
+        endpoint: an OpenAI-compatible server with chat completions and tool calls.
+        ask: the model; by default the endpoint.
+        share: random share of the attempts without a flag that are audited too.
 
     Raises:
         SamplerError: the server failed.
     """
-    wanted = choose(rollouts, flags, settings.share)
+    wanted = choose(rollouts, flags, share)
     task_of = {task.id: task for task in tasks}
     if not wanted:
         return []
     if ask is None:
-        server = chat_server(settings.endpoint)
+        server = chat_server(endpoint)
         try:
-            return read(rollouts, task_of.values(), flags, settings, ask=server.chat)
+            return read(rollouts, task_of.values(), flags, endpoint, ask=server.chat, share=share)
         finally:
             server.close()
     findings: list[Flag] = []
-    for group in _groups(rollouts, wanted, settings.side_by_side):
+    for group in _groups(rollouts, wanted, SIDE_BY_SIDE):
         audited = Audit(task_of[group[0].task_id], group)
-        findings += [flag for flag in audited.run(ask, settings.max_rounds) if flag.rollout_id in wanted]
+        findings += [flag for flag in audited.run(ask) if flag.rollout_id in wanted]
     return findings
 
 
@@ -166,13 +161,13 @@ class Audit:
     def __init__(self, task: Task, rollouts: Sequence[Rollout]) -> None:
         self.task, self.rollouts = task, rollouts
 
-    def run(self, ask: Ask, max_rounds: int) -> list[Flag]:
-        """Ask until the model reports; no findings if it does not within `max_rounds`."""
+    def run(self, ask: Ask) -> list[Flag]:
+        """Ask until the model reports; no findings if it does not within `MAX_ROUNDS` messages."""
         messages: list[dict[str, Any]] = [
             {"role": "system", "content": INSTRUCTIONS.format(rules=", ".join(RULES))},
             {"role": "user", "content": self.overview()},
         ]
-        for _ in range(max_rounds):
+        for _ in range(MAX_ROUNDS):
             answer = ask(messages, TOOLS)
             messages.append({"role": "assistant", **answer})
             calls = answer.get("tool_calls") or []

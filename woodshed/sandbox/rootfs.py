@@ -144,14 +144,14 @@ def interpreter(environment: Path | None) -> Interpreter:
 
 @functools.cache
 def _site_packages(python: Interpreter) -> list[str]:
-    """Folders with installed packages of the host, as seen in a sandbox."""
+    """Paths inside at which packages of the host would show: installed ones, and the wheels that ensurepip brings."""
     prefixes = {Path("/usr"): "/usr", Path("/usr/local"): "/usr/local", python.prefix: python.inside}
     return [
         inside + str(path).removeprefix(str(root))
         for root, inside in prefixes.items()
-        for kind in ("site", "dist")
-        for path in sorted(root.glob(f"lib*/python3*/{kind}-packages"))
-        if not path.parent.parent.is_symlink() and not path.is_symlink()
+        for folder in ("site-packages", "dist-packages", "ensurepip/_bundled")
+        for path in sorted(root.glob(f"lib*/python3*/{folder}"))
+        if path.resolve() == root.resolve() / path.relative_to(root)
     ]
 
 

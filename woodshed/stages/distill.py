@@ -10,31 +10,34 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
 from woodshed.agent.attempt import turn_seed
 from woodshed.engines.engine import Engine, SampleRequest, sample_all
 from woodshed.experience import Collector, token_texts
+from woodshed.experience.compile import (
+    Compiled,
+    HintOptions,
+    hint_branches,
+    rollout_sample,
+    subsample,
+    with_branches,
+)
+from woodshed.experience.samples import TrainingSample
 from woodshed.feedback import demonstrations
-from woodshed.learning import checkpoint, packing
+from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
-from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.optimizer import learning_rate
-from woodshed.learning.packing import Batch, Row
-from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish
-from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import update
+from woodshed.learning.trainer import Trainer
 from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import DistillSettings, Recipe
-from woodshed.stages.session import Clock, Session, begin, forward_for, refuse_stale
+from woodshed.stages.session import Clock, Session, begin, refuse_stale
 from woodshed.tokens.renderer import Renderer
 
 T = TypeVar("T")
@@ -71,30 +74,36 @@ def run(session: Session, state: TrainState) -> None:
     """Learn from demonstrations, and measure what was learned and forgotten."""
     settings, folder, engine = session.recipe.distill, session.run, session.engine
     material = prepare(session.recipe, folder, session.practice)
-    optimizer, teacher = begin(session, state, settings.optimizer, settings.feedback)
+    trainer = begin(
+        session,
+        state,
+        settings.optimizer,
+        session.recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
+        settings.feedback,
+        steps=settings.steps,
+        message_tokens=settings.answer_tokens,
+    )
     publish(session.policy, engine, folder.path / "weights", state.step)
     before = folder.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, material.earlier))
     material = replace(material, answers=before)
-    feedback = forward_for(session, settings.feedback)
     session.progress(state.step, settings.steps, "distillation")
     for step in range(state.step, settings.steps):
         clock = Clock()
-        metrics: dict[str, Any] = {} if step else {"before": measured(session, material)}
+        metrics: dict[str, Any] = {} if step else {"before": measured(session, trainer, material)}
         rollouts = gather(session, state, material)
         clock.lap("attempts")
-        metrics |= improve(
-            session, state, optimizer, teacher, batch_of(session, rollouts, material), feedback
-        )
+        compiled = compiled_of(session, rollouts, material)
+        metrics |= trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
         clock.lap("update")
         folder.append("divergences", metrics.pop("divergences"), state.stage, step)
         publish(session.policy, engine, folder.path / "weights", step + 1)
         state = replace(state, step=step + 1)
         is_due = state.step % settings.every == 0 or state.step == settings.steps
         if is_due:
-            metrics |= measured(session, material)
+            metrics |= measured(session, trainer, material)
         folder.append("metrics", [{**metrics, "seconds": clock.laps}], state.stage, step)
         if is_due:
-            checkpoint.save(folder, session.policy, optimizer, state, teacher.state())
+            checkpoint.save(folder, trainer, state)
         session.progress(state.step, settings.steps, f"distillation, divergence {metrics['kl_loss']:.3f}")
 
 
@@ -116,7 +125,7 @@ def prepare(recipe: Recipe, run: RunDir, tasks: Sequence[Task]) -> Material:
 
 def first_answers(session: Session, earlier: Sequence[Demonstration]) -> list[Rollout]:
     """Answer earlier prompts with the weights before the stage."""
-    asked, settings = packing.subsample(earlier, MEASURED), session.recipe.distill
+    asked, settings = subsample(earlier, MEASURED), session.recipe.distill
     return answer(asked, session.engine, settings, name="earlier-0", seed=session.recipe.seed)
 
 
@@ -147,53 +156,20 @@ def attempts(session: Session, state: TrainState, material: Material) -> list[Ro
     return answers + [rollout for group in groups for rollout in group.rollouts]
 
 
-def batch_of(session: Session, rollouts: Sequence[Rollout], material: Material) -> Batch:
-    """A step's answers as targets of its demonstrations."""
-    hints = hints_for(rollouts, material.known, material.tasks)
-    settings, engine = session.recipe.distill.feedback, session.engine
-    batch = pack(rollouts, hints, session.renderer, settings, context_length=engine.context_length)
+def compiled_of(session: Session, rollouts: Sequence[Rollout], material: Material) -> Compiled:
+    """A step's answers with their demonstrations as hints."""
+    hints, engine = hints_for(rollouts, material.known, material.tasks), session.engine
+    options = session.recipe.distill.feedback.hint_options(engine.context_length)
+    compiled = compile_answers(rollouts, hints, session.renderer, options)
     engine.flush()  # keys and values make room for the update
-    return batch
+    return compiled
 
 
-def improve(
-    session: Session,
-    state: TrainState,
-    optimizer: torch.optim.Optimizer,
-    teacher: Teacher,
-    batch: Batch,
-    feedback: FeedbackSettings,
-) -> dict[str, Any]:
-    """Take one step by the divergence alone; metrics as `update` gives them."""
-    recipe, settings = session.recipe, session.recipe.distill
-    return update(
-        session.policy,
-        optimizer,
-        batch,
-        scale=state.scale,
-        teacher=teacher,
-        learning_rate=learning_rate(settings.optimizer, state.step, settings.steps),
-        message_tokens=settings.answer_tokens,
-        temperature=recipe.engine.temperature,
-        objective=recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
-        feedback=feedback,
-        max_grad_norm=settings.optimizer.max_grad_norm,
-    )
-
-
-def measured(session: Session, material: Material) -> dict[str, float]:
+def measured(session: Session, trainer: Trainer, material: Material) -> dict[str, float]:
     """Log-probs of new and earlier demonstrations, in nats a token (`measure`)."""
-    recipe = session.recipe
-    return measure(
-        session.policy,
-        session.renderer,
-        material.known,
-        material.earlier,
-        [packing.rollout_row(rollout) for rollout in material.answers if rollout.turns[0].sampled_ids],
-        recipe.distill.system,
-        recipe.engine.temperature,
-        recipe.loss.micro_batch_tokens,
-    )
+    answers = [rollout_sample(rollout) for rollout in material.answers if rollout.turns[0].sampled_ids]
+    system = session.recipe.distill.system
+    return measure(trainer, session.renderer, material.known, material.earlier, answers, system)
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Demonstration]:
@@ -298,50 +274,34 @@ def hints_for(
     return [demonstrations.example(rollout, texts[rollout.task_id]) for rollout in answers] + solutions
 
 
-def pack(
-    rollouts: Sequence[Rollout],
-    hints: Sequence[Hint],
-    renderer: Renderer,
-    settings: FeedbackSettings,
-    *,
-    context_length: int,
-) -> Batch:
-    """Pack a step's batch: no policy gradient, every answer a target. What cannot be used is counted."""
+def compile_answers(
+    rollouts: Sequence[Rollout], hints: Sequence[Hint], renderer: Renderer, options: HintOptions
+) -> Compiled:
+    """A step's samples: no policy gradient, every answer a branch. What cannot be used is counted."""
     usable = {
         rollout.id: rollout
         for rollout in rollouts
         if rollout.ended != "sandbox_lost" and any(turn.sampled_ids for turn in rollout.turns)
     }
-    targets, skipped = packing.targets_of(
-        usable,
-        hints,
-        renderer,
-        scope="rollout",
-        placement=settings.placement,
-        skip=settings.skip,
-        skip_first=settings.skip_first,
-        context_length=context_length,
-        max_targets=settings.max_targets,
-    )
-    return Batch((), targets, len(usable), skipped)
+    branches, skipped = hint_branches(usable, hints, renderer, options)
+    samples = with_branches([rollout_sample(rollout) for rollout in usable.values()], branches)
+    return Compiled(tuple(samples), skipped)
 
 
-def example_row(each: Demonstration, renderer: Renderer, system: str) -> Row:
+def example_sample(each: Demonstration, renderer: Renderer, system: str) -> TrainingSample:
     """A demonstration as if it had been the policy's answer: likelihoods are measured on it."""
     context, text = renderer.start(system, each.prompt, ()), renderer.encode_message(each.demonstration)
     ids = (*context.ids, *text)
-    return Row(ids, tuple(range(len(context.ids), len(ids))))
+    return TrainingSample(ids, tuple(range(len(context.ids), len(ids))))
 
 
 def measure(
-    policy: Policy,
+    trainer: Trainer,
     renderer: Renderer,
     known: Sequence[Demonstration],
     earlier: Sequence[Demonstration],
-    answers: Sequence[Row],
+    answers: Sequence[TrainingSample],
     system: str,
-    temperature: float,
-    micro_batch_tokens: int,
 ) -> dict[str, float]:
     """Log-probs that say what was learned and forgotten, in nats a token.
 
@@ -352,20 +312,13 @@ def measure(
     measures: dict[str, float] = {}
     for name, several in (("demonstrated_logp", known), ("earlier_logp", earlier)):
         if several:
-            rows = [example_row(each, renderer, system) for each in packing.subsample(several, MEASURED)]
-            measures[name] = _mean_logp(policy, rows, 1.0, micro_batch_tokens)
+            samples = [example_sample(each, renderer, system) for each in subsample(several, MEASURED)]
+            measures[name] = _mean(trainer.logps(samples, temperature=1.0))
     if answers:
-        measures["earlier_kl"] = -_mean_logp(policy, answers, temperature, micro_batch_tokens)
+        sampled = _mean([answer.logps for answer in answers])
+        measures["earlier_kl"] = sampled - _mean(trainer.logps(answers))
     return measures
 
 
-@torch.no_grad()
-def _mean_logp(policy: Policy, rows: Sequence[Row], temperature: float, micro_batch_tokens: int) -> float:
-    """Mean log-prob of the rows' wanted tokens, less the engine's own where the rows have it."""
-    total = tokens = 0.0
-    for chunk in packing.row_batches(rows, micro_batch_tokens):
-        padded = packing.pad(chunk, policy.device)
-        logp_BN = policy.logps(padded, temperature)
-        total += float(((logp_BN - padded.logp_sampler_BN) * padded.mask_BN).sum())
-        tokens += float(padded.mask_BN.sum())
-    return total / max(tokens, 1.0)
+def _mean(logps: Sequence[Sequence[float]]) -> float:
+    return math.fsum(map(math.fsum, logps)) / max(sum(map(len, logps)), 1)

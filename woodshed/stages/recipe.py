@@ -29,7 +29,7 @@ from woodshed.settings import Settings
 
 
 class TaskSettings(Settings):
-    """Which tasks are practised and which are kept for measuring."""
+    """Tasks to practise on, and tasks kept for measuring."""
 
     train: tuple[Path, ...] = ()
     """Task folders, or folders of them, to practise on."""
@@ -48,17 +48,14 @@ class SFTSettings(ExpertSettings):
     """What is imitated: "scripted" (attempts at tasks.train), run folders, ATIF files or folders of them (.json), and
     files of chats (.jsonl)."""
     unsolved: bool = False
-    """Imitate also attempts of runs and ATIF files that did not solve their task."""
-    flagged: bool = False
-    """Imitate also those that a monitor flagged."""
+    """Imitate also attempts of runs and ATIF files that did not solve their task. What a monitor flagged is never
+    imitated."""
     batch: int = Field(default=32, ge=1)
     """Attempts and transcripts in one optimizer step."""
     optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
     """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps between checkpoints."""
-    micro_batch_tokens: int = Field(default=2048, ge=1)
-    """Positions in one forward-backward, padding included."""
     rename: bool = True
     """Imitate each attempt under made-up names of the file, the function and its class, and other line numbers (where
     they are all above 60), others every time around, so that a small model learns to copy them from the task instead
@@ -172,7 +169,7 @@ class Recipe(Settings):
 
     @property
     def harness(self) -> HarnessSettings:
-        """What stands between the policy and its experience."""
+        """Settings of the way from the policy to its experience."""
         return HarnessSettings(self.rollout, self.agent, self.grading, self.monitors, self.sandbox)
 
     @property

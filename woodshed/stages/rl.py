@@ -1,6 +1,6 @@
 """The stage `rl`: reinforcement learning with targeted feedback.
 
-    draw tasks -> attempt -> judge -> hint -> pack -> update -> load the new weights into the engine -> observe
+    draw tasks -> attempt -> judge -> hint -> compile -> step -> load the new weights into the engine -> observe
 
 Every part of a step is kept in the run folder as it ends, so a run that is killed anywhere goes on where it was.
 """
@@ -11,42 +11,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
 from woodshed.curriculum import Curriculum
 from woodshed.evals import summarize
 from woodshed.experience import Experience, Occasion, collect
+from woodshed.experience.compile import Compiled, compile_samples, is_trainable, subsample
 from woodshed.feedback import critic, demonstrations, rewards
 from woodshed.feedback.gate import GateMeasurement, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
-from woodshed.learning import checkpoint, hint_gate, packing, stability
+from woodshed.learning import checkpoint, hint_gate, stability
 from woodshed.learning.checkpoint import TrainState
-from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.optimizer import learning_rate
-from woodshed.learning.packing import Batch
 from woodshed.learning.publish import publish
-from woodshed.learning.teacher import Teacher
-from woodshed.learning.update import update
+from woodshed.learning.trainer import Trainer
 from woodshed.monitors import flag_policy
 from woodshed.pysource import syntax
 from woodshed.records import Group, Hint, RewardTerms, Rollout, Task, Verdict
 from woodshed.stages import evaluate
-from woodshed.stages.session import Clock, Session, begin, forward_for, refuse_stale
+from woodshed.stages.session import Clock, Session, begin, refuse_stale
 from woodshed.synthesis.task_generator import TaskGenerator
 from woodshed.tasks import folder
 
 
 @dataclass(frozen=True)
 class LoopState:
-    """What the steps share beside the session."""
+    """State that the steps share beside the session."""
 
-    optimizer: torch.optim.Optimizer
-    teacher: Teacher
-    feedback: FeedbackSettings
-    """The recipe's, as far as the model can take them."""
+    trainer: Trainer
     curriculum: Curriculum
     generator: TaskGenerator | None
 
@@ -85,7 +77,15 @@ def run(session: Session, state: TrainState) -> None:
 def begin_loop(session: Session, state: TrainState) -> LoopState:
     """Make what the steps share, or restore it from the state of a checkpoint."""
     recipe = session.recipe
-    optimizer, teacher = begin(session, state, recipe.optimizer, recipe.feedback)
+    trainer = begin(
+        session,
+        state,
+        recipe.optimizer,
+        recipe.loss,
+        recipe.feedback,
+        steps=recipe.rl.steps,
+        message_tokens=recipe.agent.turn_tokens,
+    )
     curriculum = Curriculum(
         session.practice,
         recipe.curriculum,
@@ -98,7 +98,7 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
         if generator is not None:
             generator.restore(state.growth, curriculum)
         curriculum.restore(state.curriculum)
-    return LoopState(optimizer, teacher, forward_for(session, recipe.feedback), curriculum, generator)
+    return LoopState(trainer, curriculum, generator)
 
 
 def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState:
@@ -139,7 +139,7 @@ def gather(session: Session, loop: LoopState, state: TrainState, clock: Clock) -
     if recipe.feedback.scope == "rollout":
         chosen = demonstrations.solutions(attempts.rollouts, {task.id: task for task in tasks})
     else:
-        disabled = through_gate(session, state, chosen, groups, tasks)
+        disabled = through_gate(session, loop.trainer, state, chosen, groups, tasks)
     reward_terms = reward_terms_of(session, groups, tasks, levels, step)
     session.engine.flush()  # keys and values make room for the update
     clock.lap("feedback")
@@ -154,22 +154,11 @@ def learn(
     experience: StepExperience,
     summary: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Take one optimizer step; metrics as `update` gives them."""
+    """Take one optimizer step; metrics as `Trainer.step` gives them."""
     recipe, step = session.recipe, state.step
     session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.rl.steps} ({in_words(summary)})")
-    metrics = update(
-        session.policy,
-        loop.optimizer,
-        batch_of(session, loop, experience),
-        scale=state.scale,
-        teacher=loop.teacher,
-        learning_rate=learning_rate(recipe.optimizer, step, recipe.rl.steps),
-        message_tokens=recipe.agent.turn_tokens,
-        temperature=recipe.engine.temperature,
-        objective=recipe.loss,
-        feedback=loop.feedback,
-        max_grad_norm=recipe.optimizer.max_grad_norm,
-    )
+    compiled = compiled_of(session, experience)
+    metrics = loop.trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
     if not (metrics["trained_rollouts"] or metrics["targets"]):
         nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
         session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")
@@ -198,9 +187,8 @@ def observe(session: Session, loop: LoopState, attempts: Experience) -> dict[str
     curriculum = loop.curriculum
     verdicts = list(attempts.verdicts.values())
     curriculum.observe(verdicts, attempts.rollouts)
-    if session.recipe.monitors.quarantine:
-        for proof in flag_policy.quarantined(attempts.flags, attempts.rollouts, session.practice):
-            curriculum.quarantine(proof.tasks(session.practice), proof.reason)
+    for proof in flag_policy.quarantined(attempts.flags, attempts.rollouts, session.practice):
+        curriculum.quarantine(proof.tasks(session.practice), proof.reason)
     if loop.generator is not None:
         loop.generator.poll(curriculum, verdicts)
     return {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
@@ -221,26 +209,20 @@ def record(
         state = replace(state, stopped=reason)
     run.append("metrics", [metrics], "train", state.step - 1)
     kept = recipe.stability.window + 1
-    checkpoint.save(run, session.policy, loop.optimizer, state, loop.teacher.state(), kept=kept)
+    checkpoint.save(run, loop.trainer, state, kept=kept)
     return state
 
 
-def batch_of(session: Session, loop: LoopState, experience: StepExperience) -> Batch:
-    """Pack what a step learns from."""
+def compiled_of(session: Session, experience: StepExperience) -> Compiled:
+    """Training samples of a step's experience."""
     recipe, attempts = session.recipe, experience.attempts
-    return packing.pack(
+    return compile_samples(
         attempts.groups,
         attempts.verdicts,
         experience.hints,
         session.renderer,
-        scope=recipe.feedback.scope,
-        placement=recipe.feedback.placement,
-        max_targets=recipe.feedback.max_targets,
-        keep_zero_advantage=recipe.loss.kl_coef > 0,
+        recipe.feedback.hint_options(session.engine.context_length),
         excluded_ids=flag_policy.without_advantage(attempts.flags, recipe.monitors),
-        skip=loop.feedback.skip,
-        skip_first=loop.feedback.skip_first,
-        context_length=session.engine.context_length,
         reward_terms={each.rollout_id: each.total for each in experience.reward_terms},
     )
 
@@ -249,25 +231,21 @@ def hints_on(
     session: Session, groups: Sequence[Group], tasks: Sequence[Task], verdicts: Mapping[str, Verdict]
 ) -> list[Hint]:
     """Hints of the rules, and the critic's on unsolved attempts about which the rules are silent."""
-    settings, critic_settings = session.recipe.feedback, session.recipe.critic
+    settings, limit = session.recipe.feedback, session.recipe.critic.rollouts
     hints = feedback.write(
         groups,
         tasks,
         session.renderer.codec,
         detectors=feedback.named(settings.detectors),
-        wordings=settings.wordings,
     )
     known, hinted = {task.id: task for task in tasks}, {hint.rollout_id for hint in hints}
     silent = [
         rollout
         for group in groups
         for rollout in group.rollouts
-        if rollout.id not in hinted
-        and packing.is_trainable(rollout, verdicts)
-        and not verdicts[rollout.id].solved
+        if rollout.id not in hinted and is_trainable(rollout, verdicts) and not verdicts[rollout.id].solved
     ]
-    limit = critic_settings.rollouts
-    for rollout in packing.subsample(silent, limit) if limit else []:
+    for rollout in subsample(silent, limit) if limit else []:
         task = known[rollout.task_id]
         secrets = [syntax.legible(data) for data in folder.protected_files(task).values()]
         secrets += [text for text in folder.gold_patch(task).files.values() if text]
@@ -276,7 +254,6 @@ def hints_on(
             rollout,
             verdicts[rollout.id],
             session.critic,
-            critic_settings,
             hidden=secrets,
             seed=session.recipe.seed,
         )
@@ -318,6 +295,7 @@ def reward_terms_of(
 
 def through_gate(
     session: Session,
+    trainer: Trainer,
     state: TrainState,
     hints: Sequence[Hint],
     groups: Sequence[Group],
@@ -328,29 +306,24 @@ def through_gate(
     if not settings.every or state.step % settings.every:
         return state.disabled_hints
     rollouts = {rollout.id: rollout for group in groups for rollout in group.rollouts}
+    redrawing = hint_gate.Redrawing(
+        session.engine,
+        recipe.agent,
+        state.step,
+        recipe.seed,
+        recipe.feedback.placement,
+        recipe.rollout.tool_threads,
+        recipe.sandbox.create(),
+    )
+    known = {task.id: task for task in tasks}
     measured = session.run.once(
         "gate",
         GateMeasurement,
         "train",
         state.step,
-        lambda: hint_gate.measure(
-            hints,
-            rollouts,
-            {task.id: task for task in tasks},
-            session.policy,
-            session.engine,
-            settings,
-            recipe.agent,
-            step=state.step,
-            seed=recipe.seed,
-            temperature=recipe.engine.temperature,
-            micro_batch_tokens=recipe.loss.micro_batch_tokens,
-            placement=recipe.feedback.placement,
-            threads=recipe.rollout.tool_threads,
-            sandboxes=recipe.sandbox.create(),
-        ),
+        lambda: hint_gate.measure(hints, rollouts, known, trainer, settings, redrawing),
     )
-    return switched_off(state.disabled_hints, measured, settings)
+    return switched_off(state.disabled_hints, measured)
 
 
 def why_stop(
@@ -362,7 +335,7 @@ def why_stop(
 ) -> str:
     """The reason for which the run must end after the step that led here, or "": it is not well, or nothing is left to
     draw for another step."""
-    if reason := watch(session, state, metrics, rollouts, loop.teacher):
+    if reason := watch(session, state, metrics, rollouts, loop.trainer):
         return reason
     settings = session.recipe.rl
     dry = loop.curriculum.why_dry(settings.tasks_per_step) if state.step < settings.steps else ""
@@ -374,19 +347,14 @@ def watch(
     state: TrainState,
     metrics: dict[str, Any],
     rollouts: Sequence[Rollout],
-    teacher: Teacher,
+    trainer: Trainer,
 ) -> str:
     """The reason for which the run must stop after the step that led here, or "". Where it must, the policy gets the
     weights of the window's best step back."""
     settings, policy = session.recipe.stability, session.policy
-    if settings.max_kl_to_start is not None:
-        metrics["kl_to_start"] = stability.kl_to_start(
-            policy,
-            teacher.start,
-            packing.subsample(rollouts, settings.kl_rollouts),
-            temperature=session.recipe.engine.temperature,
-            micro_batch_tokens=session.recipe.loss.micro_batch_tokens,
-        )
+    if settings.max_kl_to_start is not None and trainer.teacher is not None:
+        measured = subsample(rollouts, settings.kl_rollouts)
+        metrics["kl_to_start"] = stability.kl_to_start(trainer, trainer.teacher.start, measured)
     rate = metrics["invalid_calls"]["value"]
     reason = state.watch.alarm(settings, rate, metrics.get("kl_to_start"), metrics.get("logp_gap_mean", 0.0))
     if reason:

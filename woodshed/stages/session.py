@@ -7,18 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.learning import checkpoint, prefix_tree
+from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
-from woodshed.learning.loss_settings import FeedbackSettings
-from woodshed.learning.optimizer import OptimizerSettings, make_optimizer
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish, refuse_another_model
-from woodshed.learning.teacher import Teacher
+from woodshed.learning.tensor_folder import EARLIER, read_saved
+from woodshed.learning.trainer import Trainer
 from woodshed.records import Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
@@ -81,26 +80,42 @@ def newest_checkpoint(session: Session) -> Path | None:
 
 
 def begin(
-    session: Session, state: TrainState, optimizer: OptimizerSettings, feedback: FeedbackSettings
-) -> tuple[torch.optim.Optimizer, Teacher]:
-    """Optimizer and teacher of a stage: new ones on the weights that the stage before left, or those of the
-    checkpoint in its middle. The weights at its beginning are kept as the checkpoint `before-STAGE`."""
-    run, policy = session.run, session.policy
-    created, newest = make_optimizer(policy, optimizer), newest_checkpoint(session)
-    if newest is not None:
-        checkpoint.restore(newest, policy, created if state.step else None)
-    teacher = Teacher(policy, checkpoint.start_weights(run, policy, f"before-{state.stage}"), feedback)
+    session: Session,
+    state: TrainState,
+    optimizer: OptimizerSettings,
+    loss: LossSettings,
+    feedback: FeedbackSettings | None = None,
+    *,
+    steps: int,
+    message_tokens: int = 1,
+) -> Trainer:
+    """The trainer of a stage: new on the weights that the stage before left, or as it was in the stage's middle.
+
+    Args:
+        feedback: None for a stage without a teacher; else the weights at the stage's beginning are kept as the
+            checkpoint `before-STAGE`.
+        steps, message_tokens: as of `Trainer`.
+    """
+    run, policy, newest = session.run, session.policy, newest_checkpoint(session)
+    if newest is not None and not state.step:
+        policy.load_weights(read_saved(newest / "policy", EARLIER, policy.trainable))
+    trainer = Trainer(
+        policy,
+        optimizer,
+        loss,
+        feedback,
+        start=checkpoint.start_weights(run, policy, f"before-{state.stage}") if feedback else None,
+        steps=steps,
+        temperature=session.recipe.engine.temperature,
+        message_tokens=message_tokens,
+    )
+    if trainer.unpacked:
+        session.progress(
+            0, 0, f"each sample is padded to a row of its own: of this model, {trainer.unpacked}"
+        )
     if newest is not None and state.step:
-        teacher.restore(checkpoint.teacher_weights(newest, policy))
-    return created, teacher
-
-
-def forward_for(session: Session, settings: FeedbackSettings) -> FeedbackSettings:
-    """These settings, with separate forwards where the model's attention cannot take branches."""
-    if settings.forward == "packed" and (reason := prefix_tree.why_not(session.policy)):
-        session.progress(0, 0, f"feedback.forward = 'separate': the model cannot take branches, {reason}")
-        return settings.model_copy(update={"forward": "separate"})
-    return settings
+        trainer.load(newest)
+    return trainer
 
 
 def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from woodshed.experience import scripted_expert, transcripts
+from woodshed.experience.compile import rollout_sample, sft_sample
 from woodshed.experience.rename_augmentation import renamed
+from woodshed.experience.samples import TrainingSample
 from woodshed.experience.scripted_expert import SLIP, ExpertAttempt
 from woodshed.experience.transcripts import Selection, Transcript
-from woodshed.learning import checkpoint, gradients, packing, ranks
+from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
-from woodshed.learning.optimizer import learning_rate, make_optimizer
-from woodshed.learning.packing import Row, rollout_row
-from woodshed.learning.policy import Policy
-from woodshed.learning.update import MOST_LOST
-from woodshed.muon import clip_grad_norm_
 from woodshed.records import RecipeError, Task, from_json, to_json
 from woodshed.runs.folder import RunDir
-from woodshed.stages.recipe import Recipe, SFTSettings
-from woodshed.stages.session import Session, newest_checkpoint
+from woodshed.stages.recipe import Recipe
+from woodshed.stages.session import Session, begin
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import Renderer, create_renderer
 from woodshed.tokens.token_kinds import text_positions
@@ -39,28 +33,20 @@ def run(session: Session, state: TrainState) -> None:
     Raises:
         RecipeError: there is nothing to imitate, or the loss is not finite.
     """
-    settings, recipe, folder, policy = session.recipe.sft, session.recipe, session.run, session.policy
+    settings, recipe, folder = session.recipe.sft, session.recipe, session.run
     attempts = scripted_attempts(session)
     known = prepare(recipe, folder, session.heldout)
     refuse_long(known, session.engine.context_length)
-    optimizer, newest = make_optimizer(policy, settings.optimizer), newest_checkpoint(session)
-    if newest is not None:
-        checkpoint.restore(newest, policy, optimizer if state.step else None)
-    lost = 0
+    trainer = begin(session, state, settings.optimizer, recipe.loss, steps=settings.steps)
     for step in range(state.step, settings.steps):
         started = time.monotonic()
-        batch = rows(session, attempts, known, step)
-        metrics = imitate(policy, optimizer, batch, step, settings)
-        lost = 0 if math.isfinite(metrics["grad_norm"]) else lost + 1
-        if lost > MOST_LOST or not math.isfinite(metrics["sft_loss"]):
-            raise RecipeError(
-                f"step {step} of sft has loss {metrics['sft_loss']} and a gradient of {metrics['grad_norm']}; "
-                "lower sft.optimizer.learning_rate"
-            )
+        taken = trainer.step(samples(session, attempts, known, step))
+        metrics = {"sft_loss": taken["ce_loss"], "sft_tokens": taken["ce_tokens"]}
+        metrics |= {name: taken[name] for name in ("grad_norm", "learning_rate")}
         seconds = {"update": time.monotonic() - started}
         folder.append("metrics", [{**metrics, "seconds": seconds}], state.stage, step)
         if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
-            checkpoint.save(folder, policy, optimizer, TrainState(state.stage, step + 1, state.steps_before))
+            checkpoint.save(folder, trainer, TrainState(state.stage, step + 1, state.steps_before))
         session.progress(step + 1, settings.steps, f"sft, loss {metrics['sft_loss']:.3f}")
 
 
@@ -75,7 +61,7 @@ def prepare(recipe: Recipe, run: RunDir, heldout: Sequence[Task]) -> list[Transc
     if paths and not (run.path / copy).exists():
         tokenizer, folder = load_tokenizer(recipe.policy.model)
         renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=folder)
-        wanted = Selection(recipe.sft.unsolved, recipe.sft.flagged, frozenset(task.id for task in heldout))
+        wanted = Selection(recipe.sft.unsolved, frozenset(task.id for task in heldout))
         sources = [each for path in paths for each in transcripts.read(path, renderer, wanted)]
         run.write_text(str(copy), "".join(f"{json.dumps(to_json(each))}\n" for each in sources))
     lines = (run.path / copy).read_text(encoding="utf-8").splitlines() if paths else []
@@ -124,17 +110,18 @@ def scripted_attempts(session: Session) -> list[ExpertAttempt]:
     )
 
 
-def rows(
+def samples(
     session: Session, attempts: Sequence[ExpertAttempt], transcripts: Sequence[Transcript], step: int
-) -> list[Row]:
-    """Training rows of step `step`, scripted attempts under made-up names where the settings say so."""
+) -> list[TrainingSample]:
+    """Training samples of step `step`, scripted attempts under made-up names where the settings say so."""
     recipe, settings, seed = session.recipe, session.recipe.sft, session.recipe.seed
     tasks = {task.id: task for task in session.practice}
-    batch: list[Row] = []
+    drawn: list[TrainingSample] = []
     for index, epoch in draw(len(attempts) + len(transcripts), settings.batch, step, seed):
         if index >= len(attempts):
             transcript = transcripts[index - len(attempts)]
-            batch.append(Row(transcript.ids, transcript.imitated, rollout_id=transcript.id))
+            sample = TrainingSample(transcript.ids, transcript.imitated, rollout_id=transcript.id)
+            drawn.append(sft_sample(sample))
             continue
         attempt = attempts[index]
         if settings.rename:
@@ -143,12 +130,12 @@ def rows(
                 attempt, task, session.renderer, settings, max_calls=recipe.agent.max_calls, seed=spelling
             )
         code = random.Random(f"{seed}/{epoch}/{attempt.rollout.id}/code").random() < settings.code_share
-        batch.append(sft_row(attempt, session.renderer, code=code))
-    return batch
+        drawn.append(expert_sample(attempt, session.renderer, code=code))
+    return drawn
 
 
-def sft_row(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> Row:
-    """The attempt as a training row, reminders inserted; every message counts but slips, and none of the harness's
+def expert_sample(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> TrainingSample:
+    """The attempt as a training sample, reminders inserted; every message counts but slips, and none of the harness's
     tokens do. Without `code`, what edits write does not count either, also where a planted fault spoils the edit."""
     turns = attempt.rollout.turns
     reminders = {hint.turn: renderer.hint(hint.text) for hint in attempt.reminders}
@@ -158,7 +145,9 @@ def sft_row(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = True) ->
     }
     texts = sorted(str(text) for text in written if text)
     masked = {} if code else {n: text_positions(turn, texts, renderer) for n, turn in enumerate(turns)}
-    return rollout_row(attempt.rollout, reminders=reminders, without=unwanted, masked=masked)
+    return sft_sample(
+        rollout_sample(attempt.rollout, reminders=reminders, context_only=unwanted, masked=masked)
+    )
 
 
 def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:
@@ -170,39 +159,3 @@ def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:
         random.Random(f"{seed}/{epoch}").shuffle(order)
         chosen.append((order[index], epoch))
     return chosen
-
-
-def imitate(
-    policy: Policy,
-    optimizer: torch.optim.Optimizer,
-    rows: Sequence[Row],
-    step: int,
-    settings: SFTSettings,
-) -> dict[str, float]:
-    """One step of SFT: mean negative log-prob over every imitated token of the step's attempts. A gradient that is not
-    finite moves nothing."""
-    tokens = sum(len(row.wanted) for row in rows)
-    optimizer.zero_grad(set_to_none=True)
-    losses = []
-    for chunk, counts in ranks.deal(rows, [len(row.ids) for row in rows], settings.micro_batch_tokens):
-        padded = packing.pad(chunk, policy.device)
-        logp_BN = policy.logps(padded, 1.0)
-        loss = -(logp_BN * padded.mask_BN * float(counts)).sum() / tokens
-        loss.backward()
-        losses.append(
-            loss.detach()
-        )  # asked for at the end: a device does not wait for the next one's launches
-    gradients.gather(policy)
-    norm = ranks.agreed(float(clip_grad_norm_(policy.trainable.values(), settings.optimizer.max_grad_norm)))
-    rate = learning_rate(settings.optimizer, step, settings.steps)
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    if math.isfinite(norm):
-        optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return {
-        "sft_loss": sum(ranks.gather([*map(float, losses)])),
-        "grad_norm": norm,
-        "learning_rate": rate,
-        "sft_tokens": float(tokens),
-    }

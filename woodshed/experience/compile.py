@@ -1,0 +1,273 @@
+"""Groups, verdicts and hints become training samples: advantages, loss masks and hint branches, without tensors.
+
+Which tokens count is known by provenance (Turn.sampled_ids), never guessed from roles or token ids.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from woodshed.experience.samples import HintBranch, TrainingSample
+from woodshed.records import Group, Hint, Rollout, RunError, Turn, Verdict
+from woodshed.tokens.renderer import Renderer
+from woodshed.tokens.token_kinds import Kind, token_kinds
+
+T = TypeVar("T")
+Placement = Literal["system", "user", "tool"]
+Scope = Literal["turn", "rollout"]
+
+ROUNDING = 1e-9
+"""A group of equal rewards may leave an advantage of this size behind."""
+
+
+@dataclass(frozen=True)
+class HintOptions:
+    """The hints that become branches, and their form."""
+
+    scope: Scope = "turn"
+    """turn: the hinted turn is compared. rollout: every turn is, with the message before the first one. That is how
+    SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a solution."""
+    placement: Placement = "system"
+    """Whose message a hint is, or "tool" for the end of the last result."""
+    skip: Sequence[Kind] = ()
+    """Kinds of tokens of weight 0."""
+    skip_first: int = 0
+    """Tokens at the start of each turn of weight 0 (SDFT's code skips a few: the student otherwise copies the prefaces
+    of a teacher that can see what it speaks of)."""
+    context_length: int | None = None
+    """Most tokens that a hinted turn may have with everything before it."""
+    max_branches: int | None = None
+    """More branches than this are thinned evenly."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The samples of one optimizer step."""
+
+    samples: tuple[TrainingSample, ...]
+    """Every attempt that is trained on or counted."""
+    skipped_hints: Mapping[str, int]
+    """Reason to the number of hints that became no branch."""
+
+
+def compile_samples(
+    groups: Sequence[Group],
+    verdicts: Mapping[str, Verdict],
+    hints: Sequence[Hint],
+    renderer: Renderer,
+    options: HintOptions | None = None,
+    *,
+    excluded_ids: Collection[str] = (),
+    reward_terms: Mapping[str, float] | None = None,
+) -> Compiled:
+    """Make a sample of every trainable attempt. Attempts without a graded verdict (lost sandbox, invalid) are left out.
+
+    Advantage of an attempt: its reward and its reward terms, minus the mean of that over its group's attempts. It is
+    not divided by their standard deviation (Dr. GRPO, arXiv 2503.20783, as in the Composer 2 report, arXiv 2603.24477,
+    section 4.1), which would blow up tiny differences between equally good attempts.
+
+    Args:
+        excluded_ids: attempts without advantage and without a part in their group's mean: those that monitors flagged.
+            They count as attempts, and hints on their turns are trained on.
+        reward_terms: rollout id to what is added to its reward (auxiliary rewards, effort).
+
+    Raises:
+        RunError: a reward is not in [0, 1].
+    """
+    samples: list[TrainingSample] = []
+    rollouts: dict[str, Rollout] = {}
+    for number, group in enumerate(groups):
+        members = [r for r in group.rollouts if is_trainable(r, verdicts)]
+        rollouts |= {r.id: r for r in members}
+        counted = [r for r in members if r.id not in excluded_ids]
+        rewards = [_reward(verdicts[r.id]) + (reward_terms or {}).get(r.id, 0.0) for r in counted]
+        advantages = dict(zip([r.id for r in counted], group_advantages(rewards), strict=True))
+        for rollout in members:
+            sample = rollout_sample(rollout)
+            tokens = len(sample.predicted)
+            advantage = (advantages.get(rollout.id, 0.0),) * tokens
+            weight = (float(rollout.id in advantages),) * tokens
+            samples.append(replace(sample, advantages=advantage, rl_weights=weight, group=number))
+    branches, skipped = hint_branches(rollouts, hints, renderer, options or HintOptions())
+    return Compiled(tuple(with_branches(samples, branches)), skipped)
+
+
+def group_advantages(rewards: Sequence[float]) -> list[float]:
+    """Rewards of one group minus their mean, in float64."""
+    mean = math.fsum(rewards) / max(len(rewards), 1)
+    return [0.0 if abs(reward - mean) <= ROUNDING else reward - mean for reward in rewards]
+
+
+def is_trainable(rollout: Rollout, verdicts: Mapping[str, Verdict]) -> bool:
+    """Say if an attempt is evidence about the policy: it was graded, and the infrastructure held."""
+    verdict = verdicts.get(rollout.id)
+    has_tokens = any(turn.sampled_ids for turn in rollout.turns)
+    return (
+        verdict is not None and verdict.status == "graded" and rollout.ended != "sandbox_lost" and has_tokens
+    )
+
+
+def _reward(verdict: Verdict) -> float:
+    if not 0.0 <= verdict.reward <= 1.0:  # NaN too: it would poison the whole group without a word
+        raise RunError(
+            f"the verdict on {verdict.rollout_id} has reward {verdict.reward}, not one in [0, 1]; take the lines "
+            "of its batch out of verdicts.jsonl, and it is judged again"
+        )
+    return verdict.reward
+
+
+def rollout_sample(
+    rollout: Rollout,
+    *,
+    reminders: Mapping[int, Sequence[int]] | None = None,
+    context_only: Collection[int] = (),
+    masked: Mapping[int, Collection[int]] | None = None,
+) -> TrainingSample:
+    """A whole rollout, without weights.
+
+    Args:
+        reminders: by turn, the tokens of a message inserted before it.
+        context_only: turns whose tokens are not predicted.
+        masked: by turn, positions in its message that are not predicted.
+    """
+    ids: list[int] = []
+    predicted: list[int] = []
+    logps: list[float] = []
+    versions: list[int] = []
+    for index, turn in enumerate(rollout.turns):
+        ids += _context(turn, (reminders or {}).get(index, ()))
+        if index not in context_only:
+            hidden = (masked or {}).get(index, ())
+            kept = [position for position in range(len(turn.sampled_ids)) if position not in hidden]
+            written_by = [version for version, tokens in turn.versions for _ in range(tokens)]
+            predicted += [len(ids) + position for position in kept]
+            logps += [turn.logps[position] for position in kept]
+            versions += [written_by[position] for position in kept] if written_by else []
+        ids += turn.sampled_ids
+    spans = tuple((version, len(list(tokens))) for version, tokens in itertools.groupby(versions))
+    return TrainingSample(tuple(ids), tuple(predicted), tuple(logps), spans, rollout_id=rollout.id)
+
+
+def sft_sample(sample: TrainingSample) -> TrainingSample:
+    """The sample with every predicted token imitated."""
+    return replace(sample, ce_weights=(1.0,) * len(sample.predicted))
+
+
+def with_branches(samples: Sequence[TrainingSample], branches: Sequence[HintBranch]) -> list[TrainingSample]:
+    """The samples, each with the hints on its rollout."""
+    of_rollout: dict[str, list[HintBranch]] = {}
+    for branch in branches:
+        of_rollout.setdefault(branch.hint.rollout_id, []).append(branch)
+    return [replace(s, branches=tuple(of_rollout.get(s.rollout_id, ()))) for s in samples]
+
+
+def hint_branches(
+    rollouts: Mapping[str, Rollout], hints: Sequence[Hint], renderer: Renderer, options: HintOptions
+) -> tuple[list[HintBranch], dict[str, int]]:
+    """(branches of these rollouts (by id), reason to the number of hints that became none)."""
+    branches: list[HintBranch] = []
+    skipped: Counter[str] = Counter()
+    for hint in hints:
+        if hint.rollout_id not in rollouts:
+            skipped["attempt not trainable"] += 1
+            continue
+        rollout = rollouts[hint.rollout_id]
+        if reason := _unusable(rollout, hint, options.scope):
+            skipped[reason] += 1
+            continue
+        branch = hint_branch(rollout, hint, renderer, options)
+        if options.context_length and branch.position + len(branch.ids) > options.context_length:
+            skipped["no room for the hint"] += 1
+        elif not any(branch.weights):
+            skipped["no token counts"] += 1
+        else:
+            branches.append(branch)
+    return subsample(branches, options.max_branches), dict(skipped)
+
+
+def _unusable(rollout: Rollout, hint: Hint, scope: Scope) -> str:
+    """Why nothing can be learned from a hint, or ""."""
+    if not hint.text:
+        return "empty hint"
+    if scope == "rollout":
+        return ""
+    turn = rollout.turns[hint.turn]
+    if not turn.sampled_ids:
+        return "no token was sampled"
+    if turn.finish_reason == "length" and hint.detector != "truncated":
+        return "the turn was cut"  # what it would have said is not known
+    return ""
+
+
+def subsample(items: Sequence[T], limit: int | None) -> list[T]:
+    """At most `limit` of the items, evenly spread over their order."""
+    if limit is None or len(items) <= limit:
+        return list(items)
+    return [items[i * len(items) // limit] for i in range(limit)]
+
+
+def hint_branch(
+    rollout: Rollout, hint: Hint, renderer: Renderer, options: HintOptions | None = None
+) -> HintBranch:
+    """The turns that a hint is about, behind the hint's message: a branch of `rollout_sample(rollout)`."""
+    options = options or HintOptions()
+    first, end = (hint.turn, hint.turn + 1) if options.scope == "turn" else (0, len(rollout.turns))
+    turn, turns = rollout.turns[first], rollout.turns[first:end]
+    hinted = _hinted_context(rollout, first, hint, renderer, options.placement)
+    before = sum(len(t.context_ids) + len(t.sampled_ids) for t in rollout.turns[:first])
+    same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
+    shared = sum(itertools.takewhile(bool, same))
+
+    ids, start, predicted = list(hinted), before + len(turn.context_ids), []
+    for number, compared in enumerate(turns):
+        if number:
+            ids += compared.context_ids
+            start += len(compared.context_ids)
+        predicted += range(start, start + len(compared.sampled_ids))
+        ids += compared.sampled_ids
+        start += len(compared.sampled_ids)
+    behind_last = start - predicted[-1] - 1  # context that nothing predicted stands behind
+    return HintBranch(
+        hint,
+        before + shared,
+        tuple(ids[shared : len(ids) - behind_last]),
+        tuple(predicted),
+        _kl_weights(turns, renderer, options),
+        tuple((first + n, len(compared.sampled_ids)) for n, compared in enumerate(turns)),
+    )
+
+
+def _kl_weights(turns: Sequence[Turn], renderer: Renderer, options: HintOptions) -> tuple[float, ...]:
+    if not options.skip and not options.skip_first:
+        return (1.0,) * sum(len(turn.sampled_ids) for turn in turns)
+    kinds = [token_kinds(turn, renderer) for turn in turns]
+    return tuple(
+        float(n >= options.skip_first and kind not in options.skip)
+        for of_turn in kinds
+        for n, kind in enumerate(of_turn)
+    )
+
+
+def _hinted_context(
+    rollout: Rollout, number: int, hint: Hint, renderer: Renderer, placement: Placement
+) -> list[int]:
+    """The context of a turn with the hint in it. Before the first turn there is no result to stand in."""
+    turn = rollout.turns[number]
+    before = rollout.turns[number - 1] if number else None
+    if placement == "tool" and before is not None and before.observations:
+        *others, last = before.observations
+        seen = (*others, replace(last, text=f"{last.text}\n{hint.text}"))
+        return list(renderer.extend(before.sampled_ids, before.finish_reason, seen, before.calls).ids)
+    side = "user" if placement == "tool" else placement
+    return _context(turn, renderer.hint(hint.text, placement=side))
+
+
+def _context(turn: Turn, extra: Sequence[int]) -> list[int]:
+    """A turn's context with a message inserted right before the tokens that open the assistant's message."""
+    cut = len(turn.context_ids) - turn.opening
+    return [*turn.context_ids[:cut], *extra, *turn.context_ids[cut:]]

@@ -1,0 +1,98 @@
+"""Training samples: token ids, and per token that the policy wrote the streams that losses read. No tensors.
+
+    rl    advantage and sampler log-prob of every token: the policy gradient
+    ce    weight of every token: cross-entropy (SFT)
+    kl    hint branches: the same tokens behind a hint, where a teacher's distribution is the target
+
+Every term has a denominator of its own, so one sample may take part in all three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from woodshed.records import Hint, RunError
+
+Spans = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class HintBranch:
+    """One faulty turn, or a whole rollout, as the teacher reads it: with the hint in its context."""
+
+    hint: Hint
+    position: int
+    """Tokens at the start of the sample that the teacher reads too: everything before the hint."""
+    ids: tuple[int, ...]
+    """The teacher's tokens behind them, up to the last predicted one: hint, opening of the message, message."""
+    predicted: tuple[int, ...]
+    """Indices into the sample's ids of the tokens on which student and teacher are compared."""
+    weights: tuple[float, ...]
+    """Weight of each of them in the divergence; 0 leaves it out."""
+    spans: Spans
+    """(turn, tokens) of each turn that is compared, in order."""
+
+    @property
+    def behind_hint(self) -> tuple[int, ...]:
+        """Indices into the branch's own ids of the same tokens."""
+        shift = len(self.ids) - self.predicted[-1] - 1
+        return tuple(i + shift for i in self.predicted)
+
+
+@dataclass(frozen=True)
+class TrainingSample:
+    """A sequence, and what is learned from it. An empty stream takes no part in its loss.
+
+    Raises:
+        RunError: a stream is not as long as the tokens that it is about.
+    """
+
+    ids: tuple[int, ...]
+    predicted: tuple[int, ...]
+    """Loss mask: indices into ids of the tokens that the policy wrote, each predicted at the position before it."""
+    logps: tuple[float, ...] = ()
+    """Sampler's log-prob of each predicted token, in nats; empty where no sampler wrote them."""
+    versions: Spans = ()
+    """Policy versions that wrote them, in order, as (version, tokens)."""
+    advantages: tuple[float, ...] = ()
+    """Advantage of each predicted token."""
+    rl_weights: tuple[float, ...] = ()
+    """Weight of each predicted token in the policy gradient. A sample with this stream counts as an attempt in the
+    denominator, also where all its weights or advantages are 0."""
+    ce_weights: tuple[float, ...] = ()
+    """Weight of each predicted token in the cross-entropy."""
+    branches: tuple[HintBranch, ...] = ()
+    rollout_id: str = ""
+    group: int = 0
+    """Number of the group whose mean is the baseline of the advantages."""
+
+    def __post_init__(self) -> None:
+        for name in ("logps", "advantages", "rl_weights", "ce_weights"):
+            if (length := len(getattr(self, name))) not in (0, len(self.predicted)):
+                raise RunError(
+                    f"sample {self.rollout_id!r} has {length} {name} for {len(self.predicted)} predicted tokens; give "
+                    "one for each, or none"
+                )
+        if self.predicted and not 0 < min(self.predicted) <= max(self.predicted) < len(self.ids):
+            raise RunError(
+                f"sample {self.rollout_id!r} predicts tokens {min(self.predicted)} to {max(self.predicted)} of "
+                f"{len(self.ids)}; the first token of a sequence cannot be predicted"
+            )
+
+    @property
+    def has_advantage(self) -> bool:
+        """True where its reward alone gives a token a policy gradient."""
+        return any(w and a for w, a in zip(self.rl_weights, self.advantages, strict=False))
+
+
+def student_view(sample: TrainingSample, branch: HintBranch) -> TrainingSample:
+    """The sample up to the last token of a branch; only the branch's tokens are predicted."""
+    logp = dict(zip(sample.predicted, sample.logps, strict=False))
+    logps = tuple(logp[i] for i in branch.predicted) if logp else ()
+    return TrainingSample(sample.ids[: branch.predicted[-1] + 1], branch.predicted, logps)
+
+
+def teacher_view(sample: TrainingSample, branch: HintBranch) -> TrainingSample:
+    """The same tokens behind the hint."""
+    predicted = tuple(branch.position + i for i in branch.behind_hint)
+    return TrainingSample(sample.ids[: branch.position] + branch.ids, predicted)

@@ -1,0 +1,82 @@
+"""Measurements of one optimizer step, over its micro-batches and over all ranks.
+
+Shapes: G hint branches, N tokens (padded).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from woodshed.experience.samples import HintBranch
+from woodshed.learning import ranks
+from woodshed.records import TokenDivergence
+
+ALWAYS = ("rl_loss", "ce_loss", "kl_loss", "stuck_tokens", "trained_positions")
+MEANS = (
+    ("logp_gap_mean", "gap_sum", "gap_tokens"),
+    ("entropy", "entropy_sum", "rl_tokens"),
+    ("kl_to_start", "kl_to_start_sum", "rl_tokens"),
+    ("hint_gain", "hint_gain_sum", "targets"),
+)
+"""(name, numerator, denominator) of each mean."""
+
+
+@dataclass
+class Metrics:
+    """Numbers of a step's micro-batches.
+
+    Values stay on the device until they are asked for, so that it never waits for the next micro-batch's launches.
+    """
+
+    values: dict[str, list[float | Tensor]] = field(default_factory=dict)
+    compared: list[tuple[Sequence[HintBranch], tuple[Tensor, ...]]] = field(default_factory=list)
+    """Hint branches of a micro-batch, and (G, N) each: log-probs without and with the hint, divergence."""
+
+    def add(self, **values: float | Tensor) -> None:
+        """Keep one micro-batch's numbers."""
+        for name, value in values.items():
+            self.values.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
+
+    def compare(self, branches: Sequence[HintBranch], *values_GN: Tensor) -> None:
+        """Keep what `compared` holds of one micro-batch."""
+        self.compared.append((branches, tuple(each.detach() for each in values_GN)))
+
+    def means(self) -> dict[str, float]:
+        """One number for each name, over the micro-batches of all ranks."""
+        numbers: dict[str, list[float]] = {}
+        for of_rank in ranks.gather([{name: [*map(float, each)] for name, each in self.values.items()}]):
+            for name, each in of_rank.items():
+                numbers.setdefault(name, []).extend(each)
+        sums = {name: sum(each) for name, each in numbers.items()}
+        means = {name: sums.get(name, 0.0) for name in ALWAYS}
+        means["logp_gap_max"] = max(numbers.get("logp_gap_max", [0.0]))
+        for name, numerator, denominator in MEANS:
+            if numerator in sums:
+                means[name] = sums[numerator] / max(sums[denominator], 1.0)
+        return means
+
+    def token_divergences(self) -> list[TokenDivergence]:
+        """Divergences of the hinted turns of all ranks."""
+        return ranks.gather([d for branches, values in self.compared for d in _by_turn(branches, *values)])
+
+
+def _by_turn(
+    branches: Sequence[HintBranch], student_GN: Tensor, teacher_GN: Tensor, divergence_GN: Tensor
+) -> list[TokenDivergence]:
+    """Divergences of a micro-batch's turns, in the five digits that people and colours can use."""
+
+    def digits(values_GN: Tensor, index: int, begin: int, end: int) -> tuple[float, ...]:
+        return tuple(float(f"{value:.5g}") for value in values_GN[index, begin:end].tolist())
+
+    divergences = []
+    for index, branch in enumerate(branches):
+        begin = 0
+        for turn, tokens in branch.spans:
+            place = (index, begin, begin + tokens)
+            values = [digits(each_GN, *place) for each_GN in (student_GN, teacher_GN, divergence_GN)]
+            divergences.append(TokenDivergence(branch.hint.rollout_id, turn, branch.hint.detector, *values))
+            begin += tokens
+    return divergences
