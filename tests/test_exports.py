@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_left_out_and_exits_with_1(tiny_task: Task, tmp_p
         empty = RunDir.create(tmp_path / "empty", recipe="", manifest={})
         atif.export(empty, tmp_path / "none", problems=[])
     result = CliRunner().invoke(app, ["export", str(run.path), "--to", "csv"])
-    assert result.exit_code == 2 and "woodshed exports to atif or hf" in result.output
+    assert result.exit_code == 2 and "known formats are atif and hf" in result.output
 
 
 @pytest.mark.slow

@@ -73,10 +73,9 @@ def accept(
     changed = differences(before, settings) if isinstance(before, dict) else {}
     if refused := [name for name in changed if name not in allowed]:
         raise RunError(
-            f"{run.path / 'recipe.toml'} was changed since the run began: {_said(refused[0], *changed[refused[0]])}"
+            f"{run.path / 'recipe.toml'} was changed since the run began: {_change(refused[0], *changed[refused[0]])}"
             f"{f', and {len(refused) - 1} more' if len(refused) > 1 else ''}. A run cannot be resumed with that: undo "
-            "the change, or "
-            "start another run with name=OTHER"
+            "the change, or start another run with name=OTHER"
         )
     steps = settings.get(stage, {}).get("steps", 0)
     if f"{stage}.steps" in changed and steps < steps_taken:
@@ -86,7 +85,7 @@ def accept(
     if not changed and before is not None:
         return []
     since = f"step {steps_taken} of {stage}" if stage else "here"
-    notes = [f"from {since}: {_said(name, *values)}" for name, values in changed.items()]
+    notes = [f"from {since}: {_change(name, *values)}" for name, values in changed.items()]
     manifest["settings"] = settings
     if notes:
         manifest["changes"] = [*manifest.get("changes", ()), *notes]
@@ -103,9 +102,8 @@ def refuse_other(run: RunDir, chosen: Settings) -> None:
     changed = differences(run.recipe(), settings_of(chosen)["settings"])
     if refused := [name for name in changed if name not in FREE]:
         raise RunError(
-            f"{run.path} was begun with other settings: {_said(refused[0], *changed[refused[0]])}. Undo the changes, "
-            "or choose "
-            "another name with name=OTHER"
+            f"{run.path} was begun with other settings: {_change(refused[0], *changed[refused[0]])}. Undo the changes, "
+            "or choose another name with name=OTHER"
         )
 
 
@@ -117,6 +115,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _said(name: str, before: Any, after: Any) -> str:
+def _change(name: str, before: Any, after: Any) -> str:
     sides = ["unset" if value is None else str(value)[:80] for value in (before, after)]
     return f"{name} was {sides[0]} and is {sides[1]}"
