@@ -123,7 +123,7 @@ def test_confirmed_cheats_quarantine_the_class_of_tasks(tiny_task: Task):
     restored = Curriculum(everything, CurriculumSettings(repeats=True), seed=0)
     restored.restore(json.loads(json.dumps(curriculum.state())))
     with pytest.raises(
-        RecipeError, match=r"1 of 3 .*2 are in quarantine \(r, bait: evidence\)\. Close that hole"
+        RecipeError, match=r"1 of 3 .*2 are in quarantine \(r, bait: evidence\)\. Remove the cause"
     ):
         restored.draw(2)
 

@@ -110,7 +110,7 @@ def test_a_file_or_an_empty_folder_is_no_run(tmp_path, run):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"recipe\.toml is a file, and a run is a folder; its run is "):
         RunDir.open(run.path / "recipe.toml")
-    with pytest.raises(RunError, match=r"no run at .*empty: the folder holds no recipe\.toml"):
+    with pytest.raises(RunError, match=r"no run at .*empty: the folder has no recipe\.toml"):
         RunDir.open(tmp_path / "empty")
 
 
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_no_part_behind_and_says_how_to_go_on(tmp_path):
         assert "No space left on device" in message and len(message) < 400 and "[(" not in message
         verb = "eval" if name == "records" else "train"
         onward = (
-            "Nothing was begun: make room there."
+            "The run was not started: free some space there."
             if name == "run"
             else f"`woodshed {verb} --resume {disk / verb}`."
         )

@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from woodshed import __version__
 from woodshed.cli.terminal import say, say_columns, tell
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
-from woodshed.runs.files import WAYS_OUT, made, way_out
+from woodshed.runs.files import WAYS_OUT, created, way_out
 
 if TYPE_CHECKING:
     from woodshed.engines.engine import Engine
@@ -160,7 +160,7 @@ def _can_be_written(path: Path | None) -> Path | None:
         if path is not None and path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path is not None:
-            with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
+            with created(path.parent), tempfile.TemporaryFile(dir=path.parent):
                 pass
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written: {error.strerror}; name another file") from None

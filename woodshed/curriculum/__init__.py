@@ -1,6 +1,6 @@
-"""Choice of the next tasks, and of the tasks that should be made.
+"""Choice of the next tasks, and of generators for new tasks.
 
-`posterior` holds what is believed about a solve rate, `pool` draws tasks by it, `levels` moves between levels, and
+`posterior` estimates solve rates, `pool` draws tasks by them, `levels` shifts the share of difficulty levels, and
 `bandit` chooses the generator of new tasks.
 """
 
