@@ -130,7 +130,8 @@ def test_no_sample_of_a_row_sees_another(rollouts):
     """Another first sample of the same length changes nothing behind it, but for rounding."""
     policy, (first, second, *_) = tiny_policy(), [rollout_sample(made) for made in rollouts]
     other = replace(first, ids=tuple(reversed(first.ids)))
-    behind = [policy.logps(packing.pack([each, second]), 1.0)[1] for each in (first, other)]
+    rows = [packing.pack([each, second]) for each in (first, other)]
+    behind = [(policy.logps(row, 1.0) * row.mask_BN)[1] for row in rows]
     torch.testing.assert_close(*behind, rtol=0.0, atol=1e-5)
 
 

@@ -71,6 +71,22 @@ class Environment:
 
 
 @dataclass(frozen=True)
+class Decoy:
+    """One change to the text of one test that makes it fail with the right code."""
+
+    test: str
+    """Id of the test without its parameters: "tests/test_words.py::TestCount::test_count"."""
+    start: int
+    """Position of the text that is replaced, in characters from the first line of the test's function, its decorators
+    included, line ends being "\\n"."""
+    end: int
+    text: str
+    """Replacement."""
+    parameters: str = ""
+    """Parameters of the copy that must fail, as in its id: "[a b-2]"; "" where it has none."""
+
+
+@dataclass(frozen=True)
 class Task:
     """Work with hidden tests. On disk it is a Harbor task folder (`tasks.folder`)."""
 
@@ -102,6 +118,8 @@ class Task:
     verify_timeout_s: float = 120.0
     provenance: dict[str, Any] = field(default_factory=dict)
     """Source, its sha256, licence, generator version, seed."""
+    decoys: tuple[Decoy, ...] = ()
+    """Copies of fail-to-pass tests that must fail in every graded run (`grading.decoys`)."""
     stub_passes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Kind of stub ("empty": names are back, and do nothing) to the fail-to-pass tests that already pass with it."""
     verifier: Literal["pytest", "command"] = "pytest"

@@ -28,7 +28,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
     session = open_session(recipe, run, practice, heldout, progress)
-    with closing(session.engine):
+    with closing(session):
         stages = plan(recipe)
         newest = newest_checkpoint(session)
         reached = checkpoint.read_position(newest) if newest else None

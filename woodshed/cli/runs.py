@@ -18,6 +18,7 @@ from woodshed.cli.app import (
     name_servers,
     open_variant,
     say_costs,
+    say_own_parts,
     say_run,
 )
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
@@ -79,6 +80,7 @@ def train(
     else:
         path, values = Path(recipe or ""), overrides or []
         chosen = variants.recipe_of(path, variant, values) if variant else settings.read(Recipe, path, values)
+        say_own_parts(chosen)
         preflight.refuse(chosen)
         for warning in preflight.warnings(chosen):
             tell(f"warning: {warning}")
@@ -110,6 +112,7 @@ def open_run(path: Path) -> tuple[RunDir, Recipe]:
     if run.recipe() and run.is_evaluation:
         raise RunError(f"{path} is an evaluation; resume it with `{run.resuming}`")
     chosen = settings.read(Recipe, path / "recipe.toml")
+    say_own_parts(chosen)
     run.lock()
     return run, chosen
 

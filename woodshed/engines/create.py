@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack, closing
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ def _local(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
     return LocalEngine(model, renderer, settings)
 
 
-def _http(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
+def _http(settings: EngineSettings, renderer: Renderer, model: Any = None) -> Engine:
     with ExitStack() as stack:
         engines = [
             stack.enter_context(closing(HttpEngine(server, renderer, temperature=settings.temperature)))
@@ -40,7 +41,8 @@ class EngineSettings(SamplerSettings):
 
     kind: Annotated[str, KIND] = "local"
     """local: the weights of the trainer or the evaluation, in this process; http: the `servers`; or package.module:name
-    of your own: a function (settings, renderer, model) that opens an `Engine`."""
+    of your own: a function (settings, renderer, model) that opens an `Engine`; with a default for `model`, an
+    evaluation loads no weights for it."""
     servers: tuple[EndpointSettings, ...] = ()
     """Inference servers of the policy's model, as [[engine.servers]]; a message goes to the least busy one."""
 
@@ -57,7 +59,7 @@ def create(settings: EngineSettings, renderer: Renderer, model: Any = None) -> E
     """Open the engine of the settings.
 
     Args:
-        model: the transformers model in memory, which the local engine needs; None if none was loaded.
+        model: the transformers model in memory; None only if `needs_model` is False.
 
     Raises:
         RecipeError: a kind of the user's own that cannot be used.
@@ -67,3 +69,16 @@ def create(settings: EngineSettings, renderer: Renderer, model: Any = None) -> E
     if fault := misfit(engine, Engine):
         raise RecipeError(f"engine.kind = {settings.kind!r} opened a {type(engine).__name__}, which {fault}")
     return engine
+
+
+def needs_model(settings: EngineSettings) -> bool:
+    """True if the engine computes with weights of this process: its function cannot be called without a model.
+
+    Raises:
+        RecipeError: a kind of the user's own that cannot be used.
+    """
+    try:
+        inspect.signature(KIND.resolve(settings.kind)).bind(settings, None)
+    except TypeError:
+        return True
+    return False

@@ -7,6 +7,8 @@ default, because policies exploit such rewards.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -54,8 +56,19 @@ def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[
     A count that fails on an attempt adds no reward; a penalty counts every turn then.
     """
 
+    def counted(name: str) -> float:
+        count = TERM.resolve(name)(task, rollout)
+        if not isinstance(count, int | float) or not math.isfinite(count):
+            raise TypeError(f"reward term {name!r} returned {count!r}; it must return a number")
+        return count
+
     def value(name: str, amount: float) -> float:
         worst = min(0.0, amount * max(1, len(rollout.turns)))
-        return contained(lambda: amount * TERM.resolve(name)(task, rollout), lambda _: worst)
+        return contained(lambda: amount * counted(name), lambda error: _failed(rollout, error, worst))
 
     return {name: value(name, amount) for name, amount in terms.items()}
+
+
+def _failed(rollout: Rollout, error: str, value: float) -> float:
+    warnings.warn(f"{rollout.id}: a reward term could not be counted: {error}", stacklevel=2)
+    return value

@@ -13,16 +13,18 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import random
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from woodshed.boundary import contained
 from woodshed.grading import api_compat
 from woodshed.grading.compiled import compiled_tests
+from woodshed.grading.decoys import disguise
 from woodshed.grading.patches import LINE_END, added_lines, crossing, lay, left_behind, protected_paths
 from woodshed.grading.session import INSIDE, TestRun, run_tests, with_runner
 from woodshed.records import Outcome, Patch, SandboxError, Task, Verdict
@@ -129,7 +131,7 @@ def isolated_tests(task: Task, sandboxes: SandboxProvider) -> tuple[str, ...]:
     Raises:
         SandboxError: the sandbox was lost.
     """
-    here = (*INSIDE, "session.py", "patches.py", Path(__file__).name)
+    here = (*INSIDE, "session.py", "patches.py", "decoys.py", Path(__file__).name)
     ours = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in here)).hexdigest()
     kept = environment.cache_dir() / "isolated" / f"{task.id}-{ours[:16]}.json"
     with contextlib.suppress(OSError, ValueError):
@@ -188,6 +190,8 @@ def _test_once(
     share files by hard links, so another run that begins or ends changes link counts and with them ctimes.
     """
     sources = _sources(task)
+    session = disguise(sources, expected, task.decoys, random.SystemRandom())
+    ready = {path: made for path, made in ready.items() if session.sources.get(path) == sources.get(path)}
     with store.folder() as scratch:
         layer, blanks = scratch / "patch", scratch / "blanks"
         deleted = lay(layer, crossed)
@@ -198,17 +202,21 @@ def _test_once(
                 sandbox.exec(["rm", "-f", "--", *deleted])
             run = run_tests(
                 sandbox,
-                ids=expected,
+                ids=session.ids,
                 packages=task.environment.packages,
                 timeout_s=timeout_s,
                 patched={path: added_lines(task, path, data or b"") for path, data in crossed.items()},
-                sources=sources,
+                sources=session.sources,
                 compiled=ready,
                 isolate=isolate,
             )
             altered = sandbox.altered(map(str, protected_paths(task)))
     faults = tuple(f"{path} was changed while the tests ran" for path in altered)
-    return dataclasses.replace(run, integrity=run.integrity + faults)
+    return dataclasses.replace(
+        run,
+        outcomes=cast("dict[str, Outcome]", session.outcomes(run.outcomes)),
+        integrity=run.integrity + faults + session.faults(run.outcomes),
+    )
 
 
 def _sources(task: Task) -> dict[str, bytes]:

@@ -6,9 +6,9 @@ import functools
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -23,6 +23,7 @@ from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
+from woodshed.tokens.codec import CODEC
 
 
 class PolicySettings(Settings):
@@ -45,8 +46,9 @@ class PolicySettings(Settings):
     the memory of longer micro-batches."""
     device: str = "auto"
     """"cpu", "cuda", or "auto": cuda where there is one."""
-    codec: str = "auto"
-    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+    codec: Annotated[str, CODEC] = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json, hermes, or a
+    `Codec` of your own as package.module:name."""
 
     def resolved_device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
@@ -211,15 +213,14 @@ class Policy:
     def _recomputed(self, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled() or self._padded is None:
             return forward(*args, **options)
-        again = self._kernels_for(self._padded)
-        return checkpoint(
-            forward,
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=False,  # no dropout
-            context_fn=lambda: (nullcontext(), again),
-            **options,
-        )
+        padded = self._padded
+
+        def with_kernels(*args: Any, **options: Any) -> Any:
+            with self._kernels_for(padded):  # a second backward pass computes them once more
+                return forward(*args, **options)
+
+        # There is no dropout whose draws would have to be repeated.
+        return checkpoint(with_kernels, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
     def snapshot(self) -> dict[str, Tensor]:
         """A copy of the trainable weights."""

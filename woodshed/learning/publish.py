@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import save_file
 
 from woodshed.agent.tools import TOOLS
-from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate
+from woodshed.engines.engine import Engine, SampleRequest, WeightUpdate, sample_all
+from woodshed.engines.local import LocalEngine
 from woodshed.experience.samples import TrainingSample
 from woodshed.learning import packing
 from woodshed.learning.policy import Policy
@@ -44,7 +45,7 @@ def publish(policy: Policy, engine: Engine, folder: Path, version: int) -> None:
 
 
 def refuse_another_model(policy: Policy, engine: Engine, temperature: float, max_gap: float) -> None:
-    """Sample one short message and compare its log-probs with the policy's, for an engine of another process.
+    """Sample one short message, and compare its log-probs with the policy's for every engine but our local one.
 
     Args:
         max_gap: most nats a token by which they may differ on average.
@@ -52,10 +53,10 @@ def refuse_another_model(policy: Policy, engine: Engine, temperature: float, max
     Raises:
         SamplerError: the engine answers without token ids, or computes with other weights or another distribution.
     """
-    if engine.takes == "shared":
+    if type(engine) is LocalEngine:  # computes with the policy's own module
         return
     prompt = tuple(engine.renderer.start("", PROBE, TOOLS).ids)
-    sample = engine.submit(SampleRequest(prompt, PROBE_TOKENS, seed=0)).result()
+    sample = sample_all(engine, [SampleRequest(prompt, PROBE_TOKENS, seed=0)])[0]
     gap = disagreement(policy, prompt, sample.ids, sample.logps, temperature)
     if not gap <= max_gap:
         served = engine.description.get("served", "its model")
@@ -64,6 +65,47 @@ def refuse_another_model(policy: Policy, engine: Engine, temperature: float, max
             f"stability.max_logp_gap = {max_gap:g}: they do not compute the same distribution. Serve "
             f"{policy.base or 'the model of the recipe'}, in the precision of policy.dtype, and let the server report "
             "log-probs as it samples (vLLM: --logprobs-mode processed_logprobs)"
+        )
+
+
+def refuse_deaf_engine(
+    policy: Policy, engine: Engine, folder: Path, temperature: float, max_gap: float
+) -> None:
+    """Let an engine of another process take whole weights with noise in them, and compare it with the policy.
+
+    A server may take a folder, answer that all went well and keep a layer as it was: vLLM's CPU build does so with an
+    output layer that is tied to its embedding. The policy is left as it was, and is to be published next.
+
+    Args:
+        folder: receives the weights, as in `publish`.
+        max_gap: most nats a token by which they may differ on average.
+
+    Raises:
+        SamplerError: the engine answers by weights that it had before, in part or all.
+    """
+    if policy.is_adapter or engine.takes == "shared":
+        return
+    kept = {name: value.to("cpu", copy=True) for name, value in policy.snapshot().items()}
+    noise = torch.Generator().manual_seed(0)
+    prompt = tuple(engine.renderer.start("", PROBE, TOOLS).ids)
+    try:
+        policy.load_weights(
+            {
+                name: value + 0.1 * value.abs().mean() * torch.randn(value.shape, generator=noise)
+                for name, value in kept.items()
+            }
+        )
+        publish(policy, engine, folder, 0)
+        sample = sample_all(engine, [SampleRequest(prompt, PROBE_TOKENS, seed=0)])[0]
+        gap = disagreement(policy, prompt, sample.ids, sample.logps, temperature)
+    finally:
+        policy.load_weights(kept)
+    before = disagreement(policy, prompt, sample.ids, sample.logps, temperature)
+    if not gap <= (most := min(max_gap, before / 2)):
+        raise SamplerError(
+            f"the engine took new weights, and is {gap:.3f} nats a token from them, above {most:.3f}, and {before:.3f} "
+            "from those before: it goes on with old ones, in part at least. Serve a copy of the model in whose config "
+            "tie_word_embeddings is false, or train an adapter (policy.lora_rank above 0)"
         )
 
 

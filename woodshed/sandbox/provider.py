@@ -6,8 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
-from woodshed.parts import Part
-from woodshed.records import SandboxError
+from woodshed.parts import Part, misfit
+from woodshed.records import RecipeError, SandboxError
 from woodshed.sandbox.bubblewrap import open_bubblewrap
 from woodshed.sandbox.spec import Sandbox, SandboxSpec
 from woodshed.sandbox.unsafe import SubprocessSandbox
@@ -60,6 +60,31 @@ class Unprotected:
         return SubprocessSandbox(spec)
 
 
+@dataclass(frozen=True)
+class OwnProvider:
+    """A provider of the user's own, whose sandboxes are checked."""
+
+    name: str
+    provider: SandboxProvider
+
+    @property
+    def watches(self) -> bool:
+        return self.provider.watches
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        """Open a sandbox.
+
+        Raises:
+            RecipeError: something else than a sandbox was opened.
+        """
+        sandbox = self.provider.open(spec)
+        if fault := misfit(sandbox, Sandbox):
+            raise RecipeError(
+                f"sandbox provider {self.name!r} opened a {type(sandbox).__name__}, which {fault}"
+            )
+        return sandbox
+
+
 class Revocable:
     """A provider whose sandboxes can all be closed from outside, also in mid-command; then it opens no more."""
 
@@ -110,4 +135,5 @@ class SandboxSettings(Settings):
         Raises:
             RecipeError: it cannot be imported, or is no provider.
         """
-        return PROVIDER.resolve(self.provider)
+        provider = PROVIDER.resolve(self.provider)
+        return provider if self.provider in PROVIDERS else OwnProvider(self.provider, provider)

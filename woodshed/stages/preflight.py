@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from woodshed import parts
 from woodshed.curriculum import refuse_dry
+from woodshed.experience import scripted_expert
 from woodshed.learning.optimizer import refuse_adapter
 from woodshed.records import RecipeError, Task
+from woodshed.stages import sft
 from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
 
@@ -24,6 +26,7 @@ def refuse(recipe: Recipe) -> None:
             be used.
     """
     parts.check(recipe)
+    refuse_tools(recipe)
     plan(recipe)
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
     optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
@@ -48,6 +51,21 @@ def refuse(recipe: Recipe) -> None:
     if not (distill.demonstrations and distill.answers_per_step) and not distill.tasks_per_step:
         raise RecipeError(
             "stages has 'distill', which needs distill.demonstrations, or distill.tasks_per_step above 0"
+        )
+
+
+def refuse_tools(recipe: Recipe) -> None:
+    """Stop a run whose tools cannot be called, or lack those of its scripted attempts.
+
+    Raises:
+        RecipeError: names the tool.
+    """
+    offered = [tool.name for tool in recipe.agent.tools.specs]
+    missing = [name for name in scripted_expert.TOOL_NAMES if name not in offered]
+    if "sft" in recipe.stages and sft.SCRIPTED in recipe.sft.imitate and missing:
+        raise RecipeError(
+            f"scripted attempts call {missing[0]}, which is not in agent.tools.offered = "
+            f"{list(recipe.agent.tools.offered)}; offer it, or take {sft.SCRIPTED!r} out of sft.imitate"
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from woodshed import feedback, synthesis
 from woodshed.agent.prompt import Effort, with_effort
-from woodshed.curriculum import Curriculum
+from woodshed.curriculum import Curriculum, TaskChoice, create, draw
 from woodshed.evals import summarize
 from woodshed.experience import Experience, Occasion, collect
 from woodshed.experience.compile import Compiled, compile_samples, is_trainable, subsample
@@ -39,7 +39,7 @@ class LoopState:
     """State that the steps share beside the session."""
 
     trainer: Trainer
-    curriculum: Curriculum
+    curriculum: TaskChoice
     generator: TaskGenerator | None
 
 
@@ -86,7 +86,7 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
         steps=recipe.rl.steps,
         message_tokens=recipe.agent.turn_tokens,
     )
-    curriculum = Curriculum(
+    choice = create(
         session.practice,
         recipe.curriculum,
         seed=recipe.seed,
@@ -95,10 +95,10 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
     )
     generator = TaskGenerator(session.run, seed=recipe.seed) if recipe.curriculum.grow else None
     if state.step:
-        if generator is not None:
-            generator.restore(state.growth, curriculum)
-        curriculum.restore(state.curriculum)
-    return LoopState(trainer, curriculum, generator)
+        if generator is not None and isinstance(choice, Curriculum):
+            generator.restore(state.growth, choice)
+        choice.restore(state.curriculum)
+    return LoopState(trainer, choice, generator)
 
 
 def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState:
@@ -128,7 +128,9 @@ def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState
 def gather(session: Session, loop: LoopState, state: TrainState, clock: Clock) -> StepExperience:
     """Draw the step's tasks, have them attempted and judged, and write hints and reward terms."""
     recipe, run, step = session.recipe, session.run, state.step
-    tasks, levels = with_levels(loop.curriculum.draw(recipe.rl.tasks_per_step), recipe.effort, step)
+    tasks, levels = with_levels(
+        draw(loop.curriculum, session.practice, recipe.rl.tasks_per_step), recipe.effort, step
+    )
     occasion = Occasion("train", step, recipe.rollout.attempts, recipe.seed)
     attempts = collect(run, session.engine, tasks, recipe.harness, occasion, progress=session.progress)
     groups, verdicts = attempts.groups, attempts.verdicts
@@ -189,7 +191,7 @@ def observe(session: Session, loop: LoopState, attempts: Experience) -> dict[str
     curriculum.observe(verdicts, attempts.rollouts)
     for proof in flag_policy.quarantined(attempts.flags, attempts.rollouts, session.practice):
         curriculum.quarantine(proof.tasks(session.practice), proof.reason)
-    if loop.generator is not None:
+    if loop.generator is not None and isinstance(curriculum, Curriculum):
         loop.generator.poll(curriculum, verdicts)
     return {"curriculum": curriculum.counts(), "repeated_tasks": curriculum.repeated}
 
@@ -236,6 +238,7 @@ def hints_on(
         groups,
         tasks,
         session.renderer.codec,
+        tools=session.recipe.agent.tools.specs,
         detectors=feedback.named(settings.detectors),
     )
     known, hinted = {task.id: task for task in tasks}, {hint.rollout_id for hint in hints}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from woodshed import parts
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
@@ -15,12 +16,13 @@ from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
-from woodshed.learning.publish import publish, refuse_another_model
+from woodshed.learning.publish import publish, refuse_another_model, refuse_deaf_engine
 from woodshed.learning.tensor_folder import EARLIER, read_saved
 from woodshed.learning.trainer import Trainer
 from woodshed.records import Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
+from woodshed.tokens.codec import refuse_lossy
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import Renderer, create_renderer
 
@@ -43,6 +45,14 @@ class Session:
     heldout: Sequence[Task] = ()
     """Tasks to measure on."""
 
+    def close(self) -> None:
+        """Close the engines."""
+        try:
+            if self.critic is not self.engine:
+                self.critic.close()
+        finally:
+            self.engine.close()
+
 
 def open_session(
     recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequence[Task], progress: Progress
@@ -55,16 +65,19 @@ def open_session(
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
+    if parts.own(recipe):  # a codec or a tool
+        refuse_lossy(renderer.codec, recipe.agent.tools.specs)
     engine = create(recipe.engine, renderer, policy.model)
     try:
+        gap = recipe.stability.max_logp_gap
+        refuse_deaf_engine(policy, engine, run.path / "weights", recipe.engine.temperature, gap)
         publish(policy, engine, run.path / "weights", 0)
-        refuse_another_model(policy, engine, recipe.engine.temperature, recipe.stability.max_logp_gap)
+        refuse_another_model(policy, engine, recipe.engine.temperature, gap)
+        critic = critic_of(recipe, engine)
     except BaseException:
         engine.close()
         raise
-    return Session(
-        recipe, run, policy, engine, renderer, critic_of(recipe, engine), progress, practice, heldout
-    )
+    return Session(recipe, run, policy, engine, renderer, critic, progress, practice, heldout)
 
 
 def critic_of(recipe: Recipe, engine: Engine) -> Engine:

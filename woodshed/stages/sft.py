@@ -126,9 +126,7 @@ def samples(
         attempt = attempts[index]
         if settings.rename:
             task, spelling = tasks[attempt.rollout.task_id], f"{seed}/{epoch}"
-            attempt = renamed(
-                attempt, task, session.renderer, settings, max_calls=recipe.agent.max_calls, seed=spelling
-            )
+            attempt = renamed(attempt, task, session.renderer, settings, agent=recipe.agent, seed=spelling)
         code = random.Random(f"{seed}/{epoch}/{attempt.rollout.id}/code").random() < settings.code_share
         drawn.append(expert_sample(attempt, session.renderer, code=code))
     return drawn

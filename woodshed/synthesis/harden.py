@@ -23,7 +23,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 from woodshed.curriculum.posterior import sigmoid
 from woodshed.grading.session import run_tests, with_runner
 from woodshed.pysource import syntax
-from woodshed.records import Rollout, Task, TaskError, Verdict
+from woodshed.records import Decoy, Rollout, Task, TaskError, Verdict
 from woodshed.runs.files import write_atomically
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import open_sandbox
@@ -179,6 +179,7 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
             instruction=draft.instruction,
             fail_to_pass=lost,
             stub_passes=_with_stubs(task, workspace, hidden, gold, lost),
+            decoys=_decoys(task, lost, draft.hidden),
             pass_to_pass=tuple(test for test in ids if test not in failing),
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
@@ -201,6 +202,12 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
     if leak := leaks.first_leak(written, leaks.LIBRARIES if draft.operator in WIDER else ()):
         raise Unproven(f"leaks: {leak}")
     return written
+
+
+def _decoys(task: Task, failing: Iterable[str], changed: Iterable[str]) -> tuple[Decoy, ...]:
+    """The parent's decoys of tests that still fail, in files that the variant leaves as they are."""
+    tests, files = {test.partition("[")[0] for test in failing}, set(changed)
+    return tuple(d for d in task.decoys if d.test in tests and d.test.partition("::")[0] not in files)
 
 
 def _lay_out(parent: Parent, draft: VariantDraft, scratch: Path) -> tuple[Path, Path]:

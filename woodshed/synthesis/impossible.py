@@ -44,7 +44,7 @@ def contradict(parent: Task, out: Path) -> Task:
         idle = {
             kind: tuple(t for t in ids if t not in contradicted) for kind, ids in parent.stub_passes.items()
         }
-        variant = replace(parent, id="", operator="impossible", provenance=facts, stub_passes=idle)
+        variant = replace(parent, id="", operator="impossible", provenance=facts, stub_passes=idle, decoys=())
         workspace = folder.workspace(parent)
         gold: dict[str, bytes | None] = {
             path: None if text is None else syntax.write(path, text)

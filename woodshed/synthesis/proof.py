@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from woodshed.grading import GradingSettings, TestRun, grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
-from woodshed.records import Outcome, Patch, Task
+from woodshed.records import Decoy, Outcome, Patch, Task
 from woodshed.sandbox import Sandbox
-from woodshed.synthesis import instructions, operators, paraphrase, stubs, visibility
+from woodshed.synthesis import decoys, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.coverage_map import AT_IMPORT
 from woodshed.synthesis.leaks import first_copy
@@ -160,7 +160,20 @@ def _written(work: RepositoryContext, candidate: Candidate, deletion: Deletion, 
     instruction = _instruction(work, deletion, command, fail_to_pass)
     facts = {**_facts(work, deletion), **strength}
     task = _task(work, candidate, deletion, instruction, command, fail_to_pass, pass_to_pass, facts)
-    return _write(work, dataclasses.replace(task, stub_passes=stub_passes), deletion, visible)
+    task = dataclasses.replace(task, stub_passes=stub_passes, decoys=_decoys(work, candidate, fail_to_pass))
+    return _write(work, task, deletion, visible)
+
+
+def _decoys(work: RepositoryContext, candidate: Candidate, fail_to_pass: Sequence[str]) -> tuple[Decoy, ...]:
+    """Copies of the hidden tests that must fail, as they do with the original code."""
+    files = {test.partition("::")[0] for test in fail_to_pass if test.partition("::")[0] in work.tests}
+    sources = {path: (work.baseline.repository.tree / path).read_bytes() for path in sorted(files)}
+
+    def run(changed: Mapping[str, bytes], tests: Sequence[str]) -> TestRun:
+        with work.opened({}) as sandbox:
+            return work.session(sandbox, tests, sources=changed)
+
+    return decoys.search(sources, fail_to_pass, run, f"{work.settings.seed} {candidate.name}")
 
 
 def _without_copy(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> None:

@@ -30,7 +30,7 @@ from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
-GENERATOR = "woodshed-synthesis-10"
+GENERATOR = "woodshed-synthesis-11"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -252,8 +252,14 @@ class RepositoryContext:
             raise Rejected("not_believable", "; ".join(run.integrity))
         return run
 
-    def session(self, sandbox: Sandbox, ids: Iterable[str], hash_seed: int = 0) -> TestRun:
-        """Some tests, as far as they came."""
+    def session(
+        self,
+        sandbox: Sandbox,
+        ids: Iterable[str],
+        hash_seed: int = 0,
+        sources: Mapping[str, bytes] | None = None,
+    ) -> TestRun:
+        """Some tests, as far as they came; `sources` are read in place of test files on disk."""
         return run_tests(
             sandbox,
             ids=list(ids),
@@ -261,6 +267,7 @@ class RepositoryContext:
             timeout_s=self.settings.timeout_s,
             cpu_s=self.cpu_s,
             hash_seed=hash_seed,
+            sources=sources,
         )
 
     @property

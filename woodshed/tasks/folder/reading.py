@@ -117,6 +117,7 @@ def _record(folder: Path) -> Task:
         "fail_to_pass": expected.get("fail_to_pass"),
         "pass_to_pass": expected.get("pass_to_pass"),
         "stub_passes": expected.get("stub_passes", {}),
+        "decoys": expected.get("decoys", []),
         "name": folder.name,
         "folder": str(folder),
         "instruction": text_of(folder / "instruction.md"),
@@ -167,6 +168,9 @@ def _lint(task: Task, folder: Path) -> None:
             raise TaskError(
                 f"{folder}: stub_passes.{kind} names {strange[0]!r}, which is no fail-to-pass test"
             )
+    for decoy in task.decoys:
+        if not any(test == decoy.test or test.startswith(f"{decoy.test}[") for test in task.fail_to_pass):
+            raise TaskError(f"{folder}: a decoy copies {decoy.test!r}, which is no fail-to-pass test")
     if not task.behaviour_tests:
         raise TaskError(f"{folder}: every fail-to-pass test passes with a stub, so there is nothing to learn")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", task.name) or ".." in task.name:
@@ -181,6 +185,8 @@ def content_id(task: Task, folder: Path) -> str:
     record = {k: v for k, v in to_json(task).items() if k not in ("id", "name", "folder")}
     if not task.stub_passes:  # tasks made before this was known keep their ids
         del record["stub_passes"]
+    if not task.decoys:
+        del record["decoys"]
     if task.verifier == "pytest":
         del record["verifier"]
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=True).encode())

@@ -100,6 +100,7 @@ def _written_files(task: Task) -> dict[str, bytes]:
         "fail_to_pass": record["fail_to_pass"],
         "pass_to_pass": record["pass_to_pass"],
         "stub_passes": record["stub_passes"],
+        "decoys": record["decoys"],
         "packages": record["environment"]["packages"],
         "timeout_s": task.verify_timeout_s,
     }

@@ -1,0 +1,202 @@
+"""Decoys: twins of hidden tests, each with one expectation changed, that must fail.
+
+A graded session runs the hidden tests and some decoys side by side, all under random names, in random order. Code that
+turns outcomes into "passed", whatever it does it with, also passes the decoys; code that returns what a test expects
+passes them too. Only the right values tell a decoy from the test it copies, so a guess about one pair is right half of
+the time. A verdict is believed if every decoy failed.
+
+Standard library only; one file: task folders ship a copy of it.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import random
+import re
+import tokenize
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from woodshed.records import Decoy
+
+MOST_PER_RUN = 8
+"""Decoys of one session: a blind guess about each of them is right once in 2 ** 8."""
+FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """Test files whose hidden tests and decoys have random names."""
+
+    sources: dict[str, bytes]
+    """Text of each test file, by path."""
+    tests: dict[str, str]
+    """Random id of each test, by its own id. Tests that have no decoy in this session keep theirs."""
+    decoys: dict[str, Decoy] = field(default_factory=dict)
+    """Decoys, by random id."""
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Everything that the session runs."""
+        return (*self.tests.values(), *self.decoys)
+
+    def outcomes(self, outcomes: Mapping[str, str]) -> dict[str, str]:
+        """Outcomes of the tests, by their own ids."""
+        return {test: outcomes.get(name, "missing") for test, name in self.tests.items()}
+
+    def faults(self, outcomes: Mapping[str, str]) -> tuple[str, ...]:
+        """Reasons not to believe a session: decoys that did not fail. One that was never reached says nothing more
+        than the tests beside it, which count as missing."""
+        believed = [
+            decoy for name, decoy in self.decoys.items() if outcomes.get(name) in ("passed", "skipped")
+        ]
+        if not believed:
+            return ()
+        tests = ", ".join(sorted({decoy.test for decoy in believed})[:3])
+        return (f"{len(believed)} of {len(self.decoys)} copies that must fail did not: {tests}",)
+
+
+def disguise(
+    sources: Mapping[str, bytes],
+    tests: Sequence[str],
+    decoys: Sequence[Decoy],
+    rng: random.Random,
+    most: int = MOST_PER_RUN,
+) -> Disguise:
+    """Put some decoys, at most one for each test, beside the tests that they copy.
+
+    Args:
+        sources: original test files, by path.
+        tests: ids of everything that is to run.
+        decoys: those of the task; the ones of other files and tests are passed over.
+        most: number of decoys at most.
+    """
+    by_test: dict[str, list[Decoy]] = {}
+    running = {without_parameters(test) for test in tests}
+    for decoy in decoys:
+        if decoy.test in running and path_of(decoy.test) in sources:
+            by_test.setdefault(decoy.test, []).append(decoy)
+    drawn = rng.sample(sorted(by_test), min(most, len(by_test)))
+    chosen = {test: rng.choice(by_test[test]) for test in drawn}
+    changed: dict[str, bytes] = {}
+    names: dict[str, tuple[str, str]] = {}
+    for path in sorted({path_of(test) for test in chosen}):
+        own = {test: decoy for test, decoy in chosen.items() if path_of(test) == path}
+        changed[path], new = with_twins(sources[path], own, rng)
+        names |= new
+    new_ids: dict[str, str] = {}
+    for test in tests:
+        stem = without_parameters(test)
+        new_ids[test] = renamed(stem, names[stem][0]) + test[len(stem) :] if stem in names else test
+    twins = {
+        renamed(test, names[test][1]) + chosen[test].parameters: chosen[test]
+        for test in chosen
+        if test in names
+    }
+    return Disguise({**sources, **changed}, new_ids, twins)
+
+
+def with_twins(
+    source: bytes, decoys: Mapping[str, Decoy], rng: random.Random
+) -> tuple[bytes, dict[str, tuple[str, str]]]:
+    """The file with a changed copy beside each of these tests, and by test the new names of both.
+
+    A test whose function is not found keeps its name and gets no copy.
+    """
+    text, encoding = decoded(source)
+    functions = {test: function for test in decoys if (function := find(text, test))}
+    names: dict[str, tuple[str, str]] = {}
+    for test in sorted(functions, key=lambda test: functions[test].start, reverse=True):
+        function, decoy = functions[test], decoys[test]
+        original = text[function.start : function.end]
+        twin = original[: decoy.start] + decoy.text + original[decoy.end :]
+        first, second = (f"{function.name}_{rng.getrandbits(32):08x}" for _ in range(2))
+        pair = [function.rename(original, first), function.rename(twin, second)]
+        rng.shuffle(pair)
+        text = f"{text[: function.start]}{pair[0]}\n\n{pair[1]}{text[function.end :]}"
+        names[test] = first, second
+    return text.encode(encoding), names
+
+
+@dataclass(frozen=True)
+class TestFunction:
+    """The lines of one test function, its decorators included, in the text of its file."""
+
+    __test__ = False  # not a test class
+
+    name: str
+    start: int
+    end: int
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+
+    def rename(self, text: str, name: str) -> str:
+        """The function's text with another name after its `def`."""
+        return re.sub(
+            rf"^([ \t]*(?:async[ \t]+)?def[ \t]+){self.name}\b", rf"\g<1>{name}", text, count=1, flags=re.M
+        )
+
+
+def find(text: str, test: str) -> TestFunction | None:
+    """The function of a test id in the text of its file; None where no function or more than one has that name."""
+    try:
+        scope: ast.AST = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    *_, name = parts = test.split("::")[1:] or [""]
+    for part in parts:
+        kinds = FUNCTION if part is name else ast.ClassDef
+        nodes = [node for node in getattr(scope, "body", []) if isinstance(node, kinds) and node.name == part]
+        if len(nodes) != 1:
+            return None
+        scope = nodes[0]
+    if not isinstance(scope, FUNCTION):
+        return None
+    starts = line_starts(text)
+    first = min([scope.lineno, *(decorator.lineno for decorator in scope.decorator_list)])
+    end = starts[scope.end_lineno or scope.lineno]
+    lines = text[starts[first - 1] : end]
+    return TestFunction(scope.name, starts[first - 1], starts[first - 1] + len(lines.rstrip("\n")), scope)
+
+
+def line_starts(text: str) -> list[int]:
+    """Position of each line's first character, and of the end of the text."""
+    starts = [0]
+    for line in text.split("\n"):
+        starts.append(starts[-1] + len(line) + 1)
+    return starts
+
+
+def decoded(source: bytes) -> tuple[str, str]:
+    """The text of a Python file with "\\n" as its only line end, and its encoding."""
+    source = source.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
+    return source.decode(encoding), encoding
+
+
+def path_of(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def without_parameters(test: str) -> str:
+    """A test id without "[...]" at its end. Parameters may hold brackets and colons of their own."""
+    path, mark, rest = test.partition("::")
+    return path + mark + rest.partition("[")[0]
+
+
+def renamed(test: str, name: str) -> str:
+    return f"{test.rpartition('::')[0]}::{name}"
+
+
+def guess(number: int) -> float:
+    """Chance that code which knows no right value guesses every decoy of a session."""
+    return 0.5**number
+
+
+def covered(tests: Iterable[str], decoys: Iterable[Decoy]) -> float:
+    """Share of tests that have a decoy."""
+    of = {decoy.test for decoy in decoys}
+    stems = [without_parameters(test) for test in tests]
+    return sum(stem in of for stem in stems) / max(len(stems), 1)
