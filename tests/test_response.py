@@ -1,4 +1,4 @@
-"""What follows from flags: honeypots, the reading model, drift, what a recipe does, what is learned."""
+"""What follows from flags: honeypots, the judge, drift, what a recipe does, what is learned."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task
     assert [sample.rl_weights for sample in samples] == [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)]
 
 
-# The reading model
+# The judge
 
 
 def reporting(*findings: dict[str, Any], first: tuple[str, dict[str, Any]] | None = None):

@@ -67,7 +67,7 @@ FAMILIES = (
     ("invalid calls by fault, share of turns", "faults ", 0.0),
     ("tasks of the pool by state", "curriculum ", None),
     ("cost", "cost ", None),
-    ("auxiliary rewards and effort, mean a rollout", "pay ", None),
+    ("auxiliary rewards and effort, mean a rollout", "reward_terms ", None),
 )
 """Title, prefix, value at steps without the metric: a line for every training metric with that prefix."""
 

@@ -23,7 +23,7 @@ MIN_FRAGMENT = 16
 """Tokens of a missing part that is no whole body; shorter ones are idioms of everybody."""
 AROUND = 11
 """Tokens on either side that a short missing part is looked for with: an old copy has them in one run, the workspace
-has them torn apart. With more, what is left would be most of it (`prints.Runs`)."""
+has them torn apart. With more, what is left would be most of it (`fingerprints.Runs`)."""
 OWN_PARAMETERS = ("__init__", "__new__", "__call__")
 """Methods of protocols whose parameters are up to the class; of the others everybody knows them."""
 MIN_TEST = 30

@@ -130,7 +130,7 @@ class Branch:
 
 
 def remove_branch(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> Deletion:
-    """O9: one arm of an `if` or `match`, or one exception handler, goes; `detail` is its number among `branches`."""
+    """O9: remove one branch of an `if` or `match`, or one exception handler; `detail` is its number in `branches`."""
     source = code.modules[symbol.path].source
     all_branches = branches(source, find_function(source, symbol.name))
     if not symbol.detail.isdigit() or int(symbol.detail) >= len(all_branches):
@@ -347,7 +347,7 @@ def _decided(test: ast.expr, name: str, value: object) -> bool | None:
 
 
 def _drop_if(source: Source, node: ast.If) -> Edit | None:
-    """The edit that leaves out an arm that never runs; None where other code would have to move."""
+    """The edit that removes a branch that never runs; None if other code would have to move."""
     start, end = source.span(node)
     is_elif = source.text.startswith("elif", start)
     if not node.orelse:
