@@ -22,6 +22,7 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.trainer import Trainer
+from woodshed.learning.worker import Worker
 from woodshed.records import Hint
 from woodshed.runs.folder import RunDir
 
@@ -201,3 +202,23 @@ def die_while_saving(training: Training, folder: str) -> None:
 
     tensor_folder.save = write_or_die
     checkpoint.save(run, trainer, TrainState("rl", 9))
+
+
+def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
+    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold."""
+    found = {}
+    for name, training in trainings.items():
+        policy, copied, run = policy_of(training), None, RunDir(Path(folder) / name)
+        with torch.no_grad():
+            for weight in policy.trainable.values():
+                weight.mul_(1.5)
+        if ranks.index() == 0:
+            copied = build(training.family)
+            copied = add_adapter(copied, training.rank) if training.rank else copied
+        worker = Worker(policy, run, copied=copied)
+        worker.refresh()
+        worker.export(dtype="float32")
+        worker.write_for_servers(run.path / "served")
+        held = copied.state_dict() if copied is not None else {}
+        found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
+    return found

@@ -9,6 +9,8 @@ import learning_scenarios
 import pytest
 import torch
 from learning_scenarios import SAVED, Training
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 from worlds import launch
 
 from woodshed.runs.folder import RunDir
@@ -109,3 +111,22 @@ def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path)
     kept = torch.load(folder / "kept.pt")
     loaded = learning_scenarios.load({"AdamW": TRAININGS["AdamW"]}, str(tmp_path))["AdamW"]
     assert all(torch.equal(loaded[key], value) for key, value in kept.items())
+
+
+def test_what_ranks_export_is_whole(tmp_path: Path):
+    """An adapter, a model whose ends share a weight, and experts of two ranks, for people, servers and engines."""
+    trainings = {name: TRAININGS[name] for name in ("LoRA", "AdamW", "experts")}
+    exported = launch(2, "learning_scenarios:exported", trainings, str(tmp_path))[0]
+    for name, (weights, copied) in exported.items():
+        kept, served, expected = tmp_path / name / "policy", tmp_path / name / "served", weights
+        if name == "LoRA":
+            expected = {key.replace(".default", ""): value for key, value in weights.items()}
+            held = [load_file(folder / "adapter_model.safetensors") for folder in (kept, served)]
+        else:
+            if name == "AdamW":
+                expected = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
+            whole = AutoModelForCausalLM.from_pretrained(kept).state_dict()
+            held = [whole, load_file(served / "model.safetensors")]
+        for found, wanted in ((copied, weights), *((each, expected) for each in held)):
+            assert found.keys() == wanted.keys()
+            assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []

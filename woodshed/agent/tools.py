@@ -136,6 +136,13 @@ class ToolSettings(Settings):
         return tuple(tool.spec for tool in toolbox(self.offered).values())
 
 
+READ_LINES = 40
+"""Lines of a file shown where the call does not say how many."""
+LINE_CHARS = 300
+"""Characters shown of one line of a file or of a search hit."""
+SEARCH_HITS = 20
+"""Hits shown of a search."""
+
 FINISHED = "finished"
 """Observation of an executed `finish`."""
 

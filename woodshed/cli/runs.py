@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,7 @@ from woodshed.cli.app import (
 )
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RunError
+from woodshed.runs import machine
 
 if TYPE_CHECKING:
     from woodshed.runs.folder import RunDir
@@ -70,24 +72,24 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
-    from woodshed import report, settings
+    from woodshed import report
+    from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
-    from woodshed.stages import preflight, variants
-    from woodshed.stages.recipe import Recipe
+    from woodshed.train import follow
 
+    if launch.is_follower():
+        if not dry_run:
+            follow()
+        return
     if resume is not None:
         run, chosen = open_run(resume)
     else:
-        path, values = Path(recipe or ""), overrides or []
-        chosen = variants.recipe_of(path, variant, values) if variant else settings.read(Recipe, path, values)
-        say_own_parts(chosen)
-        preflight.refuse(chosen)
-        for warning in preflight.warnings(chosen):
-            tell(f"warning: {warning}")
+        values = overrides or []
+        chosen = new_recipe(Path(recipe or ""), variant, values)
         if dry_run:
             say(chosen.to_toml().rstrip())
             option = ["--variant", variant] if variant else []
-            say_next(" ".join(["woodshed train", str(recipe), *option, *values]))
+            say_next(" ".join([machine.command(chosen.layout.world), "train", str(recipe), *option, *values]))
             return
         name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -96,6 +98,26 @@ def train(
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
+    """Read the recipe of a new run, and print its warnings.
+
+    Raises:
+        RecipeError: it cannot be read, or it would train nothing.
+    """
+    from woodshed import settings
+    from woodshed.stages import preflight, variants
+    from woodshed.stages.recipe import Recipe
+
+    chosen = (
+        variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
+    )
+    say_own_parts(chosen)
+    preflight.refuse(chosen)
+    for warning in preflight.warnings(chosen):
+        tell(f"warning: {warning}")
+    return chosen
 
 
 def open_run(path: Path) -> tuple[RunDir, Recipe]:

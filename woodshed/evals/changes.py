@@ -24,6 +24,7 @@ FREE = (
         "loss.micro_batch_tokens",
     ),
     *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
+    *("layout.fsdp", "layout.replicate", "layout.ep"),
     "policy.activation_checkpointing",
     "sft.checkpoint_every",
 )
