@@ -268,7 +268,7 @@ def test_files_of_a_run_that_cannot_be_read_are_named(run):
         with pytest.raises(RunError, match=r"recipe\.toml cannot be read: .*restore it"):
             run.recipe()
     (run.path / "manifest.json").write_text("[]")
-    with pytest.raises(RunError, match=r"manifest\.json cannot be read: it holds '\[\]'"):
+    with pytest.raises(RunError, match=r"manifest\.json cannot be read: it has '\[\]'"):
         _ = run.manifest
     (run.path / "recipe.toml").write_text("grading = 3\n")
     with pytest.raises(RunError, match=r"recipe\.toml: grading = 3 should be a section"):
