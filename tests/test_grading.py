@@ -441,7 +441,7 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "r1: 1 -> 0" in result.output
     assert "r0: 1 -> 1  no longer flagged: history" in result.output
-    assert "2 attempts judged again: 2 changed, 1 in reward, 1 in flags" in result.output
+    assert "2 attempts graded again: 2 changed, 1 in reward, 1 in flags" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
     assert regrade.settings_of(run, ["isolate_tests=always"]) == GradingSettings(
         shaped=True, jobs=1, isolate_tests="always"

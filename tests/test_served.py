@@ -214,7 +214,7 @@ def test_a_server_of_another_model_is_refused_before_any_attempt(
     ("given", "message"),
     [
         ("kind='http'", "needs servers; add"),
-        ("servers=[{url='http://127.0.0.1:1'}]", "asks no servers"),
+        ("servers=[{url='http://127.0.0.1:1'}]", "uses no servers"),
         ("kind='htp'", "no engine 'htp'; did you mean 'http'"),
     ],
 )

@@ -309,7 +309,7 @@ def test_whatever_a_policy_writes_is_watched_hinted_counted_kept_and_shown(tiny_
             task=tiny_task,
             session="s",
             agent=agent,
-            place={},
+            position={},
             cost=None,
         )
         made.append(rollout)

@@ -109,17 +109,17 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
     }
     rows = []
     for group, key in groups.items():
-        named: dict[str, list[Task]] = {}
+        by_name: dict[str, list[Task]] = {}
         for task in tasks:
-            named.setdefault(key(task), []).append(task)
+            by_name.setdefault(key(task), []).append(task)
         order = {name: index for index, name in enumerate(LEVELS)} if group == "operator" else {}
-        for name in sorted(named, key=lambda n: (order.get(n, 0), n)):
-            rows.append(_row(group, name, named[name], len(tasks)))
+        for name in sorted(by_name, key=lambda n: (order.get(n, 0), n)):
+            rows.append(_row(group, name, by_name[name], len(tasks)))
     last = {entry["task"]: entry for entry in rejected(rejections)}  # the last of several tries
-    made = {task.name for task in tasks}
+    accepted = {task.name for task in tasks}
     files = sorted(str(entry.get("detail", "")) for entry in last.values() if entry["reason"] == UNREAD)
     others = {name: entry["reason"] for name, entry in last.items() if entry["reason"] != UNREAD}
-    reasons = Counter(reason for name, reason in others.items() if name not in made)
+    reasons = Counter(reason for name, reason in others.items() if name not in accepted)
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks), tuple(files))
 
 

@@ -108,7 +108,7 @@ class TaskGenerator:
         report = self._place / "harden.json"
         counts = json.loads(report.read_text()).values() if report.exists() else ()
         valid, tried = sum(made for made, _ in counts), max(1, sum(tries for _, tries in counts))
-        self._arms.made(self._arm, valid=valid, tried=tried, seconds=float(tried))
+        self._arms.record(self._arm, valid=valid, tried=tried, seconds=float(tried))
         found: list[Task] = []
         try:
             paths = folder.task_folders(self._place) if self._place.is_dir() else []
