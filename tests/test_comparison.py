@@ -102,7 +102,7 @@ def test_what_a_reader_should_know_is_a_warning(tmp_path: Path):
     b = make_run(tmp_path / "b", {1}, harness="h1", seed=7, count=18)
     warnings = comparison.compare([a], [b]).warnings
     assert "the harness's source: h0 against h1" in warnings and "the sampling seed: 0 against 7" in warnings
-    assert "2 tasks were attempted on one side only and do not enter" in warnings
+    assert "2 tasks were attempted on one side only and are left out" in warnings
     (b.path / "manifest.json").unlink()
     assert any("has no record" in warning for warning in comparison.compare([a], [b]).warnings)
 
