@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 MAX_FUNCTION_LINES = 45
 MAX_PARAMETERS = 8
 MAX_FILE_LINES = 500
-MAX_SETTINGS = 175
+MAX_SETTINGS = 178
 GRAB_BAGS = ("utils", "util", "common", "misc", "base", "helpers", "helper", "lib")
 QUESTION = re.compile(r"(What|Which|Whether|How|Where|Who)\b")
 RETIRED = re.compile(
@@ -47,9 +47,7 @@ LONG_FUNCTIONS: set[str] = {
 MANY_PARAMETERS: set[str] = set()
 LONG_FILES: set[str] = set()
 CLASS_NAMES_DEFINED_TWICE: set[str] = set()
-FILES_WITH_QUESTIONS: set[str] = {
-    "engines/http.py",
-}
+FILES_WITH_QUESTIONS: set[str] = set()
 FILES_WITH_RETIRED_WORDS: set[str] = set()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

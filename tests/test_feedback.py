@@ -9,7 +9,7 @@ import pytest
 from scripted import EDIT, FINISH, PROSE, READ, SETTINGS, TEST, UNKNOWN, UNREADABLE, calc_task, play, renderer
 
 from woodshed import feedback
-from woodshed.agent.tools import EXAMPLES, TOOLS
+from woodshed.agent.tools import TOOLS, form
 from woodshed.records import CALL_FAULTS, Group, Hint, RecipeError, Rollout, Task
 from woodshed.tokens.codec import CODECS
 
@@ -112,13 +112,10 @@ def test_every_call_fault_has_a_detector() -> None:
 def test_a_hint_shows_the_form_of_the_tool_that_was_meant(hints, codec: str) -> None:
     written = renderer(codec).codec
     bad = "<call>edit_file calc.py</call>" if codec == "plain" else '<call>{"name": "edit_file"}</call>'
-    cut = written.format("edit_file", EXAMPLES["edit_file"], TOOLS).replace(">>>>", "").replace("}", "")
+    cut = form("edit_file", written).replace(">>>>", "").replace("}", "")
     for message, detector in ((bad, "bad_arguments"), (cut, "unparseable")):
         hint = hints(message, codec=codec)[0]
-        assert (
-            hint.detector == detector
-            and written.format("edit_file", EXAMPLES["edit_file"], TOOLS) in hint.text
-        )
+        assert hint.detector == detector and form("edit_file", written) in hint.text
     names = hints(written.format("finish", {}, TOOLS).replace("finish", "end"), codec=codec)[0]
     assert (
         names.text == "Reminder: the only tools are read_file, edit_file, write_file, search, shell, finish."

@@ -158,7 +158,7 @@ def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, ti
         return str(caught.value)
 
     position = json.loads((newest / "position.json").read_text())
-    for odd in ({**position, "step": "x"}, {**position, "watch": {"rates": 3}}, {}):
+    for odd in ({**position, "step": "x"}, {**position, "watch": {"pace": 3}}, {}):
         said = spoiled(newest / "position.json", json.dumps(odd).encode())
         assert "rl-000002 cannot be read" in said and "delete that folder to resume before it" in said
     file = "shard-00001-model-00001-of-00001.safetensors"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -132,3 +134,59 @@ def test_a_module_of_the_working_folder_hides_no_installed_one(tmp_path: Path, m
     import tomli_w
 
     assert "dumps" in vars(tomli_w)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "message"),
+    [
+        ("runs/theirs/evil.py", "runs.theirs.evil:words", "lies in the run folder .*theirs"),
+        ("runs/evil.py", "runs.evil:words", "runs is a folder and no package"),
+        ("theirs/evil.py", "theirs.evil:words", "lies in the run folder .*theirs"),
+        ("evil.py", "evil:words", "lies in the run folder"),
+    ],
+)
+def test_nothing_is_imported_from_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, name: str, message: str
+):
+    """A run folder of somebody else may bring code beside its recipe, below the working folder or as that."""
+    evil = tmp_path / file
+    evil.parent.mkdir(parents=True, exist_ok=True)
+    evil.write_text("raise AssertionError('imported')\n")
+    if evil.parent.name == "theirs" and file.startswith("theirs"):
+        (evil.parent / "__init__.py").write_text("raise AssertionError('imported')\n")
+    for written in ("manifest.json", "recipe.toml") if evil.parent.name != "runs" else ():
+        (evil.parent / written).write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(RecipeError, match=message):
+        COUNT.resolve(name)
+    assert not [module for module in sys.modules if module.endswith("evil")]
+
+
+def test_python_m_puts_the_working_folder_last(tmp_path: Path):
+    """Python puts it first, where a file in it would hide an installed package."""
+    (tmp_path / "typer.py").write_text("raise AssertionError('shadowed')")
+    path = [str(Path(parts.__file__).parents[1]), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-m", "woodshed", "--version"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and done.stdout.startswith("woodshed "), done.stderr
+
+
+def test_what_a_part_raises_at_work_names_the_part_and_the_line(module: str, tmp_path: Path):
+    (tmp_path / f"{module}.py").write_text(
+        "def words(task, rollout, *, weight=1.0):\n    return 1 / length(rollout)\n\n"
+        "def length(text):\n    return text['n']\n"
+    )
+    count = COUNT.resolve(f"{module}:words")
+    message = rf"count '{module}:words' failed: TypeError: .*{module}.py, line 5"
+    with pytest.raises(RecipeError, match=message), parts.blamed():
+        count("", "three")
+    with pytest.raises(ZeroDivisionError), parts.blamed():  # a fault of ours is no fault of theirs
+        raise ZeroDivisionError
+    assert parts.own(Section(terms={"length": 1.0, f"{module}:words": 2.0})) == (f"{module}:words",)

@@ -12,7 +12,7 @@ import pytest
 from test_codec import TOOLS
 from tiny_model import CHATML, tiny_tokenizer
 
-from woodshed.records import Call, ModelError, Observation
+from woodshed.records import Call, ModelError, Observation, RecipeError
 from woodshed.tokens.renderer import (
     PackageRenderer,
     Renderer,
@@ -240,7 +240,7 @@ def test_a_model_without_tool_tokens_takes_plain(tiny_model_dir):
 
 def test_what_no_renderer_can_do_is_said():
     bare = tiny_tokenizer()
-    with pytest.raises(ModelError, match="no codec 'xml'; known are auto, native, plain, json, hermes"):
+    with pytest.raises(RecipeError, match="no codec 'xml'; known are auto, native, plain, json, hermes"):
         create_renderer(bare, codec="xml")
     with pytest.raises(ModelError, match="codec hermes needs a chat template that lists tools"):
         create_renderer(bare, codec="hermes")

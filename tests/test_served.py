@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scripted import renderer
 from test_practice import recipe_of
 from test_sampler import Handler, Server
 from tiny_model import write_tiny_model
 
-from woodshed import settings
+from woodshed import agent, parts, settings
+from woodshed.cli.app import open_engine
 from woodshed.engines import local
 from woodshed.engines.create import EngineSettings, create
 from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate
 from woodshed.engines.local import LocalEngine
 from woodshed.engines.router import Router
 from woodshed.engines.scripted import ScriptedEngine
+from woodshed.evals.suite import SuiteSettings
+from woodshed.experience import Collector, RolloutSettings
 from woodshed.learning.policy import add_adapter
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
+from woodshed.settings import validate
+from woodshed.stages.session import Session, critic_of
 from woodshed.tokens.renderer import create_renderer
 from woodshed.train import train
 
@@ -50,13 +58,50 @@ class LoadsAdapters(Handler):
             super().do_POST()
 
 
-def serve(model: Path, seed: int = 0) -> Server:
+class LoadsWholeWeights(Handler):
+    """A server that takes whole weights as vLLM does, and may keep layers as they are and say nothing."""
+
+    deaf: str | None = None
+    """Part of the names of weights that stay as they are."""
+
+    def do_POST(self) -> None:  # noqa: N802 (named by the library)
+        if self.path != "/collective_rpc":
+            super().do_POST()
+            return
+        from safetensors.torch import load_file
+
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        folder = Path(body["kwargs"]["weights_path"])
+        assert json.loads((folder / "config.json").read_text())["tie_word_embeddings"] is False
+        with self.server.lock:
+            self.server.bodies.append(body | {"path": self.path})
+            weights = load_file(folder / "model.safetensors")
+            heard = {
+                name: value for name, value in weights.items() if self.deaf is None or self.deaf not in name
+            }
+            self.server.behind.model.load_state_dict(heard, strict=False)
+            self.server.behind.update_weights(WeightUpdate("shared"), 0)
+        self.answer(200, {"results": [None]})
+
+
+class KeepsItsOutputLayer(LoadsWholeWeights):
+    deaf = "lm_head"
+
+
+class KeepsAll(LoadsWholeWeights):
+    deaf = ""
+
+
+def serve(model: Path, handler: type[Handler] = LoadsAdapters) -> Server:
     loaded = local.load(str(model))
-    engine = LocalEngine(
-        add_adapter(loaded.model, 4), create_renderer(loaded.tokenizer, codec="plain", model_dir=model)
-    )
+    served = loaded.model
+    if handler is LoadsAdapters:
+        served = add_adapter(served, 4)
+    else:
+        served.lm_head.weight = torch.nn.Parameter(served.lm_head.weight.detach().clone())
+    engine = LocalEngine(served, create_renderer(loaded.tokenizer, codec="plain", model_dir=model))
     server = Server(engine)
-    server.RequestHandlerClass = LoadsAdapters
+    server.RequestHandlerClass = handler
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -71,14 +116,22 @@ def servers(tiny_model_dir: Path) -> Iterator[list[Server]]:
         server.behind.close()
 
 
-def trained(task: Task, root: Path, model: Path, *servers: Server, steps: int = 2) -> RunDir:
+def trained(
+    task: Task,
+    root: Path,
+    model: Path,
+    *servers: Server,
+    steps: int = 2,
+    engine: Any = None,
+    lora_rank: int = 4,
+) -> RunDir:
     recipe = recipe_of(
         task,
         root,
-        policy={"model": str(model), "lora_rank": 4, "codec": "plain"},
+        policy={"model": str(model), "lora_rank": lora_rank, "codec": "plain"},
         rl={"steps": steps, "tasks_per_step": 1},
         curriculum={"repeats": True},
-        engine=served_by(*servers),
+        engine=engine or served_by(*servers),
     )
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     train(recipe, run, lambda _done, _total, _text: None)
@@ -105,6 +158,47 @@ def test_two_servers_train_a_policy_and_compute_as_the_trainer_does(
     assert len(list((run.path / "weights").iterdir())) <= 2
 
 
+def test_whole_weights_are_trained_through_a_server_that_takes_them(
+    tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
+):
+    server = serve(tiny_model_dir, LoadsWholeWeights)
+    run = trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=0)
+    steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
+    assert len(steps) == 2 and all(line["logp_gap_mean"] < 1e-4 for line in steps)
+    order = [body["path"].partition("?")[0] for body in server.bodies if body["path"] != "/v1/completions"]
+    assert order == ["/pause", "/collective_rpc", "/resume"] * (len(order) // 3) and len(order) >= 3 * 4
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("handler", [KeepsItsOutputLayer, KeepsAll])
+def test_a_server_that_keeps_old_weights_and_says_nothing_is_refused(
+    handler: type[Handler], tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
+):
+    server = serve(tiny_model_dir, handler)
+    with pytest.raises(
+        SamplerError, match=r"took new weights, and is .* goes on with old ones.*tie_word_embedd"
+    ):
+        trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=0)
+    assert sum(body["path"] == "/v1/completions" for body in server.bodies) == 1
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("lora_rank", "switch"), [(4, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"), (0, "VLLM_SERVER_DEV_MODE=1")]
+)
+def test_a_server_that_takes_no_weights_says_how_it_is_started(
+    lora_rank: int, switch: str, tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
+):
+    server = serve(tiny_model_dir, Handler)
+    server.failures = [404]
+    with pytest.raises(SamplerError, match=rf"status 404.*{switch}"):
+        trained(tiny_task, tmp_path, tiny_model_dir, server, lora_rank=lora_rank)
+    server.shutdown()
+    server.server_close()
+
+
 def test_a_server_of_another_model_is_refused_before_any_attempt(
     tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
 ):
@@ -114,15 +208,6 @@ def test_a_server_of_another_model_is_refused_before_any_attempt(
     assert sum(body["path"] == "/v1/completions" for body in server.bodies) == 1
     server.shutdown()
     server.server_close()
-
-
-def test_a_server_without_token_ids_is_refused_before_any_attempt(
-    servers: list[Server], tiny_task: Task, tiny_model_dir: Path, tmp_path: Path
-):
-    servers[0].spoil = {"token_ids": None}
-    with pytest.raises(SamplerError, match="returned no token ids"):
-        trained(tiny_task, tmp_path, tiny_model_dir, servers[0])
-    assert sum(body["path"] == "/v1/completions" for body in servers[0].bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -185,3 +270,134 @@ def test_an_engine_of_ones_own_must_be_an_engine(tmp_path: Path, monkeypatch: py
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(RecipeError, match=r"engine.kind = 'own_engine:half' opened a object, which has no"):
         create(EngineSettings(kind="own_engine:half"), renderer())
+
+
+OWN = """
+from concurrent.futures import Future
+from dataclasses import replace
+from woodshed.engines.engine import sample_all
+from woodshed.engines.local import LocalEngine
+
+class Spoiled(LocalEngine):
+    spoil = dict(ids=(), logps=(), versions=())
+    def submit_all(self, requests):
+        futures = []
+        for sample in [future.result() for future in super().submit_all(requests)]:
+            futures.append(Future())
+            futures[-1].set_result(replace(sample, **self.spoil) if self.spoil else sample.ids)
+        return futures
+
+class Worded(Spoiled):
+    spoil = None
+
+class Separate(Spoiled):
+    takes = "folder"
+    def update_weights(self, update, version):
+        assert update.folder.is_dir()
+
+def spoiled(settings, renderer, model):
+    return Spoiled(model, renderer, settings)
+
+def worded(settings, renderer, model):
+    return Worded(model, renderer, settings)
+
+def separate(settings, renderer, model):
+    return Separate(model, renderer, settings)
+"""
+
+
+@pytest.fixture
+def own_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "own_engines.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+    parts._imported.cache_clear()
+    yield "own_engines"
+    sys.modules.pop("own_engines", None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("http", "returned no token ids"),
+        ("router", "returned no token ids"),
+        ("own_engines:spoiled", "returned no token ids"),
+        ("own_engines:separate", "returned no token ids"),
+        ("own_engines:worded", "returned a tuple in place of a Sample"),
+    ],
+)
+def test_an_engine_without_token_ids_is_refused_before_any_attempt(
+    kind: str,
+    message: str,
+    servers: list[Server],
+    own_engines: str,
+    tiny_task: Task,
+    tiny_model_dir: Path,
+    tmp_path: Path,
+):
+    for server in servers:
+        server.spoil = {"token_ids": None}
+    asked = servers[: {"http": 1, "router": 2}.get(kind, 0)]
+    with pytest.raises(SamplerError, match=message):
+        trained(tiny_task, tmp_path, tiny_model_dir, *asked, engine=None if asked else {"kind": kind})
+    assert not list(tmp_path.rglob("rollouts.jsonl"))
+    completions = [body for server in asked for body in server.bodies if body["path"] == "/v1/completions"]
+    assert len(completions) == len(asked[:1])
+
+
+def test_what_an_engine_returns_in_mid_run_is_checked_too(tiny_task: Task):
+    """The first message may be right and a later one not."""
+    engine = ScriptedEngine(renderer(), ["<call>finish</call>"])
+    right = engine.submit(SampleRequest((1, 2), 64, 0)).result()
+    for wrong, message in (
+        ({"ids": ()}, "no token ids"),
+        ({"ids": ("a",) * len(right.ids)}, "'a', which is no token id"),
+        ({"logps": ()}, "with 0 log-probabilities"),
+        ({"logps": (float("nan"),) * len(right.ids)}, "log-probability nan"),
+        ({"versions": ()}, r"with versions \(\)"),
+        ({"finish_reason": "length"}, "finished .* with 'length'"),
+    ):
+        future = answered(replace(right, **wrong))
+        engine.submit_all = lambda _requests, f=future: [f]  # type: ignore[method-assign]
+        with pytest.raises(SamplerError, match=message):
+            agent.run(tiny_task, engine, agent.AgentSettings())
+        with pytest.raises(SamplerError, match=message):
+            Collector(engine, RolloutSettings(attempts=1), agent.AgentSettings()).collect([tiny_task])
+
+
+def answered(sample: Sample) -> Future[Sample]:
+    future: Future[Sample] = Future()
+    future.set_result(sample)
+    return future
+
+
+def test_the_critics_own_engine_is_closed(servers: list[Server], tiny_task: Task, tiny_model_dir: Path):
+    url = {"url": f"http://127.0.0.1:{servers[0].server_port}", "retries": 0}
+    recipe = recipe_of(tiny_task, tiny_model_dir, critic={"endpoint": url, "model": str(tiny_model_dir)})
+    policys: Any = Held()
+    critic = critic_of(recipe, policys)
+    assert critic is not policys
+    nothing: Any = None
+    Session(recipe, nothing, nothing, policys, nothing, critic, nothing).close()
+    assert policys.closed
+    with pytest.raises(RuntimeError):
+        critic.submit(SampleRequest((1, 2), 4, 0))
+
+
+@pytest.mark.parametrize(("parameters", "is_given"), [("model", True), ("model=None", False)])
+def test_an_engine_of_ones_own_is_given_a_model_in_an_evaluation_unless_it_can_do_without(
+    parameters: str, is_given: bool, own_engines: str, tiny_model_dir: Path, tmp_path: Path
+):
+    (tmp_path / "own_engines.py").write_text(
+        "from woodshed.engines.scripted import ScriptedEngine\n"
+        f"def make(settings, renderer, {parameters}):\n"
+        "    engine = ScriptedEngine(renderer, [])\n"
+        "    engine.model = model\n"
+        "    return engine\n"
+    )
+    chosen = validate(
+        SuiteSettings,
+        {"name": "e", "tasks": ["t"], "model": str(tiny_model_dir), "engine": {"kind": "own_engines:make"}},
+    )
+    with closing(open_engine(chosen)) as engine:
+        assert (engine.model is not None) == is_given  # type: ignore[attr-defined]

@@ -423,7 +423,7 @@ def test_every_example_is_a_call_that_reads_back(codec) -> None:
         text = tools.form(spec.name, codec)
         _, calls, error_kind = codec.parse(text, TOOLS)
         assert error_kind is None
-        assert [(call.tool, call.arguments) for call in calls] == [(spec.name, tools.EXAMPLES[spec.name])]
+        assert [(call.tool, call.arguments) for call in calls] == [(spec.name, spec.example)]
 
 
 def test_a_refusal_says_what_would_work() -> None:

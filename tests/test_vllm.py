@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import pytest
 from test_practice import recipe_of
 from tiny_model import tiny_tokenizer
 
-from woodshed.records import Rollout, Task
+from woodshed.records import Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.train import train
 
@@ -31,9 +32,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with heads of 32, the smallest that vLLM's attention takes."""
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with heads of 32, the smallest that vLLM's attention takes, tied to its output layer or not."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -48,7 +49,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         head_dim=32,
         max_position_embeddings=4096,
         initializer_range=0.3,
-        tie_word_embeddings=True,
+        tie_word_embeddings=request.param,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -109,13 +110,11 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"no answer within {START_S:g} s: {log.read_text(errors='replace')[-3000:]}")
 
 
-def test_two_steps_through_vllm_with_adapters_loaded(
-    server: str, model: Path, tiny_task: Task, tmp_path: Path
-):
+def trained(server: str, model: Path, task: Task, root: Path, lora_rank: int) -> RunDir:
     recipe = recipe_of(
-        tiny_task,
-        tmp_path,
-        policy={"model": str(model), "lora_rank": 4, "codec": "plain"},
+        task,
+        root,
+        policy={"model": str(model), "lora_rank": lora_rank, "codec": "plain"},
         rl={"steps": 2, "tasks_per_step": 1},
         curriculum={"repeats": True},
         optimizer={"learning_rate": 0.01},
@@ -123,6 +122,21 @@ def test_two_steps_through_vllm_with_adapters_loaded(
     )
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     train(recipe, run, lambda _done, _total, _text: None)
+    return run
+
+
+def is_tied(model: Path) -> bool:
+    return json.loads((model / "config.json").read_text())["tie_word_embeddings"]
+
+
+@pytest.mark.parametrize("lora_rank", [4, 0], ids=["adapter", "whole"])
+def test_two_steps_through_vllm(server: str, model: Path, lora_rank: int, tiny_task: Task, tmp_path: Path):
+    """Adapters and whole weights arrive; an output layer that is the embedding stays old, which is refused."""
+    if is_tied(model) and not lora_rank:
+        with pytest.raises(SamplerError, match=r"took new weights, and is .* goes on with old ones"):
+            trained(server, model, tiny_task, tmp_path, lora_rank)
+        return
+    run = trained(server, model, tiny_task, tmp_path, lora_rank)
     steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
     gaps = [line["logp_gap_mean"] for line in steps]
     print(f"log-prob gap of server against trainer, nats a token: {gaps}")

@@ -145,7 +145,7 @@ def whole(made: ExpertAttempt, using: Renderer) -> str:
 def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     using = renderer()
     made = attempt(tiny_task, number=3, seeded_fault_share=0.3, reminder_share=0.5)
-    other = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
+    other = renamed(made, tiny_task, using, SFTSettings(), agent=AgentSettings(), seed="1")
     assert [(t.oracle, t.error_kind, len(t.observations)) for t in other.rollout.turns] == [
         (t.oracle, t.error_kind, len(t.observations)) for t in made.rollout.turns
     ]
@@ -154,8 +154,10 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     row = sft.expert_sample(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.predicted] == ids
-    again = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
-    assert again == other and renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="2") != other
+    again, another = (
+        renamed(made, tiny_task, using, SFTSettings(), agent=AgentSettings(), seed=s) for s in "12"
+    )
+    assert again == other and another != other
 
 
 @pytest.mark.parametrize("codec", ["plain", "json"])
@@ -167,7 +169,7 @@ def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, c
     for number in range(12):
         made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.5, plants=plants)
         if under_other_names:
-            made = renamed(made, tiny_task, using, SFTSettings(), max_calls=1, seed="1")
+            made = renamed(made, tiny_task, using, SFTSettings(), agent=AgentSettings(), seed="1")
         right = [call for turn in made.rollout.turns for call in turn.calls if call.arguments.get("new")]
         code = right[-1].arguments["new"].strip()
         code = code if codec == "plain" else json.dumps(code)[1:-1]
@@ -192,7 +194,7 @@ def test_calls_of_a_renamed_attempt_are_what_its_text_says(tiny_task, codec):
     method = replace(tiny_task, target_symbol="Words.count")
     for number in range(6):
         made = attempt(tiny_task, codec, number=number, seeded_fault_share=0.3)
-        other = renamed(made, method, using, SFTSettings(), max_calls=1, seed="1")
+        other = renamed(made, method, using, SFTSettings(), agent=AgentSettings(), seed="1")
         for turn in other.rollout.turns:
             _, calls, _ = using.codec.parse(turn.text, TOOLS)
             assert [(c.arguments, c.raw) for c in calls] == [(c.arguments, c.raw) for c in turn.calls]

@@ -2,7 +2,8 @@
 
 A field of settings that names a part is annotated with a `Part`. Reading settings looks at the form of the name and
 imports nothing, so a run folder from anywhere can be read, graded and reported. `check` imports what a recipe names;
-only commands that start or go on with a run call it, on the recipe that the person gave them.
+only commands that start or go on with a run call it, on the recipe that the person gave them. Nothing is imported from
+inside a run folder, nor from a folder that is no package: a run is data, whoever made it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from woodshed.records import RecipeError
+from woodshed.records import RecipeError, WoodshedError
 
 T = TypeVar("T")
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part(Generic[T]):
     """A place that a named part can take. In `Annotated[str, Part(...)]` it checks the form of the name."""
 
@@ -99,6 +102,44 @@ def check(settings: BaseModel) -> None:
         part.resolve(name)
 
 
+def own(settings: BaseModel) -> tuple[str, ...]:
+    """Import paths of the user's own parts that these settings name; nothing is imported."""
+    return tuple(dict.fromkeys(name for part, name in _named(settings) if name not in part.known))
+
+
+@contextmanager
+def blamed() -> Iterator[None]:
+    """Turn what a part of the user's own raises at work into one message that names the part, the file and the line.
+
+    Raises:
+        RecipeError: an error that came out of an imported part. Errors of Woodshed's own go on as they are.
+    """
+    try:
+        yield
+    except WoodshedError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename in _used]
+        if not frames:
+            raise
+        parts_of_file, last = _used[frames[0].filename], frames[-1]
+        named = next((parts_of_file[f.name] for f in frames if f.name in parts_of_file), None)
+        named = named or " or ".join(dict.fromkeys(parts_of_file.values()))
+        said = f"{type(error).__name__}: {error}".rstrip(": ")
+        raise RecipeError(f"{named} failed: {said} ({last.filename}, line {last.lineno})") from error
+
+
+def wrong_result(kind: str, name: str, result: Any, wanted: str) -> RecipeError:
+    """The error of a part that returned something else than its protocol says."""
+    shown = repr(result)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return RecipeError(f"{kind} {name!r} returned {shown}; it must return {wanted}")
+
+
+_used: dict[str, dict[str, str]] = {}
+"""File of an imported part to its attributes, each with the kind and the name that a message gives it."""
+
+
 def _named(settings: BaseModel) -> Iterator[tuple[Part[Any], str]]:
     for field_name, field in type(settings).model_fields.items():
         value = getattr(settings, field_name)
@@ -124,6 +165,7 @@ def _imported(kind: str, name: str) -> Any:
     if here not in sys.path:
         sys.path.append(here)
     importlib.invalidate_caches()
+    _refuse_run_folder(kind, name, Path(here))
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -143,7 +185,32 @@ def _imported(kind: str, name: str) -> Any:
             f"{kind} {name!r}: {module.__file__ or module_name} has no {attribute!r}; "
             f"it has {', '.join(near) or 'nothing'}"
         )
+    _used.setdefault(module.__file__ or "", {})[attribute] = f"{kind} {name!r}"
     return getattr(module, attribute)
+
+
+def _refuse_run_folder(kind: str, name: str, here: Path) -> None:
+    """Look for a module without importing anything, and refuse one that came with somebody's run.
+
+    Raises:
+        RecipeError: it lies in a run folder, or in a folder of the working folder that is no package, as `runs` is.
+    """
+    top, *below = name.partition(":")[0].split(".")
+    if (spec := PathFinder.find_spec(top)) is None:
+        return
+    packages = [Path(location) for location in spec.submodule_search_locations or ()]
+    places = [package.joinpath(*below) for package in packages] or [Path(spec.origin or here)]
+    for folder in (folder for place in places for folder in (place, *place.parents)):
+        if (folder / "manifest.json").is_file() and (folder / "recipe.toml").is_file():
+            raise RecipeError(
+                f"{kind} {name!r} lies in the run folder {folder}, and nothing is imported from a run, which may be "
+                "somebody else's: read it, copy it to a folder of your own and start there"
+            )
+    if spec.loader is None and here / top in packages:
+        raise RecipeError(
+            f"{kind} {name!r}: {here / top} is a folder and no package, so nothing is imported from it; name a module "
+            f"of {here}, or make it a package of your own with an __init__.py"
+        )
 
 
 def _broken(kind: str, name: str, error: BaseException) -> RecipeError:
@@ -158,7 +225,8 @@ def _broken(kind: str, name: str, error: BaseException) -> RecipeError:
 
 
 def misfit(part: Any, like: Any) -> str:
-    """The reason for which a part cannot stand where `like` does, a function or a Protocol; "" where it can."""
+    """The reason for which a part cannot stand where `like` does: a function, its signature, or a Protocol; "" where it
+    can."""
     if not isinstance(like, type):
         return _miscall(part, like)
     if isinstance(part, type):
@@ -178,9 +246,10 @@ def misfit(part: Any, like: Any) -> str:
     return ""
 
 
-def _miscall(part: Any, like: Callable[..., Any], *, bound: bool = False) -> str:
+def _miscall(part: Any, like: Callable[..., Any] | inspect.Signature, *, bound: bool = False) -> str:
     """Why a function cannot be called with the arguments of another, or ""."""
-    parameters = list(inspect.signature(like).parameters.values())[bound:]
+    signature = like if isinstance(like, inspect.Signature) else inspect.signature(like)
+    parameters = list(signature.parameters.values())[bound:]
     positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
     wanted = ", ".join([*positional, *(["*", *keywords] if keywords else [])])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from published.write import interval, judged, load, percent, points, table
 from woodshed.feedback.gate import GateMeasurement, why_not
@@ -73,8 +74,17 @@ def _quickstart(arm: str) -> list[str]:
         f"{sides[0]} to {sides[1]}, {len(runs)} runs",
         f"{ends[0]} to {ends[1]} pp, clear in {clear} of {len(runs)}",
         f"{solved[0]} to {solved[1]} of {solved[2]}",
-        "not kept",
+        _rewards(runs),
     ]
+
+
+def _rewards(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Mean reward before and after, over the runs that kept it."""
+    kept = [run["reward"] for run in runs if "reward" in run]
+    if not kept:
+        return "not kept"
+    first, last = (statistics.mean(side) for side in zip(*kept, strict=True))
+    return f"{first:.2f} to {last:.2f} ({len(kept)} run{'s' if len(kept) > 1 else ''})"
 
 
 def _middle(shares: Sequence[float]) -> str:

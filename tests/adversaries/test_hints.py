@@ -8,7 +8,7 @@ import pytest
 from scripted import EDIT, FINISH, READ, SETTINGS, TEST, calc_task, play
 
 from woodshed import feedback
-from woodshed.agent.tools import EXAMPLES, TOOLS
+from woodshed.agent.tools import TOOLS
 from woodshed.feedback.critic import SYSTEM, parse, transcript
 from woodshed.feedback.leaks import leak
 from woodshed.monitors.judge import Audit, shown_turn
@@ -232,9 +232,9 @@ def test_honest_hints_pass(task: Task, attempt: Rollout, text: str) -> None:
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
 def test_every_hint_of_the_rules_passes(task: Task, attempt: Rollout, codec) -> None:
-    for detector, tool in itertools.product(feedback.CLASSES, EXAMPLES):
+    for detector, tool in itertools.product(feedback.CLASSES, TOOLS):
         text = feedback.hint_text(
-            detector, tools=TOOLS, codec=codec, tool=tool, test_command=task.test_command
+            detector, tools=TOOLS, codec=codec, tool=tool.name, test_command=task.test_command
         )
         for turn in range(len(attempt.turns)):
             assert leak(text, task, attempt, turn, hidden=HIDDEN) == "", text

@@ -383,8 +383,9 @@ def test_a_detector_that_breaks_neither_hints_nor_pays(tiny_task: Task, monkeypa
         )
     assert [(hint.turn, hint.detector) for hint in hints] == [(0, "no_call"), (1, "no_call")]
     monkeypatch.setitem(rewards.TERMS, "repeated", lambda task, rollout: len(list(breaks())))
-    assert rewards.auxiliary(tiny_task, rollout, {"repeated": -0.5}) == {"repeated": -1.0}
-    assert rewards.auxiliary(tiny_task, rollout, {"repeated": 0.5}) == {"repeated": 0.0}
+    with pytest.warns(UserWarning, match="r: a reward term could not be counted: RecursionError"):
+        assert rewards.auxiliary(tiny_task, rollout, {"repeated": -0.5}) == {"repeated": -1.0}
+        assert rewards.auxiliary(tiny_task, rollout, {"repeated": 0.5}) == {"repeated": 0.0}
 
 
 def test_a_solution_whose_interface_cannot_be_read_is_no_solution(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,9 +25,9 @@ from pydantic import Field
 from woodshed.agent import access, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
-from woodshed.agent.tools import TOOLS, ToolSettings
+from woodshed.agent.tools import ToolSettings
 from woodshed.boundary import contained
-from woodshed.engines.engine import Engine, Sample, SampleRequest
+from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
 from woodshed.records import (
     CALL_FAULTS,
     Access,
@@ -101,12 +102,13 @@ class Attempt:
         self.task, self.sandbox, self.renderer, self.settings = task, sandbox, renderer, settings
         self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
         self.context_length = context_length
+        self.tools = settings.tools.specs
         self.turns: list[Turn] = []
         self.accesses: list[Access] = []
         self.ended: Ended | None = None
         self._started = time.monotonic()
         system = system_prompt(max_calls=settings.max_calls)
-        self._context: ContextTokens = renderer.start(system, user_prompt(task), TOOLS)
+        self._context: ContextTokens = renderer.start(system, user_prompt(task), self.tools)
         self._ids: list[int] = list(self._context.ids)
         if self._room() < settings.turn_tokens:
             raise RecipeError(
@@ -142,8 +144,10 @@ class Attempt:
         text = self.renderer.decode(sample.ids)
         if sample.finish_reason == "length":
             return Message(text, (), "truncated")
-        _, calls, error_kind = self.renderer.codec.parse(text, TOOLS)
-        return Message(text, calls, error_kind)
+        parse = self.renderer.codec.parse
+        return contained(
+            lambda: Message(text, *parse(text, self.tools)[1:]), lambda error: _unread(text, error)
+        )
 
     def execute(self, message: Message) -> list[Observation] | None:
         """One observation per call, in order; one for the whole message without calls; None: the sandbox is lost."""
@@ -159,7 +163,7 @@ class Attempt:
             elif reason:
                 observation = Observation(call.id, f"not executed: {reason}")
             elif call.error_kind is not None:
-                observation = tools.refuse(call, self.renderer.codec)
+                observation = tools.refuse(call, self.renderer.codec, self.tools)
             else:
                 try:
                     observation = tools.run(call, self.sandbox, self.settings.tools)
@@ -272,7 +276,7 @@ class Attempt:
         if error_kind == "truncated":
             text = "error: the message was cut at its token limit and not acted on; be shorter"
         else:
-            text = f"error: no call in the message; tools: {', '.join(spec.name for spec in TOOLS)}"
+            text = f"error: no call in the message; tools: {', '.join(spec.name for spec in self.tools)}"
         return Observation("", text, error_kind)
 
     def _why_ended(self) -> Ended | None:
@@ -292,6 +296,12 @@ class Attempt:
         return "timeout" if time.monotonic() - self._started > settings.timeout_s else None
 
 
+def _unread(text: str, error: str) -> Message:
+    """A message on which a codec of the user's own broke: no call of it can be read."""
+    warnings.warn(f"the codec could not read a message: {error}", stacklevel=2)
+    return Message(text, (), "unparseable")
+
+
 def run(
     task: Task,
     engine: Engine,
@@ -307,6 +317,7 @@ def run(
 
     Raises:
         SandboxError: the sandbox could not be opened.
+        SamplerError: as the engine, or a message that is not token-exact.
         RecipeError: the task's prompt does not fit.
     """
     with sandboxes.open(sandbox_spec(task, watch=watch and sandboxes.watches)) as sandbox:
@@ -321,7 +332,7 @@ def run(
             seed=seed,
         )
         while not made.done:
-            made.act(engine.submit(made.request()).result())
+            made.act(sample_all(engine, [made.request()])[0])
         return made.finish()
 
 

@@ -1,47 +1,36 @@
-"""The six tools of the agent, the same in training, evaluation and deployment.
+"""The tools of the agent, the same in training, evaluation and deployment: six of ours, and any of the user's own.
 
-A tool is a `ToolSpec` (what the policy is told) and a function from arguments to an `Observation`. Whatever goes
-wrong with a call is an observation with a typed `error_kind`; only a lost sandbox raises (`SandboxError`).
-Observations are short, since every character is read by the policy, and hold nothing random.
+A tool is a `ToolSpec` (what the policy is told) and a function from arguments to text. Whatever goes wrong with a call
+is an observation with a typed `error_kind`; only a lost sandbox raises (`SandboxError`). Observations are short, since
+every character is read by the policy, and hold nothing random.
 """
 
 from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import inspect
 import json
 import posixpath
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed.agent import pasting
 from woodshed.agent.output import clean, clip, printable
-from woodshed.records import Call, ErrorKind, Observation, SandboxError
+from woodshed.boundary import contained
+from woodshed.parts import Part, misfit, wrong_result
+from woodshed.records import Call, ErrorKind, Observation, RecipeError, SandboxError
 from woodshed.sandbox import Result, Sandbox
 from woodshed.settings import Settings
 from woodshed.tokens.codec import Codec, ToolSpec, problem
-
-
-class ToolSettings(Settings):
-    """Limits on the text that the policy reads back from one call."""
-
-    command_timeout_s: float = Field(default=20.0, gt=0)
-    """Seconds before a shell command is killed."""
-    output_chars: int = Field(default=1200, ge=1)
-    """Characters shown of a command's output: the first half and the last half."""
-
-
-READ_LINES = 40
-"""Lines of a file shown where the call does not say how many."""
-LINE_CHARS = 300
-"""Characters shown of one line of a file or of a search hit."""
-SEARCH_HITS = 20
-"""Hits shown of a search."""
+from woodshed.tokens.schema import mismatch
 
 
 def _schema(required: Sequence[str] = (), **properties: str) -> dict[str, Any]:
@@ -55,6 +44,7 @@ TOOLS: tuple[ToolSpec, ...] = (
         description="Show lines of a file.",
         parameters=_schema(["path"], path="string", start="integer", count="integer"),
         inline=("path", "start", "count"),
+        example={"path": "package/module.py", "start": 1, "count": 40},
     ),
     ToolSpec(
         name="edit_file",
@@ -62,6 +52,7 @@ TOOLS: tuple[ToolSpec, ...] = (
         parameters=_schema(["path", "old", "new"], path="string", old="string", new="string"),
         inline=("path",),
         blocks=("old", "new"),
+        example={"path": "package/module.py", "old": "old text", "new": "new text"},
     ),
     ToolSpec(
         name="write_file",
@@ -69,18 +60,21 @@ TOOLS: tuple[ToolSpec, ...] = (
         parameters=_schema(["path", "content"], path="string", content="string"),
         inline=("path",),
         blocks=("content",),
+        example={"path": "package/module.py", "content": "new text"},
     ),
     ToolSpec(
         name="search",
         description="Find lines that match a Python regex, below a path.",
         parameters=_schema(["pattern"], pattern="string", path="string"),
         inline=("pattern", "path"),
+        example={"pattern": "name", "path": "package"},
     ),
     ToolSpec(
         name="shell",
         description="Run a shell command.",
         parameters=_schema(["command"], command="string"),
         rest="command",
+        example={"command": "python -m pytest -q"},
     ),
     ToolSpec(
         name="finish",
@@ -89,15 +83,65 @@ TOOLS: tuple[ToolSpec, ...] = (
     ),
 )
 
-EXAMPLES: dict[str, dict[str, Any]] = {
-    "read_file": {"path": "package/module.py", "start": 1, "count": 40},
-    "edit_file": {"path": "package/module.py", "old": "old text", "new": "new text"},
-    "write_file": {"path": "package/module.py", "content": "new text"},
-    "search": {"pattern": "name", "path": "package"},
-    "shell": {"command": "python -m pytest -q"},
-    "finish": {},
-}
-"""Arguments that show the form of each call, in error observations and in hints."""
+SIX = tuple(spec.name for spec in TOOLS)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool of the user's own."""
+
+    spec: ToolSpec
+    """Name, arguments and form, as the policy sees them."""
+    run: Callable[..., Any]
+    """Carries out a call: takes the sandbox, `ToolSettings` and the arguments by name, and returns the text that the
+    policy reads. What it raises is read by the policy as the tool's error, which is no fault of the call."""
+
+
+NAMED: Part[Tool | ToolSpec] = Part("tool", {spec.name: spec for spec in TOOLS}, like=Tool)
+"""A tool as a recipe names it."""
+
+
+READ_LINES = 40
+"""Lines of a file shown where the call does not say how many."""
+LINE_CHARS = 300
+"""Characters shown of one line of a file or of a search hit."""
+SEARCH_HITS = 20
+"""Hits shown of a search."""
+
+
+class ToolSettings(Settings):
+    """Limits on the text that the policy reads back from one call."""
+
+    command_timeout_s: float = Field(default=20.0, gt=0)
+    """Seconds before a shell command is killed."""
+    output_chars: int = Field(default=1200, ge=1)
+    """Characters shown of a command's output: the first half and the last half."""
+    offered: tuple[Annotated[str, NAMED], ...] = SIX
+    """Tools that the agent may call; a `Tool` of your own as package.module:name. "finish" must be among them."""
+
+    @field_validator("offered")
+    @classmethod
+    def _can_finish(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        if "finish" not in names:
+            raise ValueError("the tool 'finish' is missing, by which an attempt ends")
+        return names
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """The offered tools as the policy sees them.
+
+        Raises:
+            RecipeError: as `toolbox`.
+        """
+        return tuple(tool.spec for tool in toolbox(self.offered).values())
+
+
+READ_LINES = 40
+"""Lines of a file shown where the call does not say how many."""
+LINE_CHARS = 300
+"""Characters shown of one line of a file or of a search hit."""
+SEARCH_HITS = 20
+"""Hits shown of a search."""
 
 FINISHED = "finished"
 """The observation of a `finish` that was carried out."""
@@ -109,6 +153,10 @@ SHELL_ENV = {
     "CI": "",  # where it is set, pytest prints every comparison in full
 }
 """On top of the sandbox's environment: a passing test run reads as two lines and leaves nothing in the workspace."""
+
+
+Outcome = tuple[str, ErrorKind | None]
+"""What the policy reads, and an error kind where that is an error."""
 
 
 class _RefusalError(Exception):
@@ -128,29 +176,87 @@ def run(call: Call, sandbox: Sandbox, settings: ToolSettings) -> Observation:
     started = time.perf_counter()
     error_kind: ErrorKind | None = None
     try:
-        text, error_kind = _RUN[call.tool](sandbox, settings, **call.arguments)
+        text, error_kind = toolbox(settings.offered)[call.tool].run(sandbox, settings, **call.arguments)
     except _RefusalError as refusal:
         text, error_kind = f"error: {refusal}", refusal.error_kind
     return Observation(call.id, text, error_kind, time.perf_counter() - started)
 
 
-def refuse(call: Call, codec: Codec) -> Observation:
+def refuse(call: Call, codec: Codec, tools: Sequence[ToolSpec] = TOOLS) -> Observation:
     """Error text for a call in which the codec found a fault (`call.error_kind` is set)."""
-    text = f"error: {clip(printable(problem(call, TOOLS)), 200)}"
-    known = next((spec.name for spec in TOOLS if spec.name in call.raw), "")
+    text = f"error: {clip(printable(problem(call, tools)), 200)}"
+    known = next((spec.name for spec in tools if spec.name in call.raw), "")
     if call.error_kind != "unknown_tool" and known:
-        text += f"; write\n{form(known, codec)}"
+        text += f"; write\n{form(known, codec, tools)}"
     return Observation(call.id, text, call.error_kind)
 
 
-def form(tool: str, codec: Codec) -> str:
+def form(tool: str, codec: Codec, tools: Sequence[ToolSpec] = TOOLS) -> str:
     """The call of `tool` as the policy should write it, with made-up arguments."""
-    return codec.format(tool, EXAMPLES[tool], TOOLS)
+    return codec.format(tool, next(spec.example for spec in tools if spec.name == tool), tools)
 
 
-# One function a tool: what the policy reads, and an error kind where that is an error.
+def toolbox(offered: tuple[str, ...]) -> dict[str, Tool]:
+    """The offered tools by the name that the policy calls, in order.
 
-Outcome = tuple[str, ErrorKind | None]
+    Raises:
+        RecipeError: a tool of the user's own cannot be used, or two have one name.
+    """
+    tools: dict[str, Tool] = {}
+    for name in offered:
+        part = NAMED.resolve(name)
+        if not isinstance(part, Tool):
+            tool = Tool(part, _RUN[part.name])
+        elif fault := _unusable(part):
+            raise RecipeError(f"tool {name!r} {fault}")
+        else:
+            tool = Tool(part.spec, functools.partial(_run_own, part))
+        if tool.spec.name in tools:
+            raise RecipeError(f"tool {name!r}: another offered tool is named {tool.spec.name!r}, too")
+        tools[tool.spec.name] = tool
+    return tools
+
+
+def _unusable(tool: Tool) -> str:
+    """Why the policy could not call a tool as its spec says, or ""."""
+    spec = tool.spec
+    if not isinstance(spec, ToolSpec) or not isinstance(spec.parameters, dict):
+        return f"has the spec {spec!r}; it must be a ToolSpec with a JSON schema"
+    properties = spec.parameters.get("properties", {})
+    if odd := [n for n in (*spec.inline, *spec.blocks, *filter(None, [spec.rest])) if n not in properties]:
+        return f"writes {odd[0]!r} in its plain form, which its parameters do not have"
+    if fault := mismatch(spec.example, spec.parameters):
+        return f"has an example that does not fit its parameters: {fault}"
+    for names in (spec.parameters.get("required", ()), properties):
+        if fault := misfit(tool.run, _called_with(names)):
+            return f"has a 'run' that {fault}"
+    return ""
+
+
+def _called_with(names: Iterable[str]) -> inspect.Signature:
+    """The way in which a tool is called: sandbox and settings by position, arguments by name."""
+    given = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("sandbox", "settings")]
+    named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
+    return inspect.Signature([*given, *named])
+
+
+def _run_own(tool: Tool, sandbox: Sandbox, settings: ToolSettings, **arguments: Any) -> Outcome:
+    """Call a tool of the user's own. What it raises, the policy reads; it may be about the arguments.
+
+    Raises:
+        RecipeError: it returned something else than text.
+    """
+
+    def broken(error: str) -> str:
+        raise _RefusalError("nonzero_exit", f"{tool.spec.name} failed: {clip(printable(error), 200)}")
+
+    text = contained(lambda: tool.run(sandbox, settings, **arguments), broken)
+    if not isinstance(text, str):
+        raise wrong_result("tool", tool.spec.name, text, "the text that the policy reads")
+    return clip(clean(text.encode("utf-8", "backslashreplace")), settings.output_chars), None
+
+
+# One function a tool.
 
 
 def _read_file(

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from woodshed import __version__
 from woodshed.cli.terminal import say, say_columns, tell
+from woodshed.parts import blamed, own
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
 from woodshed.runs.files import WAYS_OUT, made, way_out
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from woodshed.evals.statistics import Estimate
     from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
+    from woodshed.settings import Settings
     from woodshed.stages.recipe import Recipe
 
 
@@ -53,7 +55,8 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
+            with blamed():
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except WoodshedError as error:
             tell(f"{type(error).__name__}: {error}")
@@ -173,20 +176,24 @@ OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 
 def open_engine(chosen: SuiteSettings) -> Engine:
     """The engine that evaluation settings name: servers, a kind of the user's own, or weights loaded here."""
-    from woodshed.engines.create import create
+    from woodshed.engines.create import create, needs_model
+    from woodshed.tokens.codec import refuse_lossy
     from woodshed.tokens.renderer import create_renderer
 
-    if chosen.engine.kind != "local":
+    if needs_model(chosen.engine):
+        from woodshed.engines import local
+
+        adapter = Path(chosen.adapter) if chosen.adapter else None
+        loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
+        model, tokenizer, folder = loaded.model, loaded.tokenizer, loaded.directory
+    else:
         from woodshed.tokens.model_files import load_tokenizer
 
-        tokenizer, _ = load_tokenizer(chosen.model)
-        return create(chosen.engine, create_renderer(tokenizer, codec=chosen.codec))
-    from woodshed.engines import local
-
-    adapter = Path(chosen.adapter) if chosen.adapter else None
-    loaded = local.load(chosen.model, dtype=chosen.dtype, adapter=adapter)
-    renderer = create_renderer(loaded.tokenizer, codec=chosen.codec, model_dir=loaded.directory)
-    return create(chosen.engine, renderer, loaded.model)
+        model, folder, (tokenizer, _) = None, None, load_tokenizer(chosen.model)
+    renderer = create_renderer(tokenizer, codec=chosen.codec, model_dir=folder)
+    if own(chosen):  # a codec or a tool
+        refuse_lossy(renderer.codec, chosen.agent.tools.specs)
+    return create(chosen.engine, renderer, model)
 
 
 def name_servers(given: Iterable[str]) -> None:
@@ -209,6 +216,12 @@ def open_variant(text: str) -> list[RunDir]:
 
     names = [text] if Path(text).exists() else [name for name in text.split(",") if name]
     return [RunDir.open(Path(name)) for name in names or [text]]
+
+
+def say_own_parts(chosen: Settings) -> None:
+    """Say which code of the user's own is about to run."""
+    for name in own(chosen):
+        tell(f"imports {name}, from {Path.cwd()} or an installed package")
 
 
 def say_run(run: RunDir) -> None:
@@ -325,7 +338,8 @@ def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> It
     corrected command.
     """
     try:
-        yield
+        with blamed():
+            yield
     except KeyboardInterrupt:
         raise Interrupted(line) from None
     except (SamplerError, SandboxError) as error:

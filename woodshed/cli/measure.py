@@ -21,6 +21,7 @@ from woodshed.cli.app import (
     open_engine,
     open_variant,
     say_costs,
+    say_own_parts,
     say_rows,
     say_summary,
 )
@@ -110,7 +111,7 @@ def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:
     Raises:
         RunError: the folder holds a run of training.
     """
-    from woodshed import settings
+    from woodshed import parts, settings
     from woodshed.evals import suite
     from woodshed.runs.folder import RunDir
 
@@ -118,18 +119,22 @@ def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:
     if run.recipe() and not run.is_evaluation:
         raise RunError(f"{path} is a run of training; resume it with `{run.resuming}`")
     chosen = settings.read(suite.SuiteSettings, path / "recipe.toml")
+    say_own_parts(chosen)
+    parts.check(chosen)
     run.lock()
     return run, chosen, open_engine(chosen)
 
 
 def _created(overrides: list[str]) -> tuple[RunDir, SuiteSettings, Engine]:
     """A new run folder for an evaluation; whatever may be wrong is read before the folder is made."""
-    from woodshed import settings
+    from woodshed import parts, settings
     from woodshed.evals import suite
     from woodshed.runs.folder import RunDir
     from woodshed.tasks import folder
 
     chosen = settings.read(suite.SuiteSettings, None, overrides)
+    say_own_parts(chosen)
+    parts.check(chosen)
     name_servers(overrides)
     folder.load_set(*chosen.tasks)
     manifest = describe(chosen)

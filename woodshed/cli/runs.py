@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +19,12 @@ from woodshed.cli.app import (
     name_servers,
     open_variant,
     say_costs,
+    say_own_parts,
     say_run,
 )
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RunError
+from woodshed.runs import machine
 
 if TYPE_CHECKING:
     from woodshed.runs.folder import RunDir
@@ -69,23 +72,25 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
-    from woodshed import report, settings
+    from woodshed import report
+    from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
-    from woodshed.stages import preflight, variants
-    from woodshed.stages.recipe import Recipe
+    from woodshed.train import follow
 
+    if launch.is_follower():
+        if not dry_run:
+            follow()
+        return
     if resume is not None:
         run, chosen = open_run(resume)
     else:
-        path, given = Path(recipe or ""), overrides or []
-        chosen = variants.recipe_of(path, variant, given) if variant else settings.read(Recipe, path, given)
-        preflight.refuse(chosen)
-        for warning in preflight.warnings(chosen):
-            tell(f"warning: {warning}")
+        given = overrides or []
+        chosen = new_recipe(Path(recipe or ""), variant, given)
         if dry_run:
             say(chosen.to_toml().rstrip())
             option = ["--variant", variant] if variant else []
-            say_next(" ".join(["woodshed train", str(recipe), *option, *given]))
+            command = machine.command(chosen.layout.world)
+            say_next(" ".join([command, "train", str(recipe), *option, *given]))
             return
         name_servers(given)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -94,6 +99,26 @@ def train(
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
+    """Read the recipe of a new run, and say what a person should know before it begins.
+
+    Raises:
+        RecipeError: it cannot be read, or would learn nothing.
+    """
+    from woodshed import settings
+    from woodshed.stages import preflight, variants
+    from woodshed.stages.recipe import Recipe
+
+    chosen = (
+        variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
+    )
+    say_own_parts(chosen)
+    preflight.refuse(chosen)
+    for warning in preflight.warnings(chosen):
+        tell(f"warning: {warning}")
+    return chosen
 
 
 def open_run(path: Path) -> tuple[RunDir, Recipe]:
@@ -110,6 +135,7 @@ def open_run(path: Path) -> tuple[RunDir, Recipe]:
     if run.recipe() and run.is_evaluation:
         raise RunError(f"{path} is an evaluation; go on with `{run.resuming}`")
     chosen = settings.read(Recipe, path / "recipe.toml")
+    say_own_parts(chosen)
     run.lock()
     return run, chosen
 

@@ -352,6 +352,34 @@ def _provider(name: str) -> SandboxProvider:
     return settings.read(SandboxSettings, None, [f"provider={json.dumps(name)}"]).create()
 
 
+@tasks_app.command("import")
+def import_tasks(
+    format_: Annotated[
+        str,
+        typer.Argument(
+            metavar="FORMAT", help="A function of your own that reads tasks: package.module:name."
+        ),
+    ],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder that it reads.")],
+    out: OutFolder,
+) -> None:
+    """Read tasks of another format, by a function of your own.
+
+    Each is written as a task folder, which `tasks check` proves. It runs the code that FORMAT names, from the working
+    folder or an installed package.
+    """
+    from woodshed.tasks import formats
+
+    count = 0
+    for task in formats.import_tasks(format_, source, out):
+        count += 1
+        say(f"read {task.folder}")
+    if not count:
+        raise TaskError(f"{format_} reads no task in {source}")
+    say(f"{count} tasks in {out}")
+    say_next(f"woodshed tasks check {out}")
+
+
 def _learn(run: Path, rules: Path) -> None:
     """Confirmed cheats of a run become scrub rules, and cases that `woodshed monitor bench --cases` plays again."""
     from woodshed.monitors import confirmed_cases

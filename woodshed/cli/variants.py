@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from woodshed.cli.app import Failed, Interrupted
 from woodshed.cli.terminal import say, say_columns
+from woodshed.runs import machine
 from woodshed.runs.folder import RunDir
-from woodshed.runs.machine import PROGRAM
 
 if TYPE_CHECKING:
     from woodshed.stages.recipe import Recipe
@@ -37,10 +37,12 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
                 arguments = ["--resume", str(run)]
             else:
                 arguments = [str(path), "--variant", name, *given, f"seed={chosen.seed}"]
-            say(f"{run}: woodshed train {' '.join(arguments)}")
+            say(f"{run}: {machine.command(chosen.layout.world)} train {' '.join(arguments)}")
             again = "finished runs and steps are kept; the same command goes on"
             try:
-                done = subprocess.run([*PROGRAM, "train", *arguments], check=False)
+                done = subprocess.run(
+                    [*machine.program(chosen.layout.world), "train", *arguments], check=False
+                )
             except KeyboardInterrupt:
                 raise Interrupted(again) from None
             if done.returncode == 130:

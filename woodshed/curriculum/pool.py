@@ -23,10 +23,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from woodshed.curriculum.choice import KIND
 from woodshed.curriculum.levels import Levels
 from woodshed.curriculum.posterior import below, deviation, informative, level_offset, prior_strength, sigmoid
 from woodshed.records import RecipeError, Rollout, Task, Verdict
@@ -53,6 +54,9 @@ BAND = (0.35, 0.65)
 class CurriculumSettings(Settings):
     """Settings for drawing tasks."""
 
+    kind: Annotated[str, KIND] = "posterior"
+    """posterior: by what is believed about each task's solve rate; or package.module:name of your own, a function
+    (tasks, settings, *, seed, attempts, revalidate) that returns a `TaskChoice`."""
     repeats: bool = False
     """Allow a task to be drawn again in a later step. False is a single epoch: no prompt is trained on twice, and a run
     needs rl.steps x rl.tasks_per_step tasks."""
@@ -60,6 +64,12 @@ class CurriculumSettings(Settings):
     """Share of the draws that is uniform; 1 draws all tasks uniformly, retires nothing and parks nothing."""
     grow: bool = False
     """Make harder or easier tasks in the background during the run, when the pool is too easy or too hard."""
+
+    @model_validator(mode="after")
+    def _grows_our_pool(self) -> CurriculumSettings:
+        if self.grow and self.kind != "posterior":
+            raise ValueError(f"grow = true needs kind = 'posterior', not {self.kind!r}")
+        return self
 
 
 Status = Literal["active", "retired", "parked", "broken"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from contextlib import ExitStack, closing
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ def _local(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
     return LocalEngine(model, renderer, settings)
 
 
-def _http(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
+def _http(settings: EngineSettings, renderer: Renderer, model: Any = None) -> Engine:
     with ExitStack() as opened:
         engines = [
             opened.enter_context(closing(HttpEngine(server, renderer, temperature=settings.temperature)))
@@ -40,7 +41,8 @@ class EngineSettings(SamplerSettings):
 
     kind: Annotated[str, KIND] = "local"
     """local: the weights in training, or those of an evaluation, in this process; http: the `servers`; or
-    package.module:name of your own: a function (settings, renderer, model) that opens an `Engine`."""
+    package.module:name of your own: a function (settings, renderer, model) that opens an `Engine`; with a default for
+    `model`, an evaluation loads no weights for it."""
     servers: tuple[EndpointSettings, ...] = ()
     """Inference servers of the policy's model, as [[engine.servers]]; a message goes to the one that has the fewest."""
 
@@ -57,7 +59,7 @@ def create(settings: EngineSettings, renderer: Renderer, model: Any = None) -> E
     """Open the engine that settings name.
 
     Args:
-        model: the transformers model in memory; None where none was loaded, which the local engine cannot do without.
+        model: the transformers model in memory; None only where `needs_model` is False.
 
     Raises:
         RecipeError: a kind of the user's own that cannot be used.
@@ -67,3 +69,16 @@ def create(settings: EngineSettings, renderer: Renderer, model: Any = None) -> E
     if fault := misfit(engine, Engine):
         raise RecipeError(f"engine.kind = {settings.kind!r} opened a {type(engine).__name__}, which {fault}")
     return engine
+
+
+def needs_model(settings: EngineSettings) -> bool:
+    """True if the engine computes with weights of this process: its function cannot be called without a model.
+
+    Raises:
+        RecipeError: a kind of the user's own that cannot be used.
+    """
+    try:
+        inspect.signature(KIND.resolve(settings.kind)).bind(settings, None)
+    except TypeError:
+        return True
+    return False

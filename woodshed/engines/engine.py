@@ -5,7 +5,8 @@ An engine answers requests one by one, as each is done. Text never enters: what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,14 +122,59 @@ def sample_all(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample
     """Messages in the order of their requests.
 
     Raises:
-        SamplerError, ModelError: as the engine.
+        SamplerError, ModelError: as the engine, or as `exact`.
     """
     futures = engine.submit_all(requests)
+    source = engine.description.get("name", "the engine")
     try:
-        return [future.result() for future in futures]
+        return [
+            exact(future.result(), request.max_tokens, engine.renderer.stop_ids, source)
+            for request, future in zip(requests, futures, strict=True)
+        ]
     finally:
         for future in futures:
             future.cancel()
+
+
+ROUNDING = 1e-3
+"""How far above zero an engine's rounding may lift the log-probability of a sure token."""
+
+
+def exact(sample: object, max_tokens: int, stop_ids: Collection[int], source: str) -> Sample:
+    """The message, where it is token-exact: its ids and log-probs are those that were sampled.
+
+    Args:
+        source: the engine, for the message.
+
+    Raises:
+        SamplerError: no token ids, ids without log-probs or versions, or an end that is none.
+    """
+    if not isinstance(sample, Sample):
+        raise SamplerError(f"{source} returned a {type(sample).__name__} in place of a Sample")
+    ids, logps, reason = sample.ids, sample.logps, sample.finish_reason
+    if not ids:
+        raise SamplerError(
+            f"{source} returned no token ids, and text cannot be trained on; a server must honour `return_token_ids` "
+            "(vLLM 0.10.2 or newer does)"
+        )
+    if odd := [i for i in ids if type(i) is not int or i < 0]:
+        raise SamplerError(f"{source} returned the token id {odd[0]!r}, which is no token id")
+    if len(logps) != len(ids):
+        raise SamplerError(f"{source} returned {len(ids)} tokens with {len(logps)} log-probabilities")
+    if odd := [p for p in logps if type(p) not in (int, float) or not -math.inf < p <= ROUNDING]:
+        raise SamplerError(f"{source} returned the log-probability {odd[0]} for a sampled token")
+    if sum(count for _, count in sample.versions) != len(ids):
+        raise SamplerError(f"{source} returned {len(ids)} tokens with versions {sample.versions!r}")
+    if (
+        reason not in ("stop", "length")
+        or (reason == "stop") != (ids[-1] in stop_ids)
+        or len(ids) > max_tokens
+    ):
+        raise SamplerError(
+            f"{source} finished {len(ids)} of {max_tokens} tokens with {reason!r} and last token {ids[-1]}; a stopped "
+            f"message must end with one of {sorted(stop_ids)}"
+        )
+    return sample
 
 
 def check_fits(request: SampleRequest, context_length: int) -> None:

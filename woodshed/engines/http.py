@@ -7,18 +7,18 @@ was sampled.
 
 from __future__ import annotations
 
-import math
 import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any, Literal, cast
 
 import httpx
 from pydantic import AfterValidator, Field
 
-from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate, check_fits
+from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate, check_fits, exact
 from woodshed.records import SamplerError
 from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
@@ -45,7 +45,7 @@ def address(url: str) -> str:
 
 
 class EndpointSettings(Settings):
-    """Where an inference server answers."""
+    """Address and limits of an inference server."""
 
     url: Annotated[str, AfterValidator(address)] = Field(
         default="http://127.0.0.1:8000", pattern=r"^https?://[^\s/]+"
@@ -96,11 +96,15 @@ def _authorization(settings: EndpointSettings) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
-ROUNDING = 1e-3
-"""How far above zero an engine's rounding may lift the log-probability of a sure token."""
-
 _WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Sent with every request: a server's own defaults (generation_config.json) may cut the distribution."""
+
+
+_SWITCHES = {
+    "/v1/load_lora_adapter": ". vLLM loads adapters with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+    "/pause": ". vLLM loads whole weights with VLLM_SERVER_DEV_MODE=1; else train an adapter (policy.lora_rank)",
+}
+"""Path to how a server is started that answers there."""
 
 
 class HttpEngine:
@@ -151,7 +155,7 @@ class HttpEngine:
         }
 
     def _version(self) -> str:
-        """What the server says it runs (vLLM and SGLang do), or ""."""
+        """Version that the server reports (vLLM and SGLang do), or ""."""
         try:
             return str(self._client.get("/version").json()["version"])
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
@@ -274,34 +278,12 @@ class HttpEngine:
                 )
 
     def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> Sample:
-        """A sample from the server's answer, or SamplerError where it is not token-exact."""
-        ids = choice.get("token_ids")
-        if not ids:
-            raise SamplerError(
-                f"{self.settings.url} returned no token ids, and text cannot be trained on; it must honour "
-                "`return_token_ids` (vLLM 0.10.2 or newer does)"
-            )
-        if odd := [i for i in ids if type(i) is not int or i < 0]:
-            raise SamplerError(f"{self.settings.url} returned the token id {odd[0]!r}, which is no token id")
-        logps = (choice.get("logprobs") or {}).get("token_logprobs") or []
-        if len(logps) != len(ids):
-            raise SamplerError(
-                f"{self.settings.url} returned {len(ids)} tokens with {len(logps)} log-probabilities"
-            )
-        if odd := [p for p in logps if type(p) not in (int, float) or not -math.inf < p <= ROUNDING]:
-            raise SamplerError(
-                f"{self.settings.url} returned the log-probability {odd[0]} for a sampled token"
-            )
-        reason = choice.get("finish_reason")
-        stopped = ids[-1] in self.renderer.stop_ids
-        if reason not in ("stop", "length") or (reason == "stop") != stopped or len(ids) > request.max_tokens:
-            raise SamplerError(
-                f"{self.settings.url} finished {len(ids)} of {request.max_tokens} tokens with {reason!r} and last "
-                f"token {ids[-1]}; a stopped message must end with one of {sorted(self.renderer.stop_ids)}"
-            )
-        return Sample(
-            tuple(ids), tuple(min(0.0, float(logp)) for logp in logps), reason, ((version, len(ids)),)
-        )
+        """Sample from the server's answer, or SamplerError where it is not token-exact."""
+        ids = tuple(choice.get("token_ids") or ())
+        logps = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        sample = Sample(ids, tuple(logps), cast("Any", choice.get("finish_reason")), ((version, len(ids)),))
+        sample = exact(sample, request.max_tokens, self.renderer.stop_ids, self.settings.url)
+        return replace(sample, logps=tuple(min(0.0, float(logp)) for logp in logps))
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         """The server's JSON answer."""
@@ -320,7 +302,9 @@ class HttpEngine:
                     return response
                 failure = f"status {response.status_code}: {response.text[:300]}"
                 if response.status_code != 429 and response.status_code < 500:
-                    failure += self._without_key(response.status_code)
+                    failure += self._without_key(response.status_code) + _SWITCHES.get(
+                        path.partition("?")[0], ""
+                    )
                     raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
                 after = response.headers.get("retry-after", "")
                 wait = min(float(after), 30.0) if after.isdecimal() else wait

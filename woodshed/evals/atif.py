@@ -19,7 +19,7 @@ from typing import Any
 
 from woodshed import __version__
 from woodshed.agent.prompt import system_prompt, user_prompt
-from woodshed.agent.tools import TOOLS
+from woodshed.agent.tools import SIX, TOOLS
 from woodshed.evals import evaluation, ledger
 from woodshed.evals.behaviour import prompt_lengths
 from woodshed.evals.measures import Graded, pair
@@ -86,6 +86,7 @@ def agent(recipe: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
             },
         }
         for tool in TOOLS
+        if tool.name in settings.get("tools", {}).get("offered", SIX)
     ]
     return {
         "name": "woodshed",

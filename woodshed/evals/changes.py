@@ -36,6 +36,7 @@ NOTED = (
     *FREE,
     *(f"{section}optimizer.{name}" for section in ("", "sft.", "distill.") for name in PACE),
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
+    *("layout.fsdp", "layout.replicate", "layout.ep"),
     *(f"stability.{name}" for name in ("max_kl_to_start", "max_logp_gap", "invalid_factor", "invalid_floor")),
     *("curriculum.repeats", "curriculum.grow"),
 )

@@ -17,7 +17,7 @@ from typing import Any
 import woodshed
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import system_prompt
-from woodshed.agent.tools import EXAMPLES, SHELL_ENV, TOOLS
+from woodshed.agent.tools import SHELL_ENV
 from woodshed.engines.engine import Engine
 from woodshed.grading.verifier import GradingSettings
 from woodshed.records import Task, to_json
@@ -68,7 +68,7 @@ def score(
     """Everything that an evaluation's figures depend on, as JSON values."""
     settings = getattr(engine, "settings", None)
     return {
-        "tools": fingerprint([[to_json(tool) for tool in TOOLS], EXAMPLES]),
+        "tools": fingerprint([to_json(tool) for tool in agent.tools.specs]),
         "prompt": fingerprint(system_prompt(max_calls=agent.max_calls)),
         "harness": harness(),
         "effort": effort,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ from woodshed.records import Hint, Task
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import SandboxSettings
 from woodshed.settings import Settings
+from woodshed.tokens.codec import CODEC
 
 Progress = Callable[[int, int, str], None]
 
@@ -46,8 +47,9 @@ class SuiteSettings(Settings):
     """Folder of a PEFT LoRA adapter on top of it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights that are loaded here."""
-    codec: str = "auto"
-    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+    codec: Annotated[str, CODEC] = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json, hermes, or a
+    `Codec` of your own as package.module:name."""
     attempts: int = Field(default=1, ge=1)
     """Attempts per task."""
     limit: int = Field(default=0, ge=0)
@@ -99,7 +101,11 @@ def evaluate(
     manifest.keep(run, makings)
     seen = experience.collect(run, engine, tasks, settings, occasion, progress=progress)
     phase, step = occasion.phase, occasion.step
-    run.once("hints", Hint, phase, step, lambda: feedback.write(seen.groups, tasks, engine.renderer.codec))
+
+    def write() -> list[Hint]:
+        return feedback.write(seen.groups, tasks, engine.renderer.codec, tools=settings.agent.tools.specs)
+
+    run.once("hints", Hint, phase, step, write)
     verdicts = list(seen.verdicts.values())
     run.once("metrics", dict, phase, step, lambda: [summarize(seen.rollouts, verdicts, flags=seen.flags)])
     return Evaluation(step, tuple(pair(seen.rollouts, verdicts, flags=seen.flags)))

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import Field
 
 from woodshed.agent.attempt import AgentSettings, Attempt, Message
-from woodshed.engines.engine import Engine, Sample
+from woodshed.engines.engine import Engine, Sample, exact
 from woodshed.engines.shared_time import SharedTime
 from woodshed.records import Group, Observation, Rollout, Task
 from woodshed.sandbox import BUBBLEWRAP, Revocable, Sandbox, SandboxProvider
@@ -219,6 +219,9 @@ class InFlight:
             )
 
     def _execute(self, slot: Slot, attempt: Attempt, sample: Sample, sample_s: float) -> None:
+        engine = self.collector.engine
+        source = engine.description.get("name", "the engine")
+        exact(sample, attempt.settings.turn_tokens, engine.renderer.stop_ids, source)
         message = attempt.read(sample)
         observed = self.pool.submit(attempt.execute, message)
         self._when_done(observed, lambda seen: self._record(slot, attempt, sample, message, seen, sample_s))

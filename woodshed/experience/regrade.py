@@ -12,7 +12,8 @@ from woodshed.monitors.judge import JUDGE
 from woodshed.monitors.rules import watch_all
 from woodshed.records import Flag, Rollout, RunError, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import SandboxSettings
+from woodshed.sandbox import BUBBLEWRAP, SandboxSettings
+from woodshed.sandbox.provider import PROVIDERS
 from woodshed.settings import read
 from woodshed.tasks import folder
 
@@ -50,10 +51,16 @@ def settings_of(run: RunDir, overrides: Sequence[str] = ()) -> GradingSettings:
     """The run's own grading settings with some changed, as KEY=VALUE.
 
     Raises:
-        RunError: the run's recipe is damaged.
+        RunError: the run's recipe is damaged, or names a verifier that the changes do not.
         RecipeError: an unknown key.
     """
     kept = run.section("grading")
+    named = {override.partition("=")[0].strip() for override in overrides}
+    if "verifier" in kept and "verifier" not in named:
+        raise RunError(
+            f"{run.path} was graded by {kept['verifier']!r}, which is code, and a run may be somebody else's: name it "
+            f"yourself with verifier={kept['verifier']} if you trust it"
+        )
     return read(GradingSettings, None, [*(f"{k}={json.dumps(v)}" for k, v in kept.items()), *overrides])
 
 
@@ -70,10 +77,9 @@ def judge_again(
     if not rollouts:
         raise RunError(f"{run.path} does not hold attempts that were judged, so nothing can be judged again")
     tasks = folder.of_run(run).values()
-    sandboxes = read(
-        SandboxSettings, None, [f"{k}={json.dumps(v)}" for k, v in run.section("sandbox").items()]
-    )
-    now = judge(rollouts, tasks, settings, sandboxes.create(), progress=progress)
+    provider = run.section("sandbox").get("provider", SandboxSettings().provider)
+    sandboxes = PROVIDERS.get(provider, BUBBLEWRAP)  # no code that a run's recipe names is imported
+    now = judge(rollouts, tasks, settings, sandboxes, progress=progress)
     raised = [flag for _, _, flag in run.read("flags", Flag) if not flag.rule.startswith(f"{JUDGE}:")]
     today = [flag for flag in watch_all(rollouts, tasks, now) if flag.confidence >= THRESHOLD]
     pairs = [

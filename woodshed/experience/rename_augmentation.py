@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import system_prompt, user_prompt
-from woodshed.agent.tools import TOOLS
 from woodshed.experience.scripted_expert import ExpertAttempt, ExpertSettings, read_from
 from woodshed.records import Task, Turn
 from woodshed.tasks import folder
@@ -48,7 +48,7 @@ def renamed(
     renderer: Renderer,
     settings: ExpertSettings,
     *,
-    max_calls: int,
+    agent: AgentSettings,
     seed: str,
 ) -> ExpertAttempt:
     """The same attempt about another place: made-up file, test file, function and line numbers, consistently.
@@ -57,7 +57,9 @@ def renamed(
     """
     rollout = attempt.rollout
     say = renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
-    context = renderer.start(system_prompt(max_calls=max_calls), say(user_prompt(task)), TOOLS)
+    context = renderer.start(
+        system_prompt(max_calls=agent.max_calls), say(user_prompt(task)), agent.tools.specs
+    )
     turns: list[Turn] = []
     for turn in rollout.turns:
         text = say(turn.text)
@@ -73,6 +75,7 @@ def renamed(
             "calls": calls,
             "sampled_ids": ids,
             "logps": (0.0,) * len(ids),
+            "versions": ((0, len(ids)),),
             "observations": observations,
         }
         turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))

@@ -35,7 +35,7 @@ from woodshed.runs.folder import RunDir
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.settings import Settings
 from woodshed.tasks import environment, folder
-from woodshed.tokens.codec import Codec
+from woodshed.tokens.codec import Codec, ToolSpec
 from woodshed.tokens.renderer import Renderer
 
 PLANTS: dict[str, float] = {
@@ -105,6 +105,9 @@ SLIP = "slip"
 
 LENIENT = tuple(replace(tool, parameters={**tool.parameters, "required": []}) for tool in TOOLS)
 """The tools as a careless caller sees them, for writing calls that lack an argument."""
+
+TOOL_NAMES = ("read_file", "shell", "edit_file", "finish")
+"""Tools that scripted attempts call."""
 
 WRONG_TOOLS = (
     "run_tests",
@@ -220,7 +223,7 @@ def script(
             break  # faults have eaten the budget
         fault = _draw_fault(tool, settings, rng)
         if rng.random() < settings.reminder_share:
-            kind, reminder = _draw_reminder(fault, tool, settings, task, codec, rng)
+            kind, reminder = _draw_reminder(fault, tool, settings, task, codec, rng, agent.tools.specs)
             if kind == fault:
                 fault = ""
         else:
@@ -327,7 +330,13 @@ def _draw_fault(tool: str, settings: ExpertSettings, rng: random.Random) -> str:
 
 
 def _draw_reminder(
-    fault: str, tool: str, settings: ExpertSettings, task: Task, codec: Codec, rng: random.Random
+    fault: str,
+    tool: str,
+    settings: ExpertSettings,
+    task: Task,
+    codec: Codec,
+    rng: random.Random,
+    tools: Sequence[ToolSpec],
 ) -> tuple[str, str]:
     """(class, text): half the time about the planned fault, else about another class or nothing at all.
 
@@ -343,10 +352,10 @@ def _draw_reminder(
         kind, named = fault, _called_carelessly(tool) if fault == "bad_arguments" else tool
     elif draw < 0.8:
         kind = rng.choice([k for k in (*settings.plants, *feedback.CLASSES) if k != fault])
-        named = rng.choice([spec.name for spec in TOOLS])
+        named = rng.choice([spec.name for spec in tools])
     else:
         return "placebo", rng.choice(feedback.PLACEBOS)
-    text = feedback.hint_text(kind, tools=TOOLS, codec=codec, tool=named, test_command=task.test_command)
+    text = feedback.hint_text(kind, tools=tools, codec=codec, tool=named, test_command=task.test_command)
     return kind, text
 
 

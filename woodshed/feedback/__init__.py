@@ -92,13 +92,25 @@ def _hints(
     spoken: dict[int, tuple[str, Fault]] = {}
     for name, detector in detectors.items():
         for fault in contained(
-            lambda look=detector: list(look(task, rollout)), functools.partial(_unread, rollout, name)
+            functools.partial(_faults, detector, task, rollout), functools.partial(_unread, rollout, name)
         ):
             spoken.setdefault(fault.turn, (name, fault))
     for turn, (name, fault) in sorted(spoken.items(), key=lambda item: item[0]):
         tool = _tool(fault, tools)
         text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command)
         yield Hint(rollout.id, turn, name, text)
+
+
+def _faults(detector: Detector, task: Task, rollout: Rollout) -> list[Fault]:
+    """The faults that a detector yields.
+
+    Raises:
+        TypeError: it yields something else, or a turn that is not there.
+    """
+    faults = list(detector(task, rollout))
+    if odd := [f for f in faults if not (isinstance(f, Fault) and f.turn in range(len(rollout.turns)))]:
+        raise TypeError(f"yielded {odd[0]!r}; it must yield a Fault of one of {len(rollout.turns)} turns")
+    return faults
 
 
 def _unread(rollout: Rollout, detector: str, error: str) -> list[Fault]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from woodshed import parts
-from woodshed.agent.tools import EXAMPLES
+from woodshed.agent.tools import form
 from woodshed.feedback.detectors import OwnDetector
 from woodshed.tokens.codec import Codec, ToolSpec
 
@@ -55,7 +55,7 @@ class _Subject:
         known = {spec.name for spec in tools}
         self.names = ", ".join(spec.name for spec in tools)
         self.tool = tool if tool in known else tools[0].name
-        self.form = codec.format(self.tool, EXAMPLES[self.tool], tools)
+        self.form = form(self.tool, codec, tools)
         self.test_command = test_command
 
 

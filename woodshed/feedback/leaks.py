@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from woodshed.agent.prompt import system_prompt
-from woodshed.agent.tools import EXAMPLES, TOOLS
+from woodshed.agent.tools import TOOLS, form
 from woodshed.feedback.spelling import Token, folded, in_digits, joined, readings, stem, tokens
 from woodshed.records import Rollout, Task
 from woodshed.tokens.codec import CODECS
@@ -125,7 +125,7 @@ def _always() -> str:
     """Text that every policy is told: the rules of the work, the tools and their forms."""
     parts = [system_prompt(), system_prompt(max_calls=2)]
     for codec in CODECS.values():
-        parts += [codec.describe(TOOLS), *(codec.format(name, EXAMPLES[name], TOOLS) for name in EXAMPLES)]
+        parts += [codec.describe(TOOLS), *(form(tool.name, codec) for tool in TOOLS)]
     parts += [f"{tool.name} {' '.join(tool.parameters['properties'])}: {tool.description}" for tool in TOOLS]
     return "\n".join(parts)
 

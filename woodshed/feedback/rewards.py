@@ -7,6 +7,8 @@ names it: a reward that nobody asked for is found and farmed.
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Annotated
 
@@ -54,8 +56,19 @@ def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[
     A count that breaks on what the policy wrote pays nothing, and charges as if every turn had been found.
     """
 
+    def counted(name: str) -> float:
+        count = TERM.resolve(name)(task, rollout)
+        if not isinstance(count, int | float) or not math.isfinite(count):
+            raise TypeError(f"reward term {name!r} returned {count!r}; it must return a number")
+        return count
+
     def paid(name: str, amount: float) -> float:
         most = min(0.0, amount * max(1, len(rollout.turns)))
-        return contained(lambda: amount * TERM.resolve(name)(task, rollout), lambda _: most)
+        return contained(lambda: amount * counted(name), lambda error: _broken(rollout, error, most))
 
     return {name: paid(name, amount) for name, amount in terms.items()}
+
+
+def _broken(rollout: Rollout, error: str, most: float) -> float:
+    warnings.warn(f"{rollout.id}: a reward term could not be counted: {error}", stacklevel=2)
+    return most

@@ -6,13 +6,16 @@ same lines (`decision`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Annotated, Protocol
 
 from pydantic import Field
 
+from woodshed.boundary import contained
 from woodshed.grading.command_verifier import CommandVerifier
 from woodshed.grading.decision import Isolation
 from woodshed.grading.pytest_verifier import PytestVerifier
+from woodshed.parts import Part, wrong_result
 from woodshed.records import Patch, Task, Verdict
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.settings import Settings
@@ -30,8 +33,15 @@ class Verifier(Protocol):
         ...
 
 
+VERIFIER: Part[Verifier] = Part("verifier", {}, like=Verifier)
+"""A verifier of the user's own, as a recipe names it. A task names one of ours only: a task folder is data."""
+
+
 class GradingSettings(Settings):
-    """Settings for grading attempts."""
+    """Settings of grading."""
+
+    verifier: Annotated[str, VERIFIER] | None = None
+    """A `Verifier` of your own as package.module:name, for every task; by default the one that a task names."""
 
     shaped: bool = False
     """Reward the share of passed tests (fail-to-pass share times pass-to-pass share, at most 0.9) instead of 0 or 1.
@@ -45,8 +55,40 @@ class GradingSettings(Settings):
     (high stakes), "never", or where the patch mentions frames, the collector, pytest or comparisons of its own."""
 
 
+@dataclass(frozen=True)
+class OwnVerifier:
+    """A verifier of the user's own, by its import path."""
+
+    name: str
+
+    def grade(self, task: Task, patch: Patch, sandboxes: SandboxProvider) -> Verdict:
+        """Its verdict; "invalid" where it raised, perhaps over what the patch holds.
+
+        Raises:
+            RecipeError: it cannot be used, or returned something else than a verdict on this task.
+        """
+        verifier = VERIFIER.resolve(self.name)
+
+        def broken(error: str) -> Verdict:
+            return Verdict(
+                "", task.id, "invalid", 0.0, False, {}, (), f"verifier {self.name!r} failed: {error}"
+            )
+
+        verdict = contained(lambda: verifier.grade(task, patch, sandboxes), broken)
+        if not (isinstance(verdict, Verdict) and verdict.task_id == task.id and 0 <= verdict.reward <= 1):
+            wanted = f"a Verdict on task {task.id} with a reward from 0 to 1"
+            raise wrong_result("verifier", self.name, verdict, wanted)
+        return verdict
+
+
 def verifier_of(task: Task, settings: GradingSettings) -> Verifier:
-    """The verifier that the task names."""
+    """The verifier that the settings name, else the one that the task names.
+
+    Raises:
+        RecipeError: one of the user's own cannot be used.
+    """
+    if settings.verifier is not None:
+        return OwnVerifier(settings.verifier)
     if task.verifier == "command":
         return CommandVerifier(timeout_s=settings.timeout_s)
     return PytestVerifier(settings.shaped, settings.timeout_s, settings.isolate_tests)

@@ -9,12 +9,14 @@ Masks are 1.0 where a token counts. Log-probs are natural logs. The teacher neve
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-Divergence = Literal["reverse", "forward", "jensen-shannon"]
+from woodshed.parts import Part, wrong_result
+
 Support = Literal["student", "teacher", "full", "sampled"]
 Reduction = Literal["turn", "token"]
 
@@ -48,34 +50,64 @@ def truncate_support(
 def divergence(
     logp_student: Tensor,
     logp_teacher: Tensor,
-    kind: Divergence,
+    kind: str,
     *,
     beta: float = 0.5,
     clip: float | None = None,
 ) -> Tensor:
     """Divergence of the student from the teacher over the last dimension.
 
-    reverse: KL(student || teacher), mode-seeking (SDPO, arXiv 2601.20802). Its gradient vanishes with the student's
-        doubt: a token that the student is sure of stays, however much the teacher rejects it.
-    forward: KL(teacher || student), as SDFT's code uses (arXiv 2601.19897, erratum). Its gradient is the difference
-        of the two distributions.
-    jensen-shannon: beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student
-        (generalised JSD of GKD, arXiv 2306.13649, equation 1); over beta it tends to forward / reverse at 0 / 1. Its
-        gradient vanishes as the reverse one's does.
-
     Args:
+        kind: a name of `DIVERGENCES`, or the import path of a function of the user's own.
         clip: each id's term is cut from above (OPSD, arXiv 2601.18734: style tokens carry most of the divergence).
             A clipped sum may be negative and is no longer a divergence.
+
+    Raises:
+        RecipeError: a function of the user's own returned something else than a term for each id.
     """
-    logp_teacher = logp_teacher.detach()
-    if kind == "reverse":
-        terms = _terms(logp_student, logp_teacher)
-    elif kind == "forward":
-        terms = _terms(logp_teacher, logp_student)
-    else:
-        mixture = torch.logaddexp(logp_student + math.log1p(-beta), logp_teacher + math.log(beta))
-        terms = beta * _terms(logp_teacher, mixture) + (1.0 - beta) * _terms(logp_student, mixture)
+    terms = DIVERGENCE.resolve(kind)(logp_student, logp_teacher.detach(), beta)
+    if not (isinstance(terms, Tensor) and terms.shape == logp_student.shape):
+        raise wrong_result("divergence", kind, terms, f"a tensor of the shape {tuple(logp_student.shape)}")
     return (terms if clip is None else terms.clamp(max=clip)).sum(-1)
+
+
+def reverse(logp_student: Tensor, logp_teacher: Tensor, beta: float) -> Tensor:
+    """Terms of KL(student || teacher), mode-seeking (SDPO, arXiv 2601.20802).
+
+    Its gradient vanishes with the student's doubt: a token that the student is sure of stays, however much the teacher
+    rejects it.
+    """
+    return _terms(logp_student, logp_teacher)
+
+
+def forward(logp_student: Tensor, logp_teacher: Tensor, beta: float) -> Tensor:
+    """Terms of KL(teacher || student), as SDFT's code uses it (arXiv 2601.19897, erratum).
+
+    Its gradient is the difference of the two distributions.
+    """
+    return _terms(logp_teacher, logp_student)
+
+
+def jensen_shannon(logp_student: Tensor, logp_teacher: Tensor, beta: float) -> Tensor:
+    """Terms of beta KL(teacher || m) + (1 - beta) KL(student || m) with m = beta teacher + (1 - beta) student.
+
+    Generalised JSD of GKD (arXiv 2306.13649, equation 1); over beta it tends to forward / reverse at 0 / 1. Its
+    gradient vanishes as the reverse one's does.
+    """
+    mixture = torch.logaddexp(logp_student + math.log1p(-beta), logp_teacher + math.log(beta))
+    return beta * _terms(logp_teacher, mixture) + (1.0 - beta) * _terms(logp_student, mixture)
+
+
+Divergence = Callable[[Tensor, Tensor, float], Tensor]
+DIVERGENCES: dict[str, Divergence] = {
+    "reverse": reverse,
+    "forward": forward,
+    "jensen-shannon": jensen_shannon,
+}
+"""By name: a function of student, teacher (log-probs, the last dimension over ids) and `beta` that returns the terms of
+a sum over ids."""
+DIVERGENCE: Part[Divergence] = Part("divergence", DIVERGENCES)
+"""A divergence as a recipe names it."""
 
 
 def sampled_token(logp_student: Tensor, logp_teacher: Tensor) -> Tensor:

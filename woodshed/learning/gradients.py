@@ -18,6 +18,7 @@ from torch import Tensor
 
 from woodshed.experience.samples import TrainingSample, student_view, teacher_view
 from woodshed.learning import divergences, losses, packing, prefix_tree, ranks
+from woodshed.learning.estimators import WrittenTokens, loss_of
 from woodshed.learning.logprobs import Predictions, token_logps
 from woodshed.learning.packing import Padded, PaddedBranches
 from woodshed.learning.policy import Policy
@@ -223,37 +224,19 @@ def _policy_gradient(
         above_B, k1_BN = start.penalty(logp_BN, mask_BN, samples)
         advantage_BN = advantage_BN - settings.kl_coef * above_B.unsqueeze(-1)
         work.metrics.add(kl_to_start_sum=k1_BN.sum())
-    loss = settings.weight * _estimate(work, logp_BN, advantage_BN * padded.rl_BN, padded, mask_BN)
+    tokens = WrittenTokens(
+        logp_BN,
+        padded.logp_sampler_BN,
+        advantage_BN * padded.rl_BN,
+        mask_BN,
+        max(work.num_rollouts, 1),
+        work.message_tokens,
+    )
+    loss = settings.weight * loss_of(tokens, settings)
     work.metrics.add(rl_loss=loss, rl_tokens=mask_BN.sum())
     _observe_logps(work, logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
     work.metrics.add(entropy_sum=(entropy_BN * mask_BN).sum())
     return loss
-
-
-def _estimate(
-    work: StepInputs, logp_BN: Tensor, advantage_BN: Tensor, padded: Padded, mask_BN: Tensor
-) -> Tensor:
-    settings, num_rollouts = work.loss, max(work.num_rollouts, 1)
-    if settings.estimator == "gspo":
-        return losses.gspo(
-            logp_BN,
-            padded.logp_sampler_BN,
-            advantage_BN,
-            mask_BN,
-            num_sequences=float(num_rollouts),
-            clip=settings.gspo_clip,
-        )
-    weight_BN = losses.importance_weights(
-        logp_BN,
-        padded.logp_sampler_BN,
-        mask_BN,
-        level=settings.ratio_level,
-        outside=settings.outside,
-        min_ratio=settings.min_ratio,
-        max_ratio=settings.max_ratio,
-    )
-    denominator = float(num_rollouts * work.message_tokens)
-    return losses.policy_gradient(logp_BN, weight_BN, advantage_BN, mask_BN, denominator=denominator)
 
 
 def targeted(

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from woodshed import feedback
 from woodshed.experience.compile import HintOptions, Placement, Scope
-from woodshed.learning.divergences import Divergence, Reduction, Support
+from woodshed.learning.divergences import DIVERGENCE, Reduction, Support
+from woodshed.learning.estimators import ESTIMATOR
 from woodshed.learning.losses import Level, Outside
 from woodshed.settings import Settings
 
@@ -67,8 +68,9 @@ class LossSettings(Settings):
 
     weight: float = Field(default=1.0, ge=0)
     """Factor on the policy gradient; 0 leaves the targeted divergence alone (a control)."""
-    estimator: Literal["reinforce", "gspo"] = "reinforce"
-    """reinforce with importance weights per token or sequence; or gspo, one clipped ratio per rollout."""
+    estimator: Annotated[str, ESTIMATOR] = "reinforce"
+    """reinforce with importance weights per token or sequence; gspo, one clipped ratio per rollout; or
+    package.module:name of your own, a function (tokens, settings) that returns a loss."""
     ratio_level: Level = "token"
     """Importance ratio trainer/sampler of each token, or of the whole rollout."""
     outside: Outside = "truncate"
@@ -104,8 +106,9 @@ class FeedbackSettings(Settings):
     measure_every: int = Field(default=8, ge=1)
     """Steps between measurements of both norms, with the packed forward. The steps in between share one backward pass
     and the factor measured last, unless the joint gradient is larger than the two measured norms allow."""
-    divergence: Divergence = "reverse"
-    """reverse: KL(student || teacher); forward; or jensen-shannon."""
+    divergence: Annotated[str, DIVERGENCE] = "reverse"
+    """reverse: KL(student || teacher); forward; jensen-shannon; or package.module:name of your own, a function
+    (logp_student, logp_teacher, beta) that returns each id's term."""
     beta: float = Field(default=0.5, gt=0, lt=1)
     """Share of the teacher in the mixture of jensen-shannon."""
     support: Support = "student"

@@ -8,21 +8,24 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
+from woodshed.learning import ranks
 from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
+from woodshed.tokens.codec import CODEC
 
 
 class PolicySettings(Settings):
@@ -45,8 +48,9 @@ class PolicySettings(Settings):
     the memory of longer micro-batches."""
     device: str = "auto"
     """"cpu", "cuda", or "auto": cuda where there is one."""
-    codec: str = "auto"
-    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json or hermes."""
+    codec: Annotated[str, CODEC] = "auto"
+    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json, hermes, or a
+    `Codec` of your own as package.module:name."""
 
     def resolved_device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device
@@ -276,10 +280,32 @@ class Policy:
         for unit in self.units:
             unit.reshard()
 
+    def whole_weights(self) -> Iterator[tuple[list[str], Tensor]]:
+        """Names and value of each weight that others need to know the policy: an adapter's, or the whole model's.
+
+        A weight has several names where layers share it. They are gathered from all ranks one after another: every
+        rank iterates, to the end.
+        """
+        self._let_go()
+        names: dict[Tensor, list[str]] = {}
+        for name, weight in self.model.state_dict(keep_vars=True).items():
+            names.setdefault(weight, []).append(name)
+        for weight, shared in names.items():
+            value = weight.detach()
+            if not isinstance(value, DTensor):
+                yield shared, value
+            elif not self.is_adapter:  # the base under an adapter is what the recipe names
+                yield shared, value.full_tensor()
+
     def export(self, folder: Path, *, dtype: str = "float32") -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
-        and generation config, that others can load."""
-        state = {name: value.to(getattr(torch, dtype)) for name, value in self.model.state_dict().items()}
+        and generation config, that others can load. Every rank calls it, and rank 0 writes."""
+        state: dict[str, Tensor] = {}
+        for names, value in self.whole_weights():
+            if ranks.index() == 0:
+                state |= dict.fromkeys(names, value.to(getattr(torch, dtype)).cpu())
+        if ranks.index():
+            return
         options = {"save_embedding_layers": False} if self.is_adapter else {}
         with local.quiet():
             self.model.save_pretrained(folder, state_dict=state, **options)

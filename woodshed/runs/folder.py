@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 import orjson
 
 from woodshed.records import RunError, from_json, to_json
-from woodshed.runs import links
+from woodshed.runs import links, machine
 from woodshed.runs.files import (
     link_or_copy,
     made,
@@ -209,8 +209,17 @@ class RunDir:
 
     @property
     def resuming(self) -> str:
-        """The command that goes on with this run."""
-        return f"woodshed {'eval' if self.is_evaluation else 'train'} --resume {self.path}"
+        """The command that goes on with this run, on as many ranks as its layout is for."""
+        verb = "eval" if self.is_evaluation else "train"
+        return f"{machine.command(self._ranks)} {verb} --resume {self.path}"
+
+    @property
+    def _ranks(self) -> int:
+        try:
+            layout = self.section("layout")
+            return int(layout.get("fsdp", 1)) * int(layout.get("replicate", 1))
+        except (RunError, ValueError, TypeError):
+            return 1
 
     @property
     def manifest(self) -> dict[str, Any]:

@@ -24,6 +24,21 @@ PROGRAM = (sys.executable, "-m", woodshed.__name__)
 """This program, as another process of it is started."""
 
 
+def program(ranks: int = 1) -> tuple[str, ...]:
+    """This program as another process of it is started, or as several that train together."""
+    python, *module = PROGRAM
+    return (
+        PROGRAM
+        if ranks == 1
+        else (python, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *module)
+    )
+
+
+def command(ranks: int = 1) -> str:
+    """This program as a person types it, for a number of ranks that train together."""
+    return "woodshed" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m woodshed"
+
+
 def describe() -> dict[str, Any]:
     """Hardware, versions and the revision of this code, as plain JSON values."""
     return {

@@ -3,6 +3,7 @@
 A stage is a function `run(session, state)`: it takes the policy as the stage before left it, and leaves it trained. One
 of anybody's own is named by its import path; its metrics and checkpoints stand under the last part of the module's
 name (`state.stage`). It is not run again by a resume once it, or a stage after it, has saved a checkpoint.
+Over several ranks it reaches the policy through `session.worker` only.
 """
 
 from __future__ import annotations
@@ -11,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from woodshed import parts
 from woodshed.learning.checkpoint import TrainState
 from woodshed.records import RecipeError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages import distill, evaluate, rl, sft
-from woodshed.stages.recipe import Recipe, stage_label
+from woodshed.stages.recipe import STAGE, Recipe, stage_label
 from woodshed.stages.session import Session
 
 Run = Callable[[Session, TrainState], None]
@@ -42,7 +42,7 @@ def plan(recipe: Recipe) -> list[Stage]:
     Raises:
         RecipeError: a stage that is unknown, cannot be imported or called, or stands where it cannot do anything.
     """
-    functions = [parts.resolve("stage", name, KNOWN) for name in recipe.stages]
+    functions = [KNOWN[name] if name in KNOWN else STAGE.resolve(name) for name in recipe.stages]
     _refuse_places(recipe)
     stages: list[Stage] = []
     measured_from = None

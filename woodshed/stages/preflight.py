@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 from woodshed import parts
 from woodshed.curriculum import refuse_dry
+from woodshed.experience import scripted_expert
+from woodshed.learning.layout import refuse_misfit
 from woodshed.learning.optimizer import refuse_adapter
 from woodshed.records import RecipeError, Task
+from woodshed.stages import sft
 from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
 
@@ -20,12 +23,14 @@ def refuse(recipe: Recipe) -> None:
     """Stop a run whose stages cannot be, or cannot learn.
 
     Raises:
-        RecipeError: names the settings that leave nothing, and what to change; or a part of the user's own that cannot
-            be used.
+        RecipeError: names the settings that leave nothing, and what to change; a part of the user's own that cannot
+            be used; or a layout for other ranks than were started.
     """
     parts.check(recipe)
     recipe.sandbox.check()
+    refuse_tools(recipe)
     plan(recipe)
+    refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
     optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
     for stage, optimizer in optimizers.items():
@@ -49,6 +54,21 @@ def refuse(recipe: Recipe) -> None:
     if not (distill.demonstrations and distill.answers_per_step) and not distill.tasks_per_step:
         raise RecipeError(
             "stages has 'distill', which needs distill.demonstrations, or distill.tasks_per_step above 0"
+        )
+
+
+def refuse_tools(recipe: Recipe) -> None:
+    """Stop a run whose tools cannot be called, or lack those of its scripted attempts.
+
+    Raises:
+        RecipeError: names the tool.
+    """
+    offered = [tool.name for tool in recipe.agent.tools.specs]
+    missing = [name for name in scripted_expert.TOOL_NAMES if name not in offered]
+    if "sft" in recipe.stages and sft.SCRIPTED in recipe.sft.imitate and missing:
+        raise RecipeError(
+            f"scripted attempts call {missing[0]}, which is not in agent.tools.offered = "
+            f"{list(recipe.agent.tools.offered)}; offer it, or take {sft.SCRIPTED!r} out of sft.imitate"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -19,13 +19,23 @@ from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
+from woodshed.learning.layout import LayoutSettings
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
 from woodshed.monitors.flag_policy import MonitorSettings
+from woodshed.parts import Part
 from woodshed.sandbox import SandboxSettings
 from woodshed.settings import Settings
+
+
+def _run_stage(session: Any, state: Any) -> None:
+    """The form of a stage (`stages.plan`)."""
+
+
+STAGE: Part[Any] = Part("stage", dict.fromkeys(("sft", "distill", "rl", "evaluate")), like=_run_stage)
+"""A stage as a recipe names it: one of ours, which `plan` knows, or a function of the user's own."""
 
 
 class TaskSettings(Settings):
@@ -137,7 +147,7 @@ class Recipe(Settings):
     """Where run folders go."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds everything: sampling, task order, new weights."""
-    stages: tuple[str, ...] = Field(default=("rl",), min_length=1)
+    stages: tuple[Annotated[str, STAGE], ...] = Field(default=("rl",), min_length=1)
     """What happens, in order: sft, distill, rl, evaluate, or a function of one's own as package.module:name."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
@@ -147,6 +157,7 @@ class Recipe(Settings):
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
     policy: PolicySettings = PolicySettings()
+    layout: LayoutSettings = LayoutSettings()
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()

@@ -31,7 +31,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from woodshed.records import Call, ErrorKind
+from woodshed.boundary import described
+from woodshed.parts import Part
+from woodshed.records import Call, ErrorKind, RecipeError
 from woodshed.tokens.schema import ToolSpec, is_a, kinds, mismatch
 
 
@@ -444,9 +446,35 @@ def _value(word: str, spec: ToolSpec, name: str) -> Any:
     return value if any(is_a(value, kind) for kind in wanted) else word
 
 
+def refuse_lossy(codec: Codec, tools: Sequence[ToolSpec]) -> None:
+    """Check that the example of every tool, written as a call, is read back as that call.
+
+    Raises:
+        RecipeError: names the tool, and what came back.
+    """
+    for tool in tools:
+        try:
+            text = codec.format(tool.name, tool.example, tools)
+            _, calls, error_kind = codec.parse(text, tools)
+            found = [(call.tool, dict(call.arguments), call.error_kind) for call in calls]
+            is_told = isinstance(codec.describe(tools), str)
+        except Exception as error:
+            raise RecipeError(
+                f"codec {codec.name!r} cannot write and read a call of {tool.name} with {dict(tool.example)}: "
+                f"{described(error)}"
+            ) from error
+        if not is_told or error_kind is not None or found != [(tool.name, dict(tool.example), None)]:
+            raise RecipeError(
+                f"codec {codec.name!r} writes a call of {tool.name} with {dict(tool.example)} as {text!r}, and reads "
+                f"{found} in it; `parse` must give back what `format` was given, and `describe` return text"
+            )
+
+
 CODECS: dict[str, Codec] = {
     "plain": PlainCodec(),
     "json": JsonCodec(),
     "hermes": JsonCodec("hermes", "<tool_call>", "</tool_call>", newlines=True),
 }
 """By the name that a recipe gives."""
+CODEC: Part[Codec | None] = Part("codec", {"auto": None, "native": None, **CODECS}, like=Codec)
+"""A codec as a recipe names it: one of ours, or an object of the user's; "auto" and "native" depend on the model."""

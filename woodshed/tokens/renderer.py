@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from woodshed.records import Call, ErrorKind, ModelError, Observation, SamplerError
-from woodshed.tokens.codec import CODECS, Codec, ToolSpec, read_call, verdict
+from woodshed.tokens.codec import CODEC, CODECS, Codec, ToolSpec, read_call, verdict
 from woodshed.tokens.model_files import embedding_rows
 
 
@@ -80,10 +80,10 @@ def create_renderer(tokenizer: Any, *, codec: str = "auto", model_dir: Path | No
     weights are at hand (`model_dir`), the rows of its tool tokens were measured to differ from unused rows.
 
     Raises:
-        ModelError: an unknown codec, no chat template, or a template that the codec cannot work with.
+        RecipeError: no such codec, or one of the user's own that cannot be used.
+        ModelError: no chat template, or a template that the codec cannot work with.
     """
-    if codec not in ("auto", "native", *CODECS):
-        raise ModelError(f"no codec {codec!r}; known are auto, native, {', '.join(CODECS)}")
+    named = CODEC.resolve(codec)
     package = _package_renderer(tokenizer)
     if codec in ("auto", "native"):
         trained = _tool_tokens_measured(tokenizer, model_dir)
@@ -93,10 +93,11 @@ def create_renderer(tokenizer: Any, *, codec: str = "auto", model_dir: Path | No
             raise ModelError(
                 f"the renderers package does not know {tokenizer.name_or_path!r}; use codec auto"
             )
-        codec = "hermes" if trained and "<tool_call>" in str(tokenizer.chat_template) else "plain"
+        named = CODECS["hermes" if trained and "<tool_call>" in str(tokenizer.chat_template) else "plain"]
+    assert named is not None
     if package is not None:
-        return PackageRenderer(tokenizer, package, CODECS[codec])
-    return TemplateRenderer(tokenizer, CODECS[codec], model_dir)
+        return PackageRenderer(tokenizer, package, named)
+    return TemplateRenderer(tokenizer, named, model_dir)
 
 
 # --- were the tool tokens trained? ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -24,6 +24,8 @@ class ToolSpec:
     """The parameter that takes the raw text after the inline words, up to the closing tag."""
     blocks: tuple[str, ...] = ()
     """Multi-line parameters (one or two), written between the fences, in this order."""
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments that show the form of a call, in error observations and in hints."""
 
     def __post_init__(self) -> None:
         assert len(self.blocks) <= 2 and not (self.rest and self.blocks), f"{self.name}: no plain form"
