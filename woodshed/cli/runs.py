@@ -87,10 +87,8 @@ def train(
         given = overrides or []
         chosen = new_recipe(Path(recipe or ""), variant, given)
         if dry_run:
-            say(chosen.to_toml().rstrip())
             option = ["--variant", variant] if variant else []
-            command = machine.command(chosen.layout.world)
-            say_next(" ".join([command, "train", str(recipe), *option, *given]))
+            say_recipe(chosen, [str(recipe), *option, *given])
             return
         name_servers(given)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -99,6 +97,12 @@ def train(
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
+
+
+def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
+    """Print every setting, and the command that trains by them."""
+    say(chosen.to_toml().rstrip())
+    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
