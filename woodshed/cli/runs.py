@@ -87,8 +87,8 @@ def train(
         values = overrides or []
         chosen = new_recipe(Path(recipe or ""), variant, values)
         if dry_run:
-            say(chosen.to_toml().rstrip())
-            say_start(chosen, [str(recipe), *(["--variant", variant] if variant else []), *values])
+            option = ["--variant", variant] if variant else []
+            say_recipe(chosen, [str(recipe), *option, *values])
             return
         name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -99,9 +99,10 @@ def train(
     say_next(f"woodshed report {run.path} --open")
 
 
-def say_start(recipe: Recipe, arguments: Sequence[str]) -> None:
-    """Say the command that trains by a recipe, on as many ranks as its layout has."""
-    say_next(" ".join([machine.command(recipe.layout.world), "train", *arguments]))
+def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
+    """Print every setting, and the command that trains by them."""
+    say(chosen.to_toml().rstrip())
+    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
