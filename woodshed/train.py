@@ -24,7 +24,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
     preflight.refuse(recipe)
-    practice, heldout = task_sets(recipe, run)
+    practice, heldout = task_sets(recipe, run, progress)
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
     session = open_session(recipe, run, practice, heldout, progress)
