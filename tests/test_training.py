@@ -590,7 +590,7 @@ def test_a_share_of_the_tasks_is_held_out_by_id_and_kept_by_the_run(tiny_task, t
     workspace = tiny_task.folder / "environment" / "workspace"
     tests, gold = folder.protected_files(tiny_task), folder.gold_patch(tiny_task).files
     for n in range(5):
-        other = replace(tiny_task, name=f"tally-{n}", instruction=f"{tiny_task.instruction}\n{n}\n")
+        other = replace(tiny_task, name=f"tally-{n}", provenance={"source": f"repository-{n}"})
         new = {path: text.encode() for path, text in gold.items() if text is not None}
         folder.write(other, tmp_path / "tasks" / other.name, workspace=workspace, tests=tests, gold=new)
     chosen = Recipe(name="sets", tasks=TaskSettings(train=(tmp_path / "tasks",), heldout_share=0.4))

@@ -28,7 +28,7 @@ def train(recipe: Recipe, run: RunDir, progress: Progress) -> None:
         WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
     """
     preflight.refuse(recipe)
-    practice, heldout = task_sets(recipe, run)
+    practice, heldout = task_sets(recipe, run, progress)
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
     job = Job(recipe.policy, recipe.layout, recipe.seed, run.path.resolve(), run.resuming)

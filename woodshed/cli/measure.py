@@ -54,8 +54,10 @@ Endpoint = Annotated[
     typer.Option(help="URL of an OpenAI-compatible server of the model; --model then names its tokenizer."),
 ]
 Attempts = Annotated[int, typer.Option(help="Attempts per task.")]
-FirstTasks = Annotated[int, typer.Option(help="Number of tasks, the first by name; 0 uses all.")]
-Seed = Annotated[int, typer.Option(help="Seed of the sampling.")]
+MostTasks = Annotated[
+    int, typer.Option(min=0, help="Most tasks, a seeded sample spread over repositories; 0 uses all.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling, and of the sample of tasks.")]
 RunName = Annotated[
     str, typer.Option(help="Name of the run folder in runs/; by default made from tasks and model.")
 ]
@@ -70,7 +72,7 @@ def evaluate(
     adapter: Adapter = "",
     endpoint: Endpoint = "",
     attempts: Attempts = 1,
-    limit: FirstTasks = 0,
+    limit: MostTasks = 0,
     seed: Seed = 0,
     name: RunName = "",
     resume: Resume = None,
@@ -151,10 +153,13 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
     from woodshed import report
     from woodshed.evals import changes, suite, tracking
     from woodshed.experience import HarnessSettings, Occasion
-    from woodshed.tasks import folder
+    from woodshed.tasks import folder, targets
 
     if not (run.path / "tasks" / "eval").exists():
-        used = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        known = folder.load_set(*chosen.tasks)
+        used = targets.sample(known, chosen.limit, chosen.seed)
+        if len(used) < len(known):
+            say(f"a sample of {len(used)} of {len(known)} tasks")
         run.keep_tasks("eval", [task.folder for task in used])
     with (
         keeping(f"finished attempts are kept; resume with: {run.resuming}", run),

@@ -53,7 +53,7 @@ class SuiteSettings(Settings):
     attempts: int = Field(default=1, ge=1)
     """Attempts per task."""
     limit: int = Field(default=0, ge=0)
-    """Number of tasks used, the first by name; 0 uses all."""
+    """Tasks used, a seeded sample spread over their repositories; 0 uses all."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds the sampling."""
     effort: Effort | None = None

@@ -46,7 +46,8 @@ class TaskSettings(Settings):
     heldout: tuple[Path, ...] = ()
     """Task folders never practised on; the policy is evaluated on them before and after."""
     heldout_share: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Where `heldout` is empty: this share of the tasks in `train`, chosen by their ids, is kept for measuring."""
+    """Where `heldout` is empty: about this share of the tasks in `train`, chosen by their ids so that no definition is
+    the target of tasks on both sides, is kept for measuring."""
 
 
 class SFTSettings(ExpertSettings):
@@ -129,7 +130,7 @@ class EvaluationSettings(Settings):
     attempts: int = Field(default=1, ge=1)
     """Attempts per held-out task."""
     limit: int = Field(default=0, ge=0)
-    """Held-out tasks used, the first so many by name; 0 uses all."""
+    """Held-out tasks used, a seeded sample spread over their repositories; 0 uses all."""
     every: int = Field(default=0, ge=0)
     """`rl` also evaluates after every so many steps; 0 evaluates before and after only."""
     effort: Effort | None = None

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from woodshed.pysource.edits import Source
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map, dominated, references, users
-from woodshed.synthesis.mutations import mutants
+from woodshed.synthesis.mutations import distinct, mutants
 from woodshed.synthesis.names import Binding, Codebase
 from woodshed.synthesis.operators.deletion import Function, Symbol, every_symbol, find, is_public
 from woodshed.synthesis.operators.parts import branches, optional_parameters, registrations
@@ -221,7 +221,8 @@ def _bugs(survey: Survey) -> Iterator[Feature | None]:
         if not tests & AT_IMPORT and symbol.body_lines > 2:
             found = list(enumerate(mutants(source, node)))
             draw = random.Random(symbol.name)
-            for index, mutant in draw.sample(found, min(BUGS_EACH, len(found))):
+            drawn = draw.sample(found, min(BUGS_EACH, len(found)))
+            for index, mutant in distinct(source, node, drawn):
                 part = replace(symbol, kind="bug", detail=str(index))
                 run = survey.map.covering(symbol.path, mutant.line, mutant.line)
                 yield survey.feature("bug", part, run, symbol.body_lines)

@@ -152,7 +152,18 @@ def candidates(work: RepositoryContext) -> list[Candidate]:
             if turn < len(queue):
                 candidate = _candidate(repository, queue[turn], times)
                 named.setdefault(candidate.name.lower(), candidate)
-    return list(named.values())
+    return _targets_first(list(named.values()))
+
+
+def _targets_first(found: list[Candidate]) -> list[Candidate]:
+    """The same candidates: every target once, then every one that has another candidate for the second time, ..."""
+    nth: Counter[tuple[str, str]] = Counter()
+    turns = []
+    for candidate in found:
+        target = (candidate.symbol.path, candidate.symbol.name)
+        turns.append((nth[target], len(turns), candidate))
+        nth[target] += 1
+    return [candidate for *_, candidate in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _by_turns(found: list[Feature]) -> list[Feature]:
