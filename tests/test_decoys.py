@@ -18,7 +18,7 @@ from woodshed.grading.results import SessionRequest, TestRun
 from woodshed.grading.session import run_session, with_runner
 from woodshed.records import Decoy, Patch, Task, TaskError
 from woodshed.sandbox import open_sandbox
-from woodshed.synthesis import decoys
+from woodshed.synthesis import decoys, stats
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
@@ -213,6 +213,12 @@ def test_every_hidden_test_of_the_tiny_task_has_a_decoy(guarded_task: Task):
         "tests/test_words.py::test_count",
     }
     assert folder.load(guarded_task.folder) == guarded_task
+
+
+def test_statistics_say_how_many_tests_have_a_decoy(guarded_task: Task, tiny_task: Task, tmp_path: Path):
+    for task, share, guess in ((guarded_task, "100%", "0.25"), (tiny_task, "0%", "1")):
+        head, row, *_ = stats.table(stats.summarise([task], tmp_path / "rejections.jsonl"))
+        assert (row[head.index("decoys")], row[head.index("guess")]) == (share, guess)
 
 
 def test_right_answers_are_paid_every_time(guarded_task: Task):

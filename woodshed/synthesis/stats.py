@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from woodshed.grading.decoys import blind_guess, covered
 from woodshed.records import Task
 from woodshed.synthesis.operators import LEVELS
 
@@ -67,6 +68,10 @@ class SetRow:
     behaviour: float
     """Of the fail-to-pass tests, those that fail also where all names are back without their behaviour."""
     pass_to_pass: float
+    with_decoy: float
+    """Of the fail-to-pass tests, the share that has a copy which must fail (`grading.decoys`)."""
+    blind_guess: float
+    """Chance that code which knows no right value tells every copy of a graded run from its test."""
     lines_removed: float
     words: float
 
@@ -135,6 +140,8 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
         median([len(task.fail_to_pass) for task in tasks]),
         median([len(task.behaviour_tests) for task in tasks]),
         median([len(task.pass_to_pass) for task in tasks]),
+        median([covered(task.fail_to_pass, task.decoys) for task in tasks]),
+        median([blind_guess(task.decoys) for task in tasks]),
         median([float(task.provenance.get("lines_removed", 0)) for task in tasks]),
         median([len(task.instruction.split()) for task in tasks]),
     )
@@ -142,10 +149,11 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
 
 def table(stats: Stats) -> list[list[str]]:
     """The rows as text, for aligned columns."""
-    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "lines", "words"]
+    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "decoys", "guess", "lines", "words"]
     return [head] + [
         [row.group, row.name, str(row.tasks), f"{row.share:.0%}"]
         + [f"{value:g}" for value in (row.fail_to_pass, row.behaviour, row.pass_to_pass)]
+        + [f"{row.with_decoy:.0%}", f"{row.blind_guess:.2g}"]
         + [f"{value:g}" for value in (row.lines_removed, row.words)]
         for row in stats.rows
     ]
