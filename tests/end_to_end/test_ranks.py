@@ -66,7 +66,6 @@ forward = "separate"
 
 [gate]
 every = 2
-turns = 1
 """
 
 
