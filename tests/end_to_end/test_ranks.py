@@ -58,6 +58,9 @@ tasks_per_step = 1
 [curriculum]
 repeats = true
 
+[rewards.terms]
+message_words = -0.1
+
 [loss]
 kl_coef = 0.01
 
