@@ -15,6 +15,8 @@ from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
 from woodshed.records import TaskError
 
+WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
+"""The shipped adapter of the default model, where the user stands in a checkout."""
 MOST_FILES = 20
 """Most files that are named on the screen because they cannot be read."""
 
@@ -181,9 +183,8 @@ def check_tasks(
     say(f"{len(found) - len(bad)} of {len(found)} tasks are proven")
     if bad:
         raise typer.Exit(1)
-    say_next(
-        f"woodshed eval {' '.join(map(str, folders))} --adapter recipes/adapters/smollm2-135m-warmup --limit 8"
-    )
+    adapter = f" --adapter {WARMUP}" if WARMUP.is_dir() else ""
+    say_next(f"woodshed eval {' '.join(map(str, folders))}{adapter} --limit 8")
 
 
 @tasks_app.command("leaks")
@@ -220,7 +221,8 @@ def find_leaks(
             result = leaks.run_exploit(task)
             bad += result.reward > 0
             verdict = "STOLEN" if result.reward else "safe"
-            tricks = f"{len(result.tricks)} tricks, {result.trick or 'none'} earned something"
+            earned = f"{result.trick} earned a reward" if result.trick else "none earned a reward"
+            tricks = f"{len(result.tricks)} tricks were tried, {earned}"
             say(f"{verdict:6} {task.name}: {tricks}")
     say(f"{bad} of {len(loaded)} tasks leak" if bad else f"no leak in {len(loaded)} tasks")
     if bad:
@@ -290,6 +292,10 @@ def show_stats(
     found = stats.summarise(loaded, tasks / "rejections.jsonl")
     say_columns(stats.table(found))
     tried = f", {found.acceptance:.0%} of the candidates that were tried" if found.rejected else ""
+    say(
+        "medians of a task: F2P, hidden tests that fail before and pass after (fail-to-pass), behaviour, those of them"
+    )
+    say("that an empty body does not pass; P2P, tests that pass before and after; words, of the instruction")
     say(f"{found.num_tasks} tasks{tried}")
     _say_rejected(found.rejected)
     _say_left_alone(found.files, tasks)

@@ -77,7 +77,7 @@ def repeats(run: RunDir, *, problems: list[str] | None = None) -> str:
     found = [m for phase, _, m in run.read("metrics", problems=problems) if phase == "train"]
     again = sum(int(metrics.get("repeated_tasks", 0)) for metrics in found)
     draws = sum(int(metrics.get("num_tasks", 0)) for metrics in found)
-    return f"{again} of {draws} draws were of tasks that an earlier step had trained on" if again else ""
+    return f"{again} of the {draws} tasks drawn had been trained on in an earlier step" if again else ""
 
 
 def _sides(runs: Sequence[RunDir]) -> tuple[list[Sequence[Graded]], list[Sequence[Graded]]] | None:

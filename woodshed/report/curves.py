@@ -50,7 +50,11 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("gradient norms", "train", {"rl_grad_norm": "policy gradient", "kl_grad_norm": "targeted"}),
     ("divergence from the start, nats a token", "train", {"kl_to_start": ""}),
     ("entropy, nats a token", "train", {"entropy": ""}),
-    ("sampler against trainer, gap", "train", {"logp_gap_mean": "mean", "logp_gap_max": "largest"}),
+    (
+        "sampler against trainer, gap",
+        "train",
+        {"logp_gap_mean": "mean", "logp_gap_max": "largest of one token"},
+    ),
     ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
     ("sft: loss, nats a token", "sft", {"sft_loss": ""}),

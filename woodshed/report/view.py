@@ -85,6 +85,13 @@ class Reader:
         with self._lock:
             return self._texts(at)
 
+    def instruction(self, task: str) -> str:
+        """The words of a task of this run; "" where the run does not hold it."""
+        for path in sorted((self.run.path / "tasks").glob("*/*/instruction.md")):
+            if path.parent.name == task:
+                return path.read_text(encoding="utf-8", errors="replace")
+        return ""
+
     def rows(self, at: At) -> list[RolloutRow]:
         return [_row(at, index, story) for index, story in enumerate(self.batch(at))]
 
@@ -185,14 +192,16 @@ def turn_text(number: int, turn: Turn, story: RolloutRecords, pieces: Mapping[in
     head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {written_by(turn)}", "dim")
     parts = [head]
     for hint in story.hints.get(number, ()):
-        parts.append(Text(f"\u2502 hint, {visible(hint.detector)}: {visible(hint.text)}", "medium_purple3"))
+        named = f"\u2502 hint, {visible(hint.detector)}, written afterwards (the model did not see it): "
+        parts.append(Text(f"{named}{visible(hint.text)}", "medium_purple3"))
     for flag in story.flags:
         if flag.turn == number:
             parts.append(Text(f"\u2691 {visible(flag.rule)}: {visible(flag.quote)}", "bold dark_orange3"))
     taught = story.token_divergences.get(number)
     if taught:
-        parts.append(Text(f"\u2502 hint gain {taught.gain:+.2f} nats: {sum(taught.student):.2f} without, "
-                          f"{sum(taught.teacher):.2f} after the hint", "medium_purple3"))  # fmt: skip
+        change = f"{'more' if taught.gain > 0 else 'less'} likely by {abs(taught.gain):.2f} nats"
+        sums = f"log-prob {sum(taught.student):.2f} without it, {sum(taught.teacher):.2f} with it"
+        parts.append(Text(f"\u2502 the hint makes this message {change}: {sums}", "medium_purple3"))
     parts.append(message_text(turn, taught, pieces, mode))
     for call in turn.calls:
         if call.tool in ("edit_file", "write_file") and call.error_kind is None:
@@ -248,8 +257,8 @@ def _edit(arguments: Mapping[str, Any]) -> Text:
     return made
 
 
-def head_text(story: RolloutRecords, row: RolloutRow) -> Text:
-    """Text above the turns: result, end, flags."""
+def head_text(story: RolloutRecords, row: RolloutRow, instruction: str = "") -> Text:
+    """Text above the turns: result, end, flags, what was asked."""
     made = Text(visible(row.id), "bold")
     reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
     made.append(
@@ -257,6 +266,8 @@ def head_text(story: RolloutRecords, row: RolloutRow) -> Text:
     )
     for flag in row.flags:
         made.append(f"\n\u2691 {visible(flag)}", "bold dark_orange3")
+    if instruction:
+        made.append("\nTask", "bold").append(f"\n{visible(instruction.strip())}")
     return made
 
 
@@ -270,10 +281,30 @@ def end_text(story: RolloutRecords) -> Text:
         total = len(story.verdict.outcomes)
         parts.append(Text(f"Verdict: {total - len(failed)} of {total} expected tests passed", "bold"))
         parts += [Text(visible(f"{outcome}  {test}"), "dim") for test, outcome in failed[:20]]
+        if any(outcome == "missing" for _, outcome in failed):
+            parts.append(
+                Text("missing: a test that did not run, as where its file cannot be imported", "dim")
+            )
     return Text("\n").join(parts)
 
 
 # -- the screen --------------------------------------------------------------------------------------------------------
+
+
+KEY_HELP = """\
+j k  next, previous turn
+n p  next, previous rollout
+h H  next, previous turn with a hint
+f F  next, previous turn with a fault
+t    next turn that the hint's teacher read
+c    what the colours of tokens mean: log-prob, hint, divergence, none
+/    search: is:solved has:hint task:NAME fault:KIND, or text
+d    day and night
+q    quit"""
+
+
+def _beginning(name: str, width: int = 24) -> str:
+    return name if len(name) <= width else f"{name[: width - 1]}\u2026"
 
 
 class Viewer(App[None]):
@@ -298,6 +329,7 @@ class Viewer(App[None]):
         Binding("c", "colour", "colours"),
         Binding("slash", "search", "search"),
         Binding("d", "night", "day/night"),
+        Binding("question_mark", "keys", "keys", key_display="?"),
         Binding("escape", "leave", show=False),
         Binding("q", "quit", "quit"),
     ]
@@ -355,11 +387,10 @@ class Viewer(App[None]):
         table = self.query_one(DataTable)
         for row in rows:
             self.shown.append(row)
-            marks = [f"{len(row.faults)}\u26a0"] if row.faults else []
-            marks += [f"{len(row.hints)}h"] if row.hints else []
-            marks += ["\u2691"] if row.flags else []
+            counts = {"fault": len(row.faults), "hint": len(row.hints), "flag": len(row.flags)}
+            marks = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
             where = f"{row.at[0]} {row.at[1]} #{row.attempt}"
-            cells = (SIGNS[row.result], row.task[-24:], where, " ".join(marks))
+            cells = (SIGNS[row.result], _beginning(row.task), where, ", ".join(marks))
             table.add_row(*(Text(visible(cell)) for cell in cells), key=str(len(self.shown) - 1))
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -396,7 +427,8 @@ class Viewer(App[None]):
         ]
         reader = self.query_one("#transcript", VerticalScroll)
         await reader.remove_children()
-        await reader.mount(Static(head_text(story, row)), *turns, Static(end_text(story), classes="turn"))
+        head = head_text(story, row, self.reader.instruction(row.task))
+        await reader.mount(Static(head), *turns, Static(end_text(story), classes="turn"))
         self.mark(self.turn)
 
     def mark(self, number: int) -> None:
@@ -449,6 +481,9 @@ class Viewer(App[None]):
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
         self.query_one("#status", Static).update(f"colours: {self.mode}")
         self.draw()
+
+    def action_keys(self) -> None:
+        self.notify(KEY_HELP, title="keys", markup=False)
 
     def action_search(self) -> None:
         self.query_one(Input).focus()

@@ -53,7 +53,7 @@ def measured_once(
         code = texts(baseline, baseline.package_files, ".py")
         searching = beside.submit(leaks.copies, code, baseline.spec)
         found = mapping.measure(baseline, parts / "map", settings.mapping_timeout_s, progress)
-        progress(0, 0, f"searching for copies of {repository.name}")
+        progress(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
     known["map"] = {"lines": found.lines, "calls": found.calls, "unmapped": found.unmapped}

@@ -85,7 +85,7 @@ def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
             break
     if tools:
         found.left_out.append(
-            f"{', '.join(sorted(tools))}: beside the tests, and no setting of pytest demands it"
+            f"{', '.join(sorted(tools))}: not needed by the tests, and no setting of pytest asks for it"
         )
     found.demanded = _apart(found, inside, found.demanded, needed=False)
     for root in found.roots:  # which grows
