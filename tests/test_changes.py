@@ -167,7 +167,7 @@ def test_a_finished_run_goes_on_for_longer_and_says_so(
     longer = woodshed("train", "--resume", "runs/short-only-0")
     assert longer.exit_code == 0, longer.output
     assert "changed from step 1 of rl: rl.steps was 1 and is 2" in longer.stdout
-    assert "1 of 2 draws were of tasks that an earlier step had trained on" in longer.stderr
+    assert "1 of the 2 tasks drawn had been trained on in an earlier step" in longer.stderr
     run = RunDir.open(kept.parent)
     assert [step for phase, step, _ in run.read("metrics") if phase == "train"] == [0, 1]
     assert "changed from step 1 of rl" in (kept.parent / "report.html").read_text("utf-8")

@@ -582,7 +582,7 @@ def test_metadata_is_built_in_the_sandbox(tmp_path: Path):
         entry_points="[console_scripts]\nthing = thing:main\n",
         left_out=(
             "more.txt: no file of this repository",
-            "pytest-cov: beside the tests, and no setting of pytest demands it",
+            "pytest-cov: not needed by the tests, and no setting of pytest asks for it",
         ),
         inside=described.inside,
     )

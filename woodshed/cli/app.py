@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,7 +105,15 @@ class Failed(Exception):
 
 
 class Evaluations(TyperGroup):
-    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`."""
+    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`, whose options its help shows."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        run = self.commands["run"]
+        with formatter.section("Options of `eval TASKS`, which is `eval run TASKS`"):
+            formatter.write_dl(
+                [record for each in run.get_params(ctx) if (record := each.get_help_record(ctx))]
+            )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         short = args and args[0] not in self.commands and args[0] != "--help"
@@ -246,6 +255,8 @@ def say_run(run: RunDir) -> None:
         say_effort(evaluations[0], evaluations[-1])
     elif evaluations:
         say_summary(evaluations[0].summary)
+    if evaluations:
+        say_flags(evaluations[-1])
 
 
 def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "after")) -> None:
@@ -300,6 +311,10 @@ def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
     say_columns(
         ledger.table(ledger_of_run, ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts)))
     )
+    if not ledger_of_run.served:
+        say(
+            "nothing was billed: the weights ran here, and the costs are what such a machine would cost to rent"
+        )
     for missing in ledger_of_run.bill(ledger_of_run.total).unknown:
         tell(
             f"no price for {missing}; the total is a lower bound (table of {ledger_of_run.prices.date}; --prices FILE)"
@@ -327,6 +342,14 @@ def say_summary(summary: Summary) -> None:
         table.append([label, figure, counts, measures.write_detectable(measure, estimate.detectable)])
     say_columns(table)
     say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
+
+
+def say_flags(evaluation: Evaluation) -> None:
+    """The rules behind the hack rate of an evaluation, the most frequent one first."""
+    rules = Counter(rule for each in evaluation.graded for rule in {flag.rule for flag in each.flags or ()})
+    if rules:
+        named = ", ".join(f"{rule} in {count}" for rule, count in rules.most_common())
+        say(f"rules behind the hack rate, by attempts: {named}; `woodshed view` shows the evidence")
 
 
 def free_name(name: str) -> str:

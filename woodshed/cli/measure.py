@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from woodshed.cli.app import (
     open_engine,
     open_variant,
     say_costs,
+    say_flags,
     say_own_parts,
     say_rows,
     say_summary,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
 
+QUICKSTART = Path("recipes/quickstart.toml")
+"""The shipped recipe, where the user stands in a checkout."""
 EXISTING_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 """Arguments of an option that names an existing file."""
 
@@ -95,6 +99,9 @@ def evaluate(
         _measure(*_reopened(resume), is_new=False)
         return
     paths = [text for text in tasks or () if "=" not in text]
+    wanted = f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"
+    if not name and free_name(wanted) != wanted:
+        tell(f"runs/{wanted} is there already, so this run is {free_name(wanted)}")
     values = {
         "tasks": paths,
         "model": model,
@@ -102,7 +109,7 @@ def evaluate(
         "attempts": attempts,
         "limit": limit,
         "seed": seed,
-        "name": name or free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
+        "name": name or free_name(wanted),
     }
     values |= {"engine.kind": "http"} if endpoint else {}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
@@ -179,9 +186,15 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
             progress=progress,
         )
     say_summary(measured.summary)
+    say_flags(measured)
     say_costs(run)
     say(f"report: {report.write(run)}")
-    say_next("woodshed train recipes/quickstart.toml --dry-run")
+    say_next(f"woodshed view {run.path}")
+    if QUICKSTART.is_file() and chosen.engine.kind == "local":
+        given = {"tasks.train": list(map(str, chosen.tasks)), "policy.model": chosen.model}
+        given |= {"policy.adapter": chosen.adapter, "name": "trained"}
+        said = [shlex.quote(f"{key}={json.dumps(value)}") for key, value in given.items()]
+        say_next(f"woodshed train {QUICKSTART} {' '.join(said)} --dry-run")
 
 
 @eval_app.command("compare")

@@ -157,12 +157,15 @@ def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
         progress_bars() as progress,
     ):
         if not is_new:
-            say_changes(run, chosen)
+            noted = say_changes(run, chosen)
+            if not noted and (run.path / "policy").is_dir():
+                tell(f"{run.path} is finished: nothing is left to do, and its results are")
+                return
         train_by(chosen, run, progress)
 
 
-def say_changes(run: RunDir, chosen: Recipe) -> None:
-    """Note and print the settings that a resumed run changes.
+def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
+    """Note, print and return the settings that a resumed run changes.
 
     Raises:
         RunError: a setting may not change.
@@ -176,8 +179,10 @@ def say_changes(run: RunDir, chosen: Recipe) -> None:
     steps_taken = state.step if state.stage == "rl" else 0
     is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
-    for note in changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step):
+    notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
+    for note in notes:
         say(f"changed {note}")
+    return notes
 
 
 @app.command("variants")
@@ -299,11 +304,14 @@ def export_run(
         from woodshed.evals import atif
 
         say(f"{atif.export(run_dir, target, problems=problems)} trajectories in {target}")
-        say_next(f"scripts/validate-atif {target}")
+        if Path("scripts/validate-atif").is_file():
+            say_next(f"scripts/validate-atif {target}")
     else:
         from woodshed.learning import export
 
         say(f"model: {export.export(run_dir, target, problems=problems)}")
+        if (measured := run_dir.path / "tasks" / "heldout").is_dir() and any(measured.iterdir()):
+            say_next(f"woodshed eval {measured} --model {target}")
     for problem in problems:
         tell(f"left out: {problem}")
     if problems:

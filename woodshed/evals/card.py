@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,6 +20,9 @@ from woodshed.evals.measures import Figure
 from woodshed.evals.statistics import Estimate
 from woodshed.runs.folder import RunDir
 
+HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Models that we know by another name than the hub does."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -26,6 +30,8 @@ class Card:
 
     name: str
     base: str
+    hub_base: str
+    """The base on the hub; "" where it is known by a folder or a file only."""
     adapter: str
     codec: str
     note: str
@@ -83,6 +89,7 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
     return Card(
         name=str(settings.get("name") or run.path.name),
         base=str(policy.get("model", "")),
+        hub_base=_hub_id(str(policy.get("model", ""))),
         adapter=str(policy.get("adapter", "")),
         codec=str(manifest.get("score", {}).get("codec") or policy.get("codec", "")),
         note=str(settings.get("note", "")),
@@ -109,6 +116,13 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
         sources=_sources(run),
         recipe=recipe.strip(),
     )
+
+
+def _hub_id(model: str) -> str:
+    """A model's name on the hub; "" where it is known by a folder or a file only."""
+    if is_hub_id := re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None:
+        is_hub_id = not Path(model).exists() and not model.endswith(".gguf")
+    return model if is_hub_id else HUB_IDS.get(model, "")
 
 
 def _rows(evaluations: list[Evaluation]) -> tuple[tuple[str, ...], ...]:
@@ -156,7 +170,7 @@ def _usage(run_ledger: Ledger) -> tuple[tuple[str, str], ...]:
     counts = {
         "attempts": used.attempts,
         "prompt tokens, new": used.prefill_tokens,
-        "prompt tokens, read again": used.cached_tokens,
+        "prompt tokens, from the cache": used.cached_tokens,
         "sampled tokens": used.decode_tokens,
         "teacher tokens": used.teacher_tokens,
         "judge tokens": used.judge_prompt_tokens + used.judge_sampled_tokens,

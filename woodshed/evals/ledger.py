@@ -286,7 +286,7 @@ def price(
         hourly = next((value for part, value in prices.gpu_hour.items() if part in gpu), None)
         add("GPU", own_s / HOUR_S, hourly, f"GPU {gpu!r}: no part of its name under [gpu_hour]")
     if not gpus:
-        add("engine cores", own_s / HOUR_S * cores, core, no_core)
+        add("cores of the engine", own_s / HOUR_S * cores, core, no_core)
     add("sandboxes", usage.sandbox_s / HOUR_S, core, no_core)
     if served:
         model = prices.models.get(served)
@@ -373,10 +373,10 @@ def solve_change(evaluations: Sequence[Solves]) -> Difference | None:
 def table(ledger: Ledger, costs: Costs) -> list[list[str]]:
     """The ledger for people, rows of equal length."""
     used, unit = ledger.total, ledger.prices.currency
-    rows = [["used", "amount", "cost"]]
+    rows = [["used", "amount", "cost" if ledger.served else "would cost"]]
     for name, tokens in (
         ("prompt tokens, new", used.prefill_tokens),
-        ("prompt tokens, read again", used.cached_tokens),
+        ("prompt tokens, from the cache", used.cached_tokens),
         ("sampled tokens", used.decode_tokens),
         ("teacher tokens", used.teacher_tokens),
         ("judge tokens", used.judge_prompt_tokens + used.judge_sampled_tokens),
@@ -390,18 +390,18 @@ def table(ledger: Ledger, costs: Costs) -> list[list[str]]:
     ):
         rows += [[name, f"{seconds:,.0f} s", ""]] if seconds else []
     for name, amount in ledger.bill(used).items.items():
-        rows.append([f"price of {name}", "", _money(amount, unit)])
+        rows += [[name, "", _money(amount, unit)]] if amount else []
+    rows.append(["total", f"prices of {ledger.prices.date}", _money(costs.total, unit)])
     for name, amount in (
-        ("total", costs.total),
-        ("of it training", costs.training),
-        ("each attempt measured", costs.per_attempt),
-        ("each task measured", costs.per_task),
-        ("each task solved", costs.per_solved),
-        ("training, each additional task solved", costs.per_additional_solve),
+        ("training alone", costs.training if used.update_s or used.teacher_tokens else None),
+        ("for each attempt measured", costs.per_attempt),
+        ("for each task measured", costs.per_task),
+        ("for each task solved", costs.per_solved),
+        ("training, for each additional task solved", costs.per_additional_solve),
     ):
-        rows += [[name, f"prices of {ledger.prices.date}" if name == "total" else "", _money(amount, unit)]]
+        rows += [[name, "", _money(amount, unit)]] if amount is not None else []
     return rows
 
 
-def _money(amount: float | None, unit: str) -> str:
-    return "-" if amount is None else f"{amount:.4g} {unit}"
+def _money(amount: float, unit: str) -> str:
+    return f"{amount:.4g} {unit}"

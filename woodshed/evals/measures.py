@@ -114,7 +114,7 @@ def _judged(graded: Graded) -> bool:
 MEASURES = (
     Measure("invalid_calls", "invalid-call rate", "share", "lower", _faulty_turns, _turns, of="turns"),
     Measure("faulty_rollouts", "rollouts with any call fault", "share", "lower", _faulty, _one),
-    Measure("untested", "untested finishes", "share", "lower", _untested, _one),
+    Measure("untested", "finished without running a test", "share", "lower", _untested, _one),
     Measure("solved", "solve rate", "share", "higher", _solved, _judged),
     Measure("reward", "mean reward", "score", "higher", _reward, _judged),
     Measure(
@@ -152,7 +152,14 @@ BEHAVIOUR = (
         lambda g: g.rollout.ended == "finished",
         of="finishes",
     ),
-    Measure("edit_fallbacks", "edit fallbacks", "count", "lower", lambda g: g.behaviour.edit_fallbacks, _one),
+    Measure(
+        "edit_fallbacks",
+        "files rewritten after a failed edit",
+        "count",
+        "lower",
+        lambda g: g.behaviour.edit_fallbacks,
+        _one,
+    ),
     Measure("files", "files touched", "count", "", lambda g: g.behaviour.files_touched, _one),
     Measure(
         "files_found",
@@ -183,7 +190,12 @@ BEHAVIOUR = (
     ),
     Measure("context_tokens", "harness tokens", "count", "", lambda g: g.behaviour.context_tokens, _one),
     Measure(
-        "reread_tokens", "prompt tokens read again", "count", "", lambda g: g.behaviour.reread_tokens, _one
+        "reread_tokens",
+        "prompt tokens from the cache",
+        "count",
+        "",
+        lambda g: g.behaviour.reread_tokens,
+        _one,
     ),
     *(
         Measure(

@@ -85,6 +85,13 @@ class Reader:
         with self._lock:
             return self._texts(batch_id)
 
+    def instruction(self, task: str) -> str:
+        """The words of a task of this run; "" where the run does not hold it."""
+        for path in sorted((self.run.path / "tasks").glob("*/*/instruction.md")):
+            if path.parent.name == task:
+                return path.read_text(encoding="utf-8", errors="replace")
+        return ""
+
     def rows(self, batch_id: BatchId) -> list[RolloutRow]:
         return [_row(batch_id, index, records) for index, records in enumerate(self.batch(batch_id))]
 
@@ -193,14 +200,16 @@ def turn_text(
     head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {written_by(turn)}", "dim")
     parts = [head]
     for hint in records.hints.get(number, ()):
-        parts.append(Text(f"\u2502 hint, {visible(hint.detector)}: {visible(hint.text)}", "medium_purple3"))
+        named = f"\u2502 hint, {visible(hint.detector)}, written afterwards (the model did not see it): "
+        parts.append(Text(f"{named}{visible(hint.text)}", "medium_purple3"))
     for flag in records.flags:
         if flag.turn == number:
             parts.append(Text(f"\u2691 {visible(flag.rule)}: {visible(flag.quote)}", "bold dark_orange3"))
     divergence = records.token_divergences.get(number)
     if divergence:
-        parts.append(Text(f"\u2502 hint gain {divergence.gain:+.2f} nats: {sum(divergence.student):.2f} without, "
-                          f"{sum(divergence.teacher):.2f} after the hint", "medium_purple3"))  # fmt: skip
+        change = f"{'more' if divergence.gain > 0 else 'less'} likely by {abs(divergence.gain):.2f} nats"
+        sums = f"log-prob {sum(divergence.student):.2f} without it, {sum(divergence.teacher):.2f} with it"
+        parts.append(Text(f"\u2502 the hint makes this message {change}: {sums}", "medium_purple3"))
     parts.append(message_text(turn, divergence, token_texts, mode))
     for call in turn.calls:
         if call.tool in ("edit_file", "write_file") and call.error_kind is None:
@@ -258,8 +267,8 @@ def _edit(arguments: Mapping[str, Any]) -> Text:
     return text
 
 
-def head_text(records: RolloutRecords, row: RolloutRow) -> Text:
-    """Text above the turns: result, end, flags."""
+def head_text(records: RolloutRecords, row: RolloutRow, instruction: str = "") -> Text:
+    """Text above the turns: result, end, flags, what was asked."""
     text = Text(visible(row.id), "bold")
     reward = "" if records.verdict is None else f", reward {records.verdict.reward:.2f}"
     text.append(
@@ -267,6 +276,8 @@ def head_text(records: RolloutRecords, row: RolloutRow) -> Text:
     )
     for flag in row.flags:
         text.append(f"\n\u2691 {visible(flag)}", "bold dark_orange3")
+    if instruction:
+        text.append("\nTask", "bold").append(f"\n{visible(instruction.strip())}")
     return text
 
 
@@ -280,10 +291,30 @@ def end_text(records: RolloutRecords) -> Text:
         total = len(records.verdict.outcomes)
         parts.append(Text(f"Verdict: {total - len(failed)} of {total} expected tests passed", "bold"))
         parts += [Text(visible(f"{outcome}  {test}"), "dim") for test, outcome in failed[:20]]
+        if any(outcome == "missing" for _, outcome in failed):
+            parts.append(
+                Text("missing: a test that did not run, as where its file cannot be imported", "dim")
+            )
     return Text("\n").join(parts)
 
 
 # -- the screen --------------------------------------------------------------------------------------------------------
+
+
+KEY_HELP = """\
+j k  next, previous turn
+n p  next, previous rollout
+h H  next, previous turn with a hint
+f F  next, previous turn with a fault
+t    next turn that the hint's teacher read
+c    what the colours of tokens mean: log-prob, hint, divergence, none
+/    search: is:solved has:hint task:NAME fault:KIND, or text
+d    day and night
+q    quit"""
+
+
+def _beginning(name: str, width: int = 24) -> str:
+    return name if len(name) <= width else f"{name[: width - 1]}\u2026"
 
 
 class Viewer(App[None]):
@@ -308,6 +339,7 @@ class Viewer(App[None]):
         Binding("c", "colour", "colours"),
         Binding("slash", "search", "search"),
         Binding("d", "night", "day/night"),
+        Binding("question_mark", "keys", "keys", key_display="?"),
         Binding("escape", "leave", show=False),
         Binding("q", "quit", "quit"),
     ]
@@ -365,11 +397,10 @@ class Viewer(App[None]):
         table = self.query_one(DataTable)
         for row in rows:
             self.shown.append(row)
-            marks = [f"{len(row.faults)}\u26a0"] if row.faults else []
-            marks += [f"{len(row.hints)}h"] if row.hints else []
-            marks += ["\u2691"] if row.flags else []
+            counts = {"fault": len(row.faults), "hint": len(row.hints), "flag": len(row.flags)}
+            marks = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
             step = f"{row.batch_id[0]} {row.batch_id[1]} #{row.attempt}"
-            cells = (SIGNS[row.result], row.task[-24:], step, " ".join(marks))
+            cells = (SIGNS[row.result], _beginning(row.task), step, ", ".join(marks))
             table.add_row(*(Text(visible(cell)) for cell in cells), key=str(len(self.shown) - 1))
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -406,7 +437,8 @@ class Viewer(App[None]):
         ]
         reader = self.query_one("#transcript", VerticalScroll)
         await reader.remove_children()
-        await reader.mount(Static(head_text(records, row)), *turns, Static(end_text(records), classes="turn"))
+        head = head_text(records, row, self.reader.instruction(row.task))
+        await reader.mount(Static(head), *turns, Static(end_text(records), classes="turn"))
         self.mark(self.turn)
 
     def mark(self, number: int) -> None:
@@ -460,6 +492,9 @@ class Viewer(App[None]):
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
         self.query_one("#status", Static).update(f"colours: {self.mode}")
         self.draw()
+
+    def action_keys(self) -> None:
+        self.notify(KEY_HELP, title="keys", markup=False)
 
     def action_search(self) -> None:
         self.query_one(Input).focus()

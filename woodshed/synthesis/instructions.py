@@ -246,7 +246,7 @@ def _sentence(operator: str, symbol: Symbol, detail: str, gap: tuple[int, int] |
         case "revert":
             return detail
         case "bug":
-            return f"{name} in {path} gives wrong results. Find the fault and mend it."
+            return f"{name} in {path} gives wrong results. Find the bug and fix it."
     raise AssertionError(operator)
 
 

@@ -86,6 +86,7 @@ def make(
     """
     settings = settings or SynthesisSettings()
     report, sandboxes = MakeReport(), settings.sandbox.create()
+    folder.refuse_run(out)
     with folder.claimed(out):
         for source in repositories:
             if "revert" in settings.operators:
@@ -110,7 +111,9 @@ def _notes(measured: RepositoryMeasurements) -> list[str]:
     failing = [test for test in baseline.broken if test not in timed]
     notes = []
     if timed:
-        notes.append(f"{name}: left out, as they judge time and would fail on a busy machine: {_some(timed)}")
+        notes.append(
+            f"{name}: left out, because they measure time and would fail on a busy machine: {_some(timed)}"
+        )
     if unmapped:
         notes.append(
             f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "

@@ -56,7 +56,7 @@ def measured_once(
         found = mapping.measure(
             baseline, parts / "map", settings.mapping_timeout_s, progress, sandboxes=sandboxes
         )
-        progress(0, 0, f"searching for copies of {repository.name}")
+        progress(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
     known["map"] = {"lines": found.lines, "calls": found.calls, "unmapped": found.unmapped}

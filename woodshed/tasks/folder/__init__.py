@@ -27,7 +27,7 @@ from woodshed.tasks.contents import (
     workspace,
 )
 from woodshed.tasks.folder.reading import load, peek
-from woodshed.tasks.folder.sets import claimed, load_set, of_run, task_folders
+from woodshed.tasks.folder.sets import claimed, load_set, of_run, refuse_run, task_folders
 from woodshed.tasks.folder.writing import write
 from woodshed.tasks.paths import is_clean, is_inside, is_protected
 
@@ -48,6 +48,7 @@ __all__ = [
     "original_api",
     "peek",
     "protected_files",
+    "refuse_run",
     "task_folders",
     "workspace",
     "write",
