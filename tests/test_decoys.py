@@ -171,8 +171,8 @@ def test_a_decoy_that_did_not_fail_is_a_fault():
     )
     (twin,), real = session.decoys, session.tests["t.py::test_it"]
     assert session.faults({real: "passed", twin: "failed"}) == ()
-    assert session.faults({real: "passed", twin: "error"}) == ()
-    for outcome in ("passed", "skipped"):
+    assert session.faults({real: "failed", twin: "passed"}) == ()  # wrong code
+    for outcome in ("passed", "skipped", "error", "missing"):
         assert "1 of 1 copies that must fail did not: t.py::test_it" in session.faults(
             {real: "passed", twin: outcome}
         )

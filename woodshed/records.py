@@ -84,6 +84,8 @@ class Decoy:
     """Replacement."""
     parameters: str = ""
     """Parameters of the copy that must fail, as in its id: "[a b-2]"; "" where it has none."""
+    contradicts: str = ""
+    """Parameters of the test that it contradicts: no code passes both."""
 
 
 @dataclass(frozen=True)

@@ -48,15 +48,20 @@ class Disguise:
         return {test: outcomes.get(name, "missing") for test, name in self.tests.items()}
 
     def faults(self, outcomes: Mapping[str, str]) -> tuple[str, ...]:
-        """Reasons not to believe a session: decoys that did not fail. One that was never reached says nothing more
-        than the tests beside it, which count as missing."""
-        believed = [
-            decoy for name, decoy in self.decoys.items() if outcomes.get(name) in ("passed", "skipped")
+        """Reasons not to believe a session: decoys that did not fail though the tests that they contradict passed.
+
+        Wrong code may pass a decoy, and fails its test then.
+        """
+        own = self.outcomes(outcomes)
+        faults = [
+            decoy.test
+            for name, decoy in self.decoys.items()
+            if own.get(decoy.test + decoy.contradicts) == "passed" and outcomes.get(name) != "failed"
         ]
-        if not believed:
+        if not faults:
             return ()
-        tests = ", ".join(sorted({decoy.test for decoy in believed})[:3])
-        return (f"{len(believed)} of {len(self.decoys)} copies that must fail did not: {tests}",)
+        tests = ", ".join(sorted(set(faults))[:3])
+        return (f"{len(faults)} of {len(self.decoys)} copies that must fail did not: {tests}",)
 
 
 def disguise(
