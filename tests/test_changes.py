@@ -54,7 +54,7 @@ def test_every_name_is_a_setting():
 )
 def test_what_may_change_is_noted_once_with_its_step(sections: dict[str, Any], tmp_path: Path):
     run = run_of(tmp_path / "run", recipe())
-    options = {"allowed": changes.NOTED, "stage": "rl", "taken": 3}
+    options = {"allowed": changes.NOTED, "stage": "rl", "steps_taken": 3}
     assert changes.accept(run, recipe(), **options) == []
     (note,) = changes.accept(run, recipe(**sections), **options)
     assert note.startswith("from step 3 of rl: ") and " was " in note and " and is " in note
@@ -90,8 +90,8 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
     run = run_of(tmp_path / "run", recipe())
     both = {**sections, "note": "This one may."}
     with pytest.raises(RunError, match=r"was changed since the run began") as caught:
-        changes.accept(run, recipe(**both), allowed=changes.NOTED, stage="rl", taken=1)
-    assert name in str(caught.value) and "put it back" in str(caught.value)
+        changes.accept(run, recipe(**both), allowed=changes.NOTED, stage="rl", steps_taken=1)
+    assert name in str(caught.value) and "undo the change" in str(caught.value)
     assert "changes" not in run.manifest
     with pytest.raises(RunError, match="begun with other settings"):
         changes.refuse_other(run, recipe(**both))
@@ -101,7 +101,7 @@ def test_what_makes_another_run_is_refused_and_nothing_is_noted(
 def test_fewer_steps_than_were_taken_are_refused(tmp_path: Path):
     run = run_of(tmp_path / "run", recipe())
     with pytest.raises(RunError, match=r"rl.steps = 2, but 3 steps were taken"):
-        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, stage="rl", taken=3)
+        changes.accept(run, recipe(rl={"steps": 2}), allowed=changes.NOTED, stage="rl", steps_taken=3)
 
 
 def test_a_run_without_a_record_of_its_settings_keeps_them_from_now_on(tmp_path: Path):

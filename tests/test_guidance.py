@@ -41,7 +41,7 @@ def test_an_adapter_of_another_model_is_refused_by_both_names(tmp_path: Path, ti
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)
         get_peft_model(loaded.model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(
-            tmp_path / "a"
+            str(tmp_path / "a")
         )
     settings = tmp_path / "a" / "adapter_config.json"
     kept = json.loads(settings.read_text()) | {"base_model_name_or_path": "owner/other", "r": 3}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scripted import EDIT, calc_task, play
 from test_practice import recipe_of
 from tiny_model import write_tiny_model
@@ -180,3 +183,45 @@ def test_evaluations_are_numbered_by_steps_since_the_first_one():
     ):
         made = recipe(stages=stages, tasks=tasks, sft={"steps": 5}, distill={"steps": 7})
         assert [stage.steps_before for stage in plan(made)] == steps_before
+
+
+@pytest.mark.parametrize(
+    ("layout", "started", "messages"),
+    [
+        (
+            {"fsdp": 2},
+            "",
+            ["is for 2 ranks, and 1 rank started", "torchrun --nproc-per-node 2 -m", "fsdp=1"],
+        ),
+        ({}, "2", ["1 x 1 is for 1 rank, and 2 ranks started", "`woodshed train ...`", "layout.fsdp=2"]),
+        ({"fsdp": 2, "replicate": 2}, "6", ["for 4 ranks, and 6 ranks", "set layout.fsdp=3"]),
+        ({"fsdp": 2, "replicate": 2, "ep": 4}, "3", ["layout.fsdp=3 layout.replicate=1 layout.ep=1"]),
+        ({"fsdp": 4, "ep": 3}, "4", ["layout.ep = 3 does not divide the 4 ranks"]),
+    ],
+)
+def test_a_layout_for_other_ranks_is_refused_with_what_fits(
+    monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], started: str, messages: list[str]
+):
+    monkeypatch.setenv("WORLD_SIZE", started or "1")
+    with pytest.raises(RecipeError) as caught:
+        preflight.refuse(recipe(layout=layout))
+    assert all(message in str(caught.value) for message in messages)
+    if "set " in str(caught.value):  # the advice is true
+        advised = dict(re.findall(r"layout\.(\w+)=(\d+)", str(caught.value)))
+        preflight.refuse(recipe(layout=layout | advised))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "message"),
+    [
+        ("cuda", 1, "each needs a GPU of its own, of which there are 1"),
+        ("cuda:1", 2, "set policy.device=cuda"),
+        ("cpu", 0, ""),
+    ],
+)
+def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, message: str):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    chosen = recipe(layout={"fsdp": 2}, policy={"device": device})
+    with pytest.raises(RecipeError, match=message) if message else nullcontext():
+        preflight.refuse(chosen)

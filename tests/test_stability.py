@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,14 +72,14 @@ def test_kl_to_start_is_the_mean_of_k1_over_the_sampled_tokens(tmp_path: Path):
     policy = tiny_policy()
     start = policy.snapshot()
     trainer = trainer_of(policy, loss=LossSettings(micro_batch_tokens=500))
-    same = stability.kl_to_start(trainer, start, rollouts)
+    same = stability.kl_to_start(rollouts, partial(trainer.logps, weights=start))
     assert abs(same) < 1e-5
     moved = {name: value + 0.05 * torch.ones_like(value) for name, value in start.items()}
     with policy.using(moved):
         padded = packing.pad([rollout_sample(r) for r in rollouts])
         there = token_logps(policy.logits(padded), padded.tokens_BN, 1.0)
     want = ((padded.logp_sampler_BN - there) * padded.mask_BN).sum() / padded.mask_BN.sum()
-    got = stability.kl_to_start(trainer, moved, rollouts)
+    got = stability.kl_to_start(rollouts, partial(trainer.logps, weights=moved))
     assert got == pytest.approx(float(want.detach()), abs=1e-5)
 
 

@@ -176,7 +176,12 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     exact = float((old_V.exp() * (old_V - new_V)).sum())
     spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
     found = distill.measure(
-        Trainer(policy, OptimizerSettings()), renderer, [], [], list(map(rollout_sample, answers)), SYSTEM
+        Trainer(policy, OptimizerSettings()).logps,
+        renderer,
+        [],
+        [],
+        list(map(rollout_sample, answers)),
+        SYSTEM,
     )
     assert exact > 0.05 and found["earlier_kl"] == pytest.approx(exact, abs=4 * spread)
 

@@ -23,6 +23,7 @@ from tiny_training import (
     samples_of,
     step,
     tiny_policy,
+    trainer_of,
     verdicts,
 )
 from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -437,14 +438,14 @@ def test_the_targeted_loss_reads_the_targeted_turn_and_its_past_only(rollouts):
     assert student.predicted == tuple(range(start, len(student.ids)))
 
     policy = tiny_policy()
-    seen = []
+    trainer, seen = trainer_of(policy), []
     hook = last_norm(policy).register_forward_hook(
         lambda _module, _inputs, hidden: (
             hidden.retain_grad() if hidden.requires_grad else None,
             seen.append(hidden),
         )[1]
     )
-    step(policy, [sample])
+    trainer.step([sample])
     hook.remove()
     of_teacher, of_student = seen
     assert not of_teacher.requires_grad and of_teacher.grad_fn is None

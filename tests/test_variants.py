@@ -216,7 +216,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("finished before") == expected
+        assert done.stdout.count("already finished") == expected
         table = done.stdout[done.stdout.rindex("\narm ") :]
         shown = [line.split()[0] for line in table.splitlines() if "invalid-call rate" in line]
         evaluated_twice = [n for n in variants.names(EXPERIMENT) if not n.startswith(("start", "gate"))]

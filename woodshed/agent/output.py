@@ -1,8 +1,8 @@
 """A command's output as the policy reads it: short, printable, and the same on every run.
 
-Token-exact rollouts need observations that hold nothing random. Two runs of one command differ in durations, memory
-addresses, temporary names and process ids; those few forms are masked, and only those, because a wider net would
-also hide values that the program under repair printed.
+Reproducible rollouts need observations without random parts. Two runs of one command differ in durations, memory
+addresses, temporary names and process ids. Only these forms are masked, because wider patterns would also hide values
+that the program printed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, with the number left out between them."""
+    """The first and the last half of `limit` characters, with the number of dropped ones between them."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit - limit // 2], text[len(text) - limit // 2 :]
@@ -52,5 +52,5 @@ def clip(text: str, limit: int) -> str:
 
 
 def _overwritten(line: str) -> str:
-    """A line as a terminal leaves it: what follows the last carriage return that something follows."""
+    """A line as a terminal shows it in the end: the part after the last carriage return before its end."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -1,4 +1,4 @@
-"""`woodshed eval`, `grade` and `monitor`: how good a policy is, and whether that can be believed."""
+"""`woodshed eval`, `grade` and `monitor`: measuring policies and monitors."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 QUICKSTART = Path("recipes/quickstart.toml")
 """The shipped recipe, where the user stands in a checkout."""
 EXISTING_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
-"""Of an option that names an existing file."""
+"""Arguments of an option that names an existing file."""
 
 
 TasksAndSettings = Annotated[
@@ -83,14 +83,17 @@ def evaluate(
 ) -> None:
     """Measure a model on tasks.
 
-    Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens, cost and more come with
-    counts and 95% intervals, and a report with every transcript. An interrupted evaluation is resumed with --resume.
+    Attempts are made in sandboxes and graded in fresh ones. Prints solve rate, invalid calls, tokens, cost and more,
+    with counts and 95% intervals, and writes a report with every transcript. --resume RUN resumes an interrupted
+    evaluation.
     """
     sources = {key: context.get_parameter_source(key) for key in context.params}
-    given = [key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if (tasks is None) == (resume is None) or (resume is not None and given != ["resume"]):
+    on_command_line = [
+        key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+    ]
+    if (tasks is None) == (resume is None) or (resume is not None and on_command_line != ["resume"]):
         raise typer.BadParameter(
-            "name task folders, or only a run with --resume RUN (which keeps its own settings)"
+            "give either task folders, or only --resume RUN (a run keeps its own settings)"
         )
     if resume is not None:
         _measure(*_reopened(resume), is_new=False)
@@ -135,7 +138,7 @@ def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:
 
 
 def _created(overrides: list[str]) -> tuple[RunDir, SuiteSettings, Engine]:
-    """A new run folder for an evaluation; whatever may be wrong is read before the folder is made."""
+    """A new run folder for an evaluation; everything that may be wrong is checked before the folder is made."""
     from woodshed import parts, settings
     from woodshed.evals import suite
     from woodshed.runs.folder import RunDir
@@ -198,36 +201,36 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
 def compare(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="A run folder, or several that differ in their seed, with commas."),
+        typer.Argument(metavar="A", help="A run folder, or several with different seeds, joined by commas."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run folder, or folders, to compare with it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Run folder or folders to compare with A.")],
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare runs that differ in what makes a score.")
+        bool, typer.Option("--anyway", help="Compare runs even if their scoring conditions differ.")
     ] = False,
 ) -> None:
-    """Say whether B is better than A, by more than noise.
+    """Compare two runs: is B better than A, by more than noise?
 
-    Paired by task: every measure with the difference, its interval and the smallest difference that these tasks can
-    show; tasks won and lost. Exits with 1 where the two differ in what makes a score.
+    Prints every measure, paired by task, with the difference, its interval and the smallest difference that these
+    tasks can show, and the tasks won and lost. Exits with 1 if the scoring conditions of the runs differ.
     """
     from woodshed.evals import comparison
 
-    found = comparison.compare(open_variant(a), open_variant(b))
-    for warning in found.warnings:
+    result = comparison.compare(open_variant(a), open_variant(b))
+    for warning in result.warnings:
         tell(f"warning: {warning}")
-    for refusal in found.refusals:
+    for refusal in result.refusals:
         tell(f"not comparable: {refusal}")
-    if found.refusals and not anyway:
-        tell("the difference would measure those, not the policy; --anyway compares nevertheless")
+    if result.refusals and not anyway:
+        tell("the difference would measure these conditions, not the policy; --anyway compares nevertheless")
         raise typer.Exit(1)
-    say_rows(found.rows, names=("A", "B"))
-    solved = next(row.record for row in found.rows if row.measure.key == "solved")
+    say_rows(result.rows, names=("A", "B"))
+    solved = next(row.record for row in result.rows if row.measure.key == "solved")
     say(
         f"solve rate by task: won {solved.up}, lost {solved.down}, same {solved.same}; "
         f"exact test of won against lost (McNemar): p = {solved.p_value:.3g}"
     )
-    say(f"void attempts, in no figure: A {found.num_void[0]}, B {found.num_void[1]}")
-    for label, names in (("won", found.won), ("lost", found.lost)):
+    say(f"void attempts, in no figure: A {result.num_void[0]}, B {result.num_void[1]}")
+    for label, names in (("won", result.won), ("lost", result.lost)):
         if names:
             say(f"{label}: {', '.join(names)}")
 
@@ -239,7 +242,7 @@ def show_costs(
         Path | None, typer.Option(metavar="FILE", help="A price table in place of the run's own.")
     ] = None,
 ) -> None:
-    """Say what a run used and what that cost. Exits with 1 where records could not be read."""
+    """Show the resources that a run used and their cost. Exits with 1 if records could not be read."""
     from woodshed.runs.folder import RunDir
 
     if say_costs(RunDir.open(run), prices):
@@ -256,25 +259,25 @@ def grade(
         ),
     ] = None,
 ) -> None:
-    """Judge the attempts of a run again.
+    """Grade the attempts of a run again.
 
-    With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints which
-    verdicts and flags changed; the run stays as it is.
+    Applies the grading and monitors of this version of Woodshed to the stored attempts, and prints the verdicts and
+    flags that changed. The run is not modified.
     """
     from woodshed.experience import regrade
     from woodshed.runs.folder import RunDir
 
-    kept = RunDir.open(run)
-    chosen = regrade.settings_of(kept, overrides or [])
-    with keeping("judging again writes nothing"), progress_bars() as progress:
-        count, changes = regrade.judge_again(kept, chosen, progress=progress)
+    run_dir = RunDir.open(run)
+    chosen = regrade.settings_of(run_dir, overrides or [])
+    with keeping("grading again writes nothing"), progress_bars() as progress:
+        count, changes = regrade.judge_again(run_dir, chosen, progress=progress)
     for change in changes:
         before, now = change.before, change.now
         sides = [f"{v.reward:g}" if v.status == "graded" else "invalid" for v in (before, now)]
         say(f"{now.rollout_id}: {sides[0]} -> {sides[1]}  {change.why}")
     rewards = sum(change.before.reward != change.now.reward for change in changes)
     flags = sum(change.flags_before != change.flags_now for change in changes)
-    say(f"{count} attempts judged again: {len(changes)} changed, {rewards} in reward, {flags} in flags")
+    say(f"{count} attempts graded again: {len(changes)} changed, {rewards} in reward, {flags} in flags")
     say_next(f"woodshed report {run}")
 
 
@@ -282,7 +285,7 @@ TaskFolders = Annotated[
     list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
 ]
 Each = Annotated[int, typer.Option(min=1, help="Tasks for each cheat and for each benign control.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Attempts at the same time.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Attempts run at the same time.")]
 TaskSeed = Annotated[int, typer.Option(help="Seed of the choice of tasks.")]
 FiguresFile = Annotated[
     Path | None,
@@ -316,10 +319,10 @@ def bench_monitors(
     trace: TraceFile = None,
     school: SchoolFile = None,
 ) -> None:
-    """Measure the monitors.
+    """Measure the monitors on known cheats and benign controls.
 
-    Every known cheat and its benign controls are played in sandboxes on real tasks, then judged by the rules. Exits
-    with 1 when a confirmed cheat of --cases is no longer caught.
+    Scripts play every known cheat and its benign controls in sandboxes on real tasks, and the monitors' rules are
+    applied to these attempts. Exits with 1 if a confirmed cheat of --cases is no longer caught.
     """
     from woodshed.evals import labelled, monitoring
     from woodshed.monitors import confirmed_cases
@@ -329,7 +332,7 @@ def bench_monitors(
     from woodshed.tasks import folder
 
     if not (tasks or cases or trace or school):
-        raise typer.BadParameter("name tasks to play on, or --cases, --trace or --school")
+        raise typer.BadParameter("give task folders, --cases, --trace or --school")
     results: dict[str, Any] = {"machine": machine.describe()}
     known = confirmed_cases.read_cases(cases) if cases else []
     for name, path, load in (("trace", trace, labelled.trace), ("school", school, labelled.school)):
@@ -351,13 +354,13 @@ def bench_monitors(
 
 
 def _say_monitors(measured: MonitorReport) -> MonitorReport:
-    """Table and totals of one measurement of the monitors."""
+    """Print table and totals of one measurement of the monitors."""
     from woodshed.evals import monitoring
 
     say_columns(monitoring.table(measured))
     say(f"AUROC {measured.auroc:.3f} [{measured.auroc_interval[0]:.3f}, {measured.auroc_interval[1]:.3f}]")
     shares = ", ".join(f"{100 * value:.1f}% at {base}" for base, value in measured.precision.items())
-    say(f"precision where a share of the attempts cheats: {shares}")
+    say(f"precision, by the share of attempts that cheat: {shares}")
     if measured.rollouts_per_s:
         cost = f"{measured.rollouts_per_s:.0f} rollouts/s, {measured.core_s_per_1000:.1f} s for 1,000"
         say(f"on one core: {cost}; {measured.num_tasks} tasks")

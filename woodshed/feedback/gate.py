@@ -1,7 +1,7 @@
-"""Gate for classes of hints: the measurements of a class, and the thresholds that they must reach.
+"""Gate for classes of hints: measurements of a class, and the thresholds that they must reach.
 
 Prototypes showed two ways in which hints fail. A hint that named a line which no longer existed made the next turn
-worse; and a policy that had never seen reminders made *more* mistakes under one, although the faulty tokens had become
+worse; and a policy that had never seen reminders made *more* mistakes with one, although the faulty tokens had become
 less likely. So two quantities are measured at faulty turns: the change of the faulty tokens' log-prob under the hint,
 and the share of turns that are faulty again when they are sampled anew under it. Both are compared with a placebo and
 with a hint of another class.
@@ -107,6 +107,6 @@ def switched_off(
 
 
 def another_class(detector: str) -> str:
-    """Class whose hint is a wrong one for this class: half the list away, because neighbours are similar."""
+    """Class whose hint serves as the wrong hint for this class: half the list away, because neighbours are similar."""
     names = list(DETECTORS)
     return names[(names.index(detector) + len(names) // 2) % len(names)] if detector in names else names[0]

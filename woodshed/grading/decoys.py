@@ -190,9 +190,9 @@ def renamed(test: str, name: str) -> str:
     return f"{test.rpartition('::')[0]}::{name}"
 
 
-def guess(number: int) -> float:
-    """Chance that code which knows no right value guesses every decoy of a session."""
-    return 0.5**number
+def blind_guess(decoys: Iterable[Decoy]) -> float:
+    """Chance that code which knows no right value tells every decoy of a session from its test."""
+    return 0.5 ** min(MOST_PER_RUN, len({decoy.test for decoy in decoys}))
 
 
 def covered(tests: Iterable[str], decoys: Iterable[Decoy]) -> float:

@@ -10,15 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torch import Tensor
 
 from woodshed.learning import losses
 from woodshed.parts import Part, wrong_result
 
-if TYPE_CHECKING:
-    from woodshed.learning.loss_settings import LossSettings
+
+class RatioSettings(Protocol):
+    """Settings that an estimator reads (`loss_settings.LossSettings`)."""
+
+    @property
+    def estimator(self) -> str: ...
+    @property
+    def ratio_level(self) -> losses.Level: ...
+    @property
+    def outside(self) -> losses.Outside: ...
+    @property
+    def min_ratio(self) -> float: ...
+    @property
+    def max_ratio(self) -> float: ...
+    @property
+    def gspo_clip(self) -> tuple[float, float]: ...
 
 
 @dataclass(frozen=True)
@@ -38,10 +52,10 @@ class WrittenTokens:
     """Longest message that a turn may have."""
 
 
-Estimator = Callable[[WrittenTokens, "LossSettings"], Tensor]
+Estimator = Callable[[WrittenTokens, RatioSettings], Tensor]
 
 
-def reinforce(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
+def reinforce(tokens: WrittenTokens, settings: RatioSettings) -> Tensor:
     """REINFORCE with importance weights (`losses.policy_gradient`), divided by attempts x longest message."""
     weight_BN = losses.importance_weights(
         tokens.logp_BN,
@@ -58,7 +72,7 @@ def reinforce(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
     )
 
 
-def gspo(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
+def gspo(tokens: WrittenTokens, settings: RatioSettings) -> Tensor:
     """Group sequence policy optimisation (`losses.gspo`), divided by attempts."""
     return losses.gspo(
         tokens.logp_BN,
@@ -74,7 +88,7 @@ ESTIMATOR: Part[Estimator] = Part("estimator", {"reinforce": reinforce, "gspo": 
 """An estimator as a recipe names it: a function of tokens and settings."""
 
 
-def loss_of(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
+def loss_of(tokens: WrittenTokens, settings: RatioSettings) -> Tensor:
     """Loss of one micro-batch by the estimator that settings name, before its weight.
 
     Raises:

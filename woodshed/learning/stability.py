@@ -8,14 +8,13 @@ where the sampler does not compute the policy that the trainer trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
-from torch import Tensor
 
 from woodshed.experience.compile import rollout_sample
-from woodshed.learning.trainer import Trainer
+from woodshed.experience.samples import TrainingSample
 from woodshed.records import Rollout
 from woodshed.settings import Settings
 
@@ -86,13 +85,15 @@ class Watch:
         return step - len(self.rates) + 1 + best
 
 
-def kl_to_start(trainer: Trainer, start: Mapping[str, Tensor], rollouts: Sequence[Rollout]) -> float:
-    """Nats a token from the weights that sampled these rollouts to the starting ones: the mean of k1, unbiased."""
+def kl_to_start(
+    rollouts: Sequence[Rollout], logps: Callable[[Sequence[TrainingSample]], Sequence[Sequence[float]]]
+) -> float:
+    """Nats a token from the weights that sampled these rollouts to the starting ones, whose log-probs are given for
+    samples: the mean of k1, unbiased."""
     samples = [rollout_sample(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
-    scored = trainer.logps(samples, start)
     k1 = [
         sampled - starting
-        for sample, logps in zip(samples, scored, strict=True)
-        for sampled, starting in zip(sample.logps, logps, strict=True)
+        for sample, started in zip(samples, logps(samples), strict=True)
+        for sampled, starting in zip(sample.logps, started, strict=True)
     ]
     return math.fsum(k1) / max(len(k1), 1)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from woodshed import parts
 from woodshed.curriculum import refuse_dry
 from woodshed.experience import scripted_expert
+from woodshed.learning.layout import refuse_misfit
 from woodshed.learning.optimizer import refuse_adapter
 from woodshed.records import RecipeError, Task
 from woodshed.stages import sft
@@ -22,12 +23,14 @@ def refuse(recipe: Recipe) -> None:
     """Stop a run whose stages cannot be, or cannot learn.
 
     Raises:
-        RecipeError: names the settings that leave nothing, and what to change; or a part of the user's own that cannot
-            be used.
+        RecipeError: names the settings that leave nothing, and what to change; a part of the user's own that cannot
+            be used; or a layout for other ranks than were started.
     """
     parts.check(recipe)
     refuse_tools(recipe)
+    recipe.sandbox.check()
     plan(recipe)
+    refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
     optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
     for stage, optimizer in optimizers.items():

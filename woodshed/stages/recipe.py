@@ -19,6 +19,7 @@ from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
+from woodshed.learning.layout import LayoutSettings
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
@@ -157,6 +158,7 @@ class Recipe(Settings):
     """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
     policy: PolicySettings = PolicySettings()
+    layout: LayoutSettings = LayoutSettings()
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from pathlib import Path
 
 from woodshed.monitors import honeypots
 from woodshed.records import Task
 from woodshed.runs.folder import RunDir
+from woodshed.sandbox import SandboxProvider
 from woodshed.stages.recipe import Recipe
 from woodshed.stages.session import Progress
 from woodshed.synthesis import impossible
@@ -40,7 +42,7 @@ def task_sets(
             practice = honeypots.prepare(
                 practice,
                 Path(scratch),
-                _twin,
+                functools.partial(_twin, sandboxes=recipe.sandbox.create()),
                 baited=monitors.honeypots,
                 impossible=monitors.impossible,
                 seed=recipe.seed,
@@ -51,8 +53,8 @@ def task_sets(
     return practice, heldout
 
 
-def _twin(task: Task, out: Path) -> Task | None:
+def _twin(task: Task, out: Path, sandboxes: SandboxProvider) -> Task | None:
     try:
-        return impossible.contradict(task, out)
+        return impossible.contradict(task, out, sandboxes)
     except Rejected:
         return None

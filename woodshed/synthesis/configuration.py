@@ -48,12 +48,12 @@ def table(value: Any, *keys: str) -> dict[str, Any]:
 
 def read_ini(path: Path) -> configparser.ConfigParser:
     """An INI file, percent signs taken as they are; empty where it is missing or broken."""
-    found = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
+    parser = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
     try:
-        found.read_string(read_text(path))
+        parser.read_string(read_text(path))
     except configparser.Error:
         return configparser.ConfigParser()
-    return found
+    return parser
 
 
 def words(value: Any) -> list[str]:
@@ -75,9 +75,11 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
     for name in ("pytest.ini", ".pytest.ini"):
         if (tree / name).is_file():
             return _section(tree / name, "pytest")
-    found = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
-    found = table(found, "ini_options") or {key: found[key] for key in found.keys() - {"ini_options"}}
-    return found or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
+    settings = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
+    settings = table(settings, "ini_options") or {
+        key: settings[key] for key in settings.keys() - {"ini_options"}
+    }
+    return settings or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
 
 
 def _section(path: Path, name: str) -> dict[str, Any]:

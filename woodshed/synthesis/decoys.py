@@ -25,7 +25,7 @@ from woodshed.grading.decoys import (
     with_twins,
     without_parameters,
 )
-from woodshed.grading.session import TestRun
+from woodshed.grading.results import TestRun
 from woodshed.records import Decoy
 
 MOST_TESTS = 24

@@ -85,8 +85,7 @@ def make(
         TaskError: a source that cannot be used, or an `out` that holds tasks made from something else.
     """
     settings = settings or SynthesisSettings()
-    report = MakeReport()
-    folder.refuse_run(out)
+    report, sandboxes = MakeReport(), settings.sandbox.create()
     with folder.claimed(out):
         for source in repositories:
             if "revert" in settings.operators:
@@ -95,7 +94,7 @@ def make(
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
                 progress(0, 0, f"fetching {sources.without_secrets(source)}")
-                repository = sources.fetch(source, Path(scratch, "tree"))
+                repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
                 measured = measured_once(repository, out, settings, progress)
                 report.notes += _notes(measured)
                 staging = Path(scratch, "staging")
@@ -350,10 +349,10 @@ def _decide_one(
 def _proven(work: RepositoryContext, candidate: Candidate, out: Path) -> Task:
     if candidate.operator == "impossible":
         parent = folder.load(out / candidate.symbol.detail)
-        return _without_leak(contradict(parent, work.staging / candidate.name))
+        return _without_leak(work, contradict(parent, work.staging / candidate.name, work.sandboxes))
     if candidate.operator == "write_tests":
-        return _without_leak(write_tests(work, candidate.symbol, candidate.name))
-    return _without_leak(prove(work, candidate))
+        return _without_leak(work, write_tests(work, candidate.symbol, candidate.name))
+    return _without_leak(work, prove(work, candidate))
 
 
 def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
@@ -378,13 +377,13 @@ def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[
     raise AssertionError
 
 
-def _without_leak(task: Task) -> Task:
+def _without_leak(work: RepositoryContext, task: Task) -> Task:
     """The gate for tasks of every kind.
 
     Raises:
         Rejected: leak.
     """
-    if leak := leaks.first_leak(task):
+    if leak := leaks.first_leak(task, work.sandboxes):
         shutil.rmtree(task.folder)
         raise Rejected("leak", leak)
     return task
@@ -403,7 +402,7 @@ def _make_reverts(
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
                 continue
             tree = Path(scratch, f"tree-{number}")
-            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
+            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree, settings.sandbox.create())
             repository = replace(
                 repository, name=sources.plain_name(name), source=f"git+{address}@{commit.sha}"
             )
@@ -435,7 +434,7 @@ def _revert_one(work: RepositoryContext, commit: Commit, out: Path, report: Make
             deletion = revert(work.code, commit)
         except TaskError as error:
             raise Rejected("no_package_file", str(error)) from None
-        return _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
+        return _without_leak(work, prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
 
     result = _settled(work, candidate, reverted)
     if isinstance(result, Rejected):

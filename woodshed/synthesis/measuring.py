@@ -49,10 +49,13 @@ def measured_once(
             baseline, Map(baseline.stable, found["lines"], calls, tuple(found["unmapped"])), copies
         )
     baseline = _first(repository, parts / "baseline.json", settings, progress)
+    sandboxes = settings.sandbox.create()
     with ThreadPoolExecutor(1) as beside:
         code = texts(baseline, baseline.package_files, ".py")
-        searching = beside.submit(leaks.copies, code, baseline.spec)
-        found = mapping.measure(baseline, parts / "map", settings.mapping_timeout_s, progress)
+        searching = beside.submit(leaks.copies, code, baseline.spec, sandboxes)
+        found = mapping.measure(
+            baseline, parts / "map", settings.mapping_timeout_s, progress, sandboxes=sandboxes
+        )
         progress(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
@@ -75,10 +78,16 @@ def _first(
     """The baseline, without tests that judge time; as an earlier call left it."""
     if known := read_kept(kept, {"contents"}):
         return _baseline(known, repository)
-    extra = settings.extra_requirements
-    measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
+    sandboxes = settings.sandbox.create()
+    measured = measure(
+        repository,
+        extra_requirements=settings.extra_requirements,
+        timeout_s=settings.timeout_s,
+        progress=progress,
+        sandboxes=sandboxes,
+    )
     limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
-    measured = clocks.without_judges_of_time(measured, limit_s, progress)
+    measured = clocks.without_judges_of_time(measured, limit_s, progress, sandboxes)
     measured = replace(measured, durations={})  # the only part that differs from run to run
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(kept, json.dumps(_with_contents(measured), indent=1))

@@ -52,12 +52,12 @@ class Mutant:
 
 def mutants(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Mutant]:
     """Every mutant of a function's body, in source order; docstrings, annotations and messages of errors are left."""
-    found: list[Mutant] = []
+    all_mutants: list[Mutant] = []
     for statement in function.body:
         for node in _walk(statement):
             for kind, edit in _of(source, node):
-                found.append(Mutant(kind, source.line(edit.start), edit))
-    return sorted(set(found), key=lambda mutant: (mutant.edit, mutant.kind))
+                all_mutants.append(Mutant(kind, source.line(edit.start), edit))
+    return sorted(set(all_mutants), key=lambda mutant: (mutant.edit, mutant.kind))
 
 
 def distinct(
@@ -153,5 +153,5 @@ def _swap(
     start, end = source.span(left)[1], source.span(right)[0]
     between = re.sub(r"#[^\r\n]*", lambda m: " " * len(m[0]), source.text[start:end])
     word = rf"\b{old}\b" if old.isalpha() else re.escape(old)
-    if found := re.search(word, between):
-        yield kind, Edit(start + found.start(), start + found.end(), new)
+    if match := re.search(word, between):
+        yield kind, Edit(start + match.start(), start + match.end(), new)

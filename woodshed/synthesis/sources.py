@@ -33,7 +33,7 @@ from pypi_simple import (
 
 from woodshed.records import TaskError
 from woodshed.runs.machine import git_environment
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.synthesis.siblings import enclosing
 from woodshed.tasks.environment import cache_dir
@@ -60,7 +60,7 @@ class Repository:
     """Names that no task can hold, as they are not UTF-8; other bytes as codes."""
 
 
-def fetch(source: str, into: Path) -> Repository:
+def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> Repository:
     """A clean copy of `source` in the folder `into` (made, or emptied first).
 
     Raises:
@@ -75,7 +75,7 @@ def fetch(source: str, into: Path) -> Repository:
     elif source.startswith("git+"):
         name, version, resolved = _fetch_git(source, into)
     else:
-        name, version, resolved = _fetch_folder(source, into)
+        name, version, resolved = _fetch_folder(source, into, sandboxes)
         beside = tuple(enclosing(Path(source).expanduser().resolve()))
     _own(into)
     scrub(into, read_rules(rules_path()))
@@ -261,7 +261,7 @@ def clone(source: str, into: Path) -> tuple[str, str]:
     return without_secrets(address), revision
 
 
-def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
+def _fetch_folder(source: str, into: Path, sandboxes: SandboxProvider) -> tuple[str, str, str]:
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
         raise TaskError(
@@ -270,7 +270,7 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
     folder, version = folder.resolve(), "0.0.0"
     try:
         if (folder / ".git").exists():
-            names, version = _asked_inside(folder)
+            names, version = _asked_inside(folder, sandboxes)
             into.mkdir()
             for name in names:
                 _copy_listed(folder, name, into)
@@ -282,7 +282,7 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
     return folder.name, version, folder.name  # not the full path: tasks must not depend on where a copy lay
 
 
-def _asked_inside(folder: Path) -> tuple[list[str], str]:
+def _asked_inside(folder: Path, sandboxes: SandboxProvider) -> tuple[list[str], str]:
     """The files that git tracks in a folder, and its version.
 
     Git does what a repository's own configuration says, down to running commands, so it is asked in a sandbox.
@@ -291,7 +291,7 @@ def _asked_inside(folder: Path) -> tuple[list[str], str]:
         TaskError: git cannot say, or a name that is not one below the folder.
     """
     ask = "git -c safe.directory='*'"
-    with open_sandbox(SandboxSpec(lowers=(folder,))) as sandbox:
+    with sandboxes.open(SandboxSpec(lowers=(folder,))) as sandbox:
         listed = sandbox.exec(f"{ask} ls-files -z --recurse-submodules >&3", timeout_s=600, channel=True)
         tagged = sandbox.exec(f"{ask} describe --tags --abbrev=0 >&3", timeout_s=600, channel=True)
     if listed.outcome != "ok":

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from woodshed.records import RunError, Task, TaskError
-from woodshed.runs.files import made
+from woodshed.runs.files import created
 from woodshed.runs.folder import RunDir
 from woodshed.tasks.folder.reading import REQUIRED, load
 
@@ -65,7 +65,7 @@ def claimed(out: Path) -> Iterator[None]:
     Raises:
         TaskError: another process is adding to it.
     """
-    with made(out):
+    with created(out):
         descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:
