@@ -13,7 +13,7 @@ import typer
 
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
-from woodshed.records import TaskError
+from woodshed.records import RecipeError, TaskError
 
 if TYPE_CHECKING:
     from woodshed.sandbox import SandboxProvider
@@ -126,7 +126,12 @@ def make_tasks(
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
     if operators:
         values.append(f"operators={json.dumps(operators.split(','))}")
-    chosen = settings.read(synthesis.SynthesisSettings, None, [*values, *(set_ or [])])
+    try:
+        chosen = settings.read(synthesis.SynthesisSettings, None, [*values, *(set_ or [])])
+    except RecipeError as error:
+        raise TaskError(
+            str(error).replace("override", "--set").replace("section.key=value (rl.steps=4)", "KEY=VALUE")
+        ) from None
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         report = synthesis.make(sources, out, chosen, progress)
         for done, task in enumerate(report.accepted):

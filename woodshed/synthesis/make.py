@@ -257,20 +257,32 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress:
         return goal - len(report.accepted) + before if limit else len(found)
 
     with contextlib.closing(decide(work, found, out, earlier, missing)) as singles:
-        kept = _take(work, singles, len(found), out, earlier, report, progress, first)
+        kept = _take(work, singles, len(found), out, earlier, report, _named(progress, "making tasks"), first)
         total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
         pairs = combinations(work, kept) if len(kept) < total else []
         goal = total
         with contextlib.closing(decide(work, pairs, out, earlier, missing)) as paired:
-            taken = _take(work, paired, len(pairs), out, earlier, report, progress, total - len(kept))
+            combining = _named(progress, "combining tasks")
+            taken = _take(work, paired, len(pairs), out, earlier, report, combining, total - len(kept))
         if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
             rest = limit - len(kept) - len(taken)
-            kept += _take(work, singles, len(found), out, earlier, report, progress, rest)
+            going_on = _named(progress, "making more tasks")
+            kept += _take(work, singles, len(found), out, earlier, report, going_on, rest)
+        if limit and (short := limit - len(kept) - len(taken)) > 0:
+            report.notes.append(
+                f"{work.baseline.repository.name}: {short} fewer than --limit, no candidate is left"
+            )
     for kind in ("impossible", "write_tests"):
         wanted = [c for c in derivations(work, kept) if c.operator == kind]
         with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
-            _take(work, derived, len(wanted), out, earlier, report, progress, limit)
+            deriving = _named(progress, f"making {kind} tasks")
+            _take(work, derived, len(wanted), out, earlier, report, deriving, limit)
     report.seconds += time.monotonic() - began
+
+
+def _named(progress: Progress, phase: str) -> Progress:
+    """The same progress under the name of a phase."""
+    return lambda done, total, text: progress(done, total, f"{phase} {text}")
 
 
 def _take(
@@ -300,7 +312,7 @@ def _take(
             report.rejected[result.reason] += 1
         done, total = (len(kept), limit) if limit else (position, count)
         name = work.baseline.repository.name
-        progress(done, total, f"making tasks of {name}, {len(kept)} tasks from {position} candidates")
+        progress(done, total, f"of {name}, {len(kept)} tasks from {position} candidates")
         if limit and len(kept) == limit:
             break
     return kept
