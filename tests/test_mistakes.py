@@ -30,11 +30,9 @@ from woodshed.train import train
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ({"loss": {"min_ratio": 5.0}}, "min_ratio = 5.0 lies above max_ratio = 2.0"),
-        ({"loss": {"gspo_clip": [-1, 2]}}, "loss.gspo_clip"),
-        ({"loss": {"gspo_clip": [1.5, 2]}}, "loss.gspo_clip"),
-        ({"optimizer": {"betas": [1.0, 0.9]}}, "optimizer.betas"),
-        ({"sft": {"optimizer": {"betas": [0.9, 2.0]}}}, "sft.optimizer.betas"),
+        ({"loss": {"estimator": "gpso"}}, "loss.estimator = 'gpso'"),
+        ({"optimizer": {"decay_share": 2.0}}, "optimizer.decay_share"),
+        ({"sft": {"learning_rate": -1e-3}}, "sft.learning_rate"),
         ({"seed": 1 << 80}, "seed"),
         ({"seed": -1}, "seed"),
         ({"policy": {"lora_rank": 100_000}}, "policy.lora_rank"),

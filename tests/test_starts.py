@@ -60,6 +60,7 @@ STARTS: dict[str, Sequence[str]] = {
     "eval costs": ["runs/by-hand"],
     "train": TINY,
     "variants": ["variants.toml"],
+    "settings": ["teacher"],
     "grade": ["runs/by-hand"],
     "report": [],
     "view": [],

@@ -97,17 +97,6 @@ def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollout
     assert len(row.ids) == len(rollouts[1].token_ids) + len(message)
 
 
-@pytest.mark.parametrize("turn", [0, 1, 2])
-def test_a_hint_can_stand_at_the_end_of_the_last_result(rollouts, turn):
-    """Before the first turn there is no result, so it is a message of its own."""
-    sample = hinted_sample(rollouts[3], hint_for(rollouts[3], turn), placement="tool")
-    (branch,) = sample.branches
-    hinted = renderer().decode(branch.ids[: branch.behind_hint[0]])
-    assert HINT in hinted and hinted.count("<|im_start|>") == (2 if turn == 0 else 1)
-    assert branch.predicted == hinted_sample(rollouts[3], hint_for(rollouts[3], turn)).branches[0].predicted
-    assert teacher_view(sample, branch).ids[: branch.position] == sample.ids[: branch.position]
-
-
 def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollouts):
     student, teacher = views(hinted_sample(rollouts[3], hint_for(rollouts[3], 1)))
     predicted = [[view.ids[i] for i in view.predicted] for view in (student, teacher)]
@@ -211,7 +200,7 @@ def test_hints_that_cannot_be_trained_on_are_left_out_and_counted(rollouts):
         "the turn was cut": 1,
         "attempt not trainable": 1,
     }
-    everything = compiled(rollouts, [0.0] * 4, hints[:1], skip=("thinking", "template"), skip_first=500)
+    everything = compiled(rollouts, [0.0] * 4, hints[:1], skip_first=500)
     assert hints_of(everything.samples) == [] and everything.skipped_hints == {"no token counts": 1}
 
 
@@ -219,10 +208,6 @@ def test_tokens_that_do_not_count_take_no_part_in_the_divergence(rollouts):
     hint = hint_for(rollouts[1], 0)
     first = hinted_sample(rollouts[1], hint, skip_first=3).branches[0].weights
     assert first[:3] == (0.0,) * 3 and all(first[3:])
-    tags = hinted_sample(rollouts[1], hint, skip=("template",))
-    (branch,) = tags.branches
-    kept = [tags.ids[i] for i, weight in zip(branch.predicted, branch.weights, strict=True) if weight]
-    assert renderer().decode(kept) == "view calc.py"
 
 
 def test_a_penalty_is_taken_off_the_reward_before_the_mean(rollouts):

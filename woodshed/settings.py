@@ -37,7 +37,7 @@ S = TypeVar("S", bound=Settings)
 def leaves(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every setting that a file can give, by its dotted name, in the order in which they are defined."""
     for name, field in kind.model_fields.items():
-        sections = list(_classes(field.annotation))
+        sections = list(classes(field.annotation))
         if not sections:
             yield f"{prefix}{name}", field
         for section in sections:
@@ -111,21 +111,24 @@ def _explain(kind: type[BaseModel], mistake: Any) -> str:
     if mistake["type"] != "extra_forbidden":
         return f"{dotted} = {mistake['input']!r}: {mistake['msg'][0].lower()}{mistake['msg'][1:]}"
     names = list(_section(kind, parents).model_fields)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(names)}"
+    settings = [setting for setting, _ in leaves(kind)]
+    known = [*settings, *dict.fromkeys(setting.rpartition(".")[0] for setting in settings)]
+    elsewhere = [setting for setting in known if setting.rpartition(".")[2] == name]
+    near = elsewhere[:3] or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known here: {', '.join(names)}"
     return f"unknown setting {dotted!r}; {hint}"
 
 
 def _section(kind: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel]:
     for parent in parents:
         field = kind.model_fields.get(str(parent))
-        for candidate in _classes(field.annotation) if field else ():
+        for candidate in classes(field.annotation) if field else ():
             kind = candidate
     return kind
 
 
-def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
+def classes(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _classes(argument)
+        yield from classes(argument)

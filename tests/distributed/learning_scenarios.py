@@ -69,6 +69,15 @@ def policy_of(training: Training) -> Policy:
     return policy
 
 
+class Decaying(OptimizerSettings):
+    weight_decay = 0.1
+    max_grad_norm = 0.5
+
+
+class Measuring(FeedbackSettings):
+    measure_every = 1
+
+
 def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
     """A trainer; its starting weights are kept in the run, where there is one."""
     policy, kind = policy_of(training), training.optimizer
@@ -76,14 +85,9 @@ def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
     start = checkpoint.start_weights(run, policy, "start") if run else policy.snapshot()
     trainer = Trainer(
         policy,
-        OptimizerSettings(kind=kind, learning_rate=3e-3, warmup_steps=0, weight_decay=0.1, max_grad_norm=0.5),
+        Decaying(kind=kind, learning_rate=3e-3, warmup_steps=0),
         LossSettings(micro_batch_tokens=64, **training.loss),
-        FeedbackSettings(
-            teacher=training.teacher,  # type: ignore[arg-type]
-            teacher_rate=0.3,
-            measure_every=1,
-            target_floor=2,
-        ),
+        Measuring(teacher=training.teacher, teacher_rate=0.3, target_floor=2),  # type: ignore[arg-type]
         start=start,
         message_tokens=8,
     )

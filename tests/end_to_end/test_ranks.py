@@ -58,6 +58,12 @@ tasks_per_step = 1
 [curriculum]
 repeats = true
 
+[optimizer]
+learning_rate = 5e-5
+
+[rewards.terms]
+message_words = -0.1
+
 [loss]
 kl_coef = 0.01
 
@@ -66,7 +72,6 @@ forward = "separate"
 
 [gate]
 every = 2
-turns = 1
 """
 
 

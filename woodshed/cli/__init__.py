@@ -12,10 +12,10 @@ Exit codes:
     130: interrupted.
 """
 
-from woodshed.cli import measure, runs, tasks
+from woodshed.cli import measure, runs, settings, tasks
 from woodshed.cli.app import app
 
-__all__ = ["app", "main", "measure", "runs", "tasks"]
+__all__ = ["app", "main", "measure", "runs", "settings", "tasks"]
 
 
 def main() -> None:

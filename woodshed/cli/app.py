@@ -40,6 +40,7 @@ ORDER = [  # of the commands in --help
     "eval",
     "train",
     "variants",
+    "settings",
     "grade",
     "report",
     "view",
@@ -162,7 +163,9 @@ app.add_typer(monitor_app, name="monitor", help="Measure the monitors that watch
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2."),
+    typer.Argument(
+        metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2 (see woodshed settings)."
+    ),
 ]
 
 
@@ -295,7 +298,7 @@ def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
     from woodshed.evals import changes, ledger
     from woodshed.runs import machine
 
-    prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
+    prices = ledger.read_prices().model_dump(mode="json", exclude_none=True)
     return machine.describe() | {"seed": chosen.seed, "prices": prices} | changes.settings_of(chosen)
 
 

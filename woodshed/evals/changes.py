@@ -15,7 +15,7 @@ from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings
 
 FREE = (
-    *("name", "note", "runs", "tracking", "prices"),
+    *("name", "note", "runs", "tracking"),
     *(
         "engine.max_rows",
         "engine.cache_mb",
@@ -23,21 +23,21 @@ FREE = (
         "grading.jobs",
         "loss.micro_batch_tokens",
     ),
-    *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
-    "policy.activation_checkpointing",
-    "sft.checkpoint_every",
+    *("feedback.offload_teacher", "policy.activation_checkpointing", "policy.export_dtype", "policy.device"),
+    "checkpoint_every",
 )
 """Settings that change the place and speed of a run, and not its results."""
 
-PACE = ("learning_rate", "warmup_steps", "decay_share", "max_grad_norm")
-"""Settings of an optimizer. Its momenta and decay are in the checkpoint, which overrides the recipe."""
+PACE = ("learning_rate", "warmup_steps", "decay_share")
+"""Settings of the optimizer that may change."""
 
 NOTED = (
     *FREE,
-    *(f"{section}optimizer.{name}" for section in ("", "sft.", "distill.") for name in PACE),
+    *(f"optimizer.{name}" for name in PACE),
+    "sft.learning_rate",
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
     *("layout.fsdp", "layout.replicate", "layout.ep"),
-    *(f"stability.{name}" for name in ("max_kl_to_start", "max_logp_gap", "invalid_factor", "invalid_floor")),
+    "stability.max_kl_to_start",
     *("curriculum.repeats", "curriculum.grow"),
 )
 """Settings that may change when a training run is resumed."""

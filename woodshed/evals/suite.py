@@ -60,8 +60,6 @@ class SuiteSettings(Settings):
     """Effort that the prompts ask for (low, medium, high); unset, they do not mention it."""
     tracking: Tracker = "none"
     """Also send metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
-    prices: Path | None = None
-    """A price table in place of the default one (woodshed/evals/prices.toml)."""
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ class GateSettings(Settings):
 
     every: int = Field(default=0, ge=0)
     """Steps between measurements; 0 never measures, and every class is trained on."""
-    turns: int = Field(default=24, ge=1)
+    turns: ClassVar[int] = 96
     """Most faulty turns to measure in each class, spread evenly over those of the step."""
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
-from woodshed.experience.compile import HintOptions, Placement, hint_branch, rollout_sample, subsample
+from woodshed.experience.compile import hint_branch, rollout_sample, subsample
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.feedback import NAMED, PLACEBOS, hint_text
 from woodshed.feedback.detectors import Detector
@@ -47,7 +47,6 @@ class Redrawing:
     step: int
     """Optimizer step of the measurement, a part of seeds."""
     seed: int
-    placement: Placement = "system"
     threads: int = 1
     """Sandboxes in use at once."""
     sandboxes: SandboxProvider = BUBBLEWRAP
@@ -102,10 +101,9 @@ def _case(task: Task, rollout: Rollout, hint: Hint, redrawing: Redrawing) -> Cas
         another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": rng.choice(PLACEBOS), "wrong": wrong}
-    sample, options = rollout_sample(rollout), HintOptions(placement=redrawing.placement)
+    sample = rollout_sample(rollout)
     branches: dict[Side, HintBranch] = {
-        side: hint_branch(rollout, replace(hint, text=text), renderer, options)
-        for side, text in texts.items()
+        side: hint_branch(rollout, replace(hint, text=text), renderer) for side, text in texts.items()
     }
     plain = student_view(sample, branches["hint"])
     hinted: dict[Side, TrainingSample] = {

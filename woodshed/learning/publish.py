@@ -57,7 +57,7 @@ def refuse_another_model(worker: Worker, engine: Engine, temperature: float, max
         served = engine.description.get("served", "its model")
         raise SamplerError(
             f"the engine, which serves {served!r}, and the trainer differ by {gap:.3f} nats a token, above "
-            f"stability.max_logp_gap = {max_gap:g}: they do not compute the same distribution. Serve "
+            f"{max_gap:g}: they do not compute the same distribution. Serve "
             f"{worker.policy.base or 'the model of the recipe'}, in the precision of policy.dtype, and let the server "
             "report log-probs as it samples (vLLM: --logprobs-mode processed_logprobs)"
         )

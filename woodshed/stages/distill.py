@@ -40,6 +40,8 @@ from woodshed.tokens.renderer import Renderer
 
 T = TypeVar("T")
 
+SYSTEM = "You are a helpful assistant."
+"""System prompt of the answers."""
 MEASURED = 32  # demonstrations on which likelihoods are measured, spread evenly
 
 
@@ -75,7 +77,7 @@ def run(session: Session, state: TrainState) -> None:
     begin(
         session,
         state,
-        settings.optimizer,
+        session.recipe.optimizer,
         session.recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
         settings.feedback,
         steps=settings.steps,
@@ -96,7 +98,7 @@ def run(session: Session, state: TrainState) -> None:
         folder.append("divergences", metrics.pop("divergences"), state.stage, step)
         publish(session.worker, engine, folder.path / "weights", step + 1)
         state = replace(state, step=step + 1)
-        is_due = state.step % settings.every == 0 or state.step == settings.steps
+        is_due = state.step % session.recipe.checkpoint_every == 0 or state.step == settings.steps
         if is_due:
             metrics |= measured(session, material)
         folder.append("metrics", [{**metrics, "seconds": clock.laps}], state.stage, step)
@@ -158,6 +160,7 @@ def compiled_of(session: Session, rollouts: Sequence[Rollout], material: Materia
     """A step's answers with their demonstrations as hints."""
     hints, engine = hints_for(rollouts, material.known, material.tasks), session.engine
     options = session.recipe.distill.feedback.hint_options(engine.context_length)
+    options = replace(options, scope="rollout")  # a demonstration is about nothing less
     compiled = compile_answers(rollouts, hints, session.renderer, options)
     engine.flush()  # keys and values make room for the update
     return compiled
@@ -166,8 +169,7 @@ def compiled_of(session: Session, rollouts: Sequence[Rollout], material: Materia
 def measured(session: Session, material: Material) -> dict[str, float]:
     """Log-probs of new and earlier demonstrations, in nats a token (`measure`)."""
     answers = [rollout_sample(rollout) for rollout in material.answers if rollout.turns[0].sampled_ids]
-    system = session.recipe.distill.system
-    return measure(session.worker.logps, session.renderer, material.known, material.earlier, answers, system)
+    return measure(session.worker.logps, session.renderer, material.known, material.earlier, answers, SYSTEM)
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Demonstration]:
@@ -234,7 +236,7 @@ def answer(
     Raises:
         SamplerError: the engine failed, or a prompt does not fit its context.
     """
-    contexts = [engine.renderer.start(settings.system, each.prompt, ()) for each in asked]
+    contexts = [engine.renderer.start(SYSTEM, each.prompt, ()) for each in asked]
     ids = [f"{name}-{each.id}-{number}" for number, each in enumerate(asked)]
     requests = [
         SampleRequest(context.ids, settings.answer_tokens, turn_seed(seed, rollout_id, 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort
@@ -20,7 +20,7 @@ from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
 from woodshed.learning.layout import LayoutSettings
-from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings, Preset
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
@@ -63,16 +63,16 @@ class SFTSettings(ExpertSettings):
     imitated."""
     batch: int = Field(default=32, ge=1)
     """Attempts and transcripts in one optimizer step."""
-    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
-    """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
-    checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints."""
-    rename: bool = True
-    """Imitate each attempt under made-up names of the file, the function and its class, and other line numbers (where
-    they are all above 60), others every time around, so that a small model learns to copy them from the task instead
-    of recalling those it was warmed up on."""
+    learning_rate: float = Field(default=1e-3, ge=0)
+    """Peak learning rate, reached after 5 steps; over the last 40 % of the steps it falls to zero. 1e-3 suits a new
+    rank-8 adapter, 1e-5 full weights."""
     code_share: float = Field(default=1.0, ge=0, le=1)
     """Share of attempts whose code is imitated too; of the others where they edit and in what form, and the rest."""
+
+    def schedule(self, optimizer: OptimizerSettings) -> OptimizerSettings:
+        """The recipe's optimizer with the learning rates of this stage."""
+        rates = {"learning_rate": self.learning_rate, "warmup_steps": 5, "decay_share": 0.4}
+        return optimizer.model_copy(update=rates)
 
 
 class DistillSettings(Settings):
@@ -90,29 +90,13 @@ class DistillSettings(Settings):
     """Practice tasks attempted in one step, once each; their demonstration is the solution."""
     answer_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
-    system: str = "You are a helpful assistant."
-    """System prompt of the answers."""
-    every: int = Field(default=10, ge=1)
-    """Steps between checkpoints, and between measurements of what was learned and forgotten."""
-    feedback: FeedbackSettings = FeedbackSettings(preset="sdft", scope="rollout")
-    """Teacher and divergence: preset sdft or opsd, or anything else that targeted feedback offers."""
-    optimizer: OptimizerSettings = OptimizerSettings()
-    """Learning rate and what surrounds it."""
+    preset: Preset = "sdft"
+    """Published form of teacher and divergence: sdft, opsd, or another that feedback.preset knows."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_defaults_for_whole_answers(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("feedback"), dict):
-            return given
-        return {**given, "feedback": {"preset": "sdft", "scope": "rollout", **given["feedback"]}}
-
-    @model_validator(mode="after")
-    def _is_about_whole_answers(self) -> DistillSettings:
-        if self.feedback.scope != "rollout":
-            raise ValueError(
-                'distill.feedback.scope must be "rollout": a demonstration is about a whole answer'
-            )
-        return self
+    @property
+    def feedback(self) -> FeedbackSettings:
+        """Teacher and divergence."""
+        return FeedbackSettings(preset=self.preset)
 
 
 class RLSettings(Settings):
@@ -157,12 +141,13 @@ class Recipe(Settings):
     """Seeds everything: sampling, task order, new weights."""
     stages: tuple[Annotated[str, STAGE], ...] = Field(default=("rl",), min_length=1)
     """What happens, in order: sft, distill, rl, evaluate, or a function of one's own as package.module:name."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps of sft and distill between checkpoints, and between distill's measurements of what was learned and
+    forgotten; rl writes a checkpoint after each step."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
     variants: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
     """Variants of an experiment: name to the settings in which it differs, as section.key=value (`stages.variants`)."""
-    prices: Path | None = None
-    """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
     policy: PolicySettings = PolicySettings()
     layout: LayoutSettings = LayoutSettings()

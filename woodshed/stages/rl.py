@@ -139,7 +139,7 @@ def gather(session: Session, loop: LoopState, state: TrainState, clock: Clock) -
     clock.lap("attempts")
     hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, tasks, verdicts))
     chosen, disabled = feedback.choose(hints, recipe.feedback.detectors), state.disabled_hints
-    if recipe.feedback.scope == "rollout":
+    if recipe.feedback.form.scope == "rollout":
         chosen = demonstrations.solutions(attempts.rollouts, {task.id: task for task in tasks})
     else:
         disabled = through_gate(session, state, chosen, groups, tasks)
@@ -211,8 +211,7 @@ def record(
         session.progress(state.step, recipe.rl.steps, reason)
         state = replace(state, stopped=reason)
     run.append("metrics", [metrics], "train", state.step - 1)
-    kept = recipe.stability.window + 1
-    session.worker.save(state, kept=kept)
+    session.worker.save(state, kept=stability.WINDOW + 1)
     return state
 
 
@@ -314,7 +313,6 @@ def through_gate(
         recipe.agent,
         state.step,
         recipe.seed,
-        recipe.feedback.placement,
         recipe.rollout.tool_threads,
         recipe.sandbox.create(),
     )
@@ -355,7 +353,7 @@ def watch(
     weights of the window's best step back."""
     settings, worker = session.recipe.stability, session.worker
     if settings.max_kl_to_start is not None:
-        measured = subsample(rollouts, settings.kl_rollouts)
+        measured = subsample(rollouts, stability.KL_ROLLOUTS)
         metrics["kl_to_start"] = stability.kl_to_start(measured, partial(worker.logps, from_start=True))
     rate = metrics["invalid_calls"]["value"]
     reason = state.watch.alarm(settings, rate, metrics.get("kl_to_start"), metrics.get("logp_gap_mean", 0.0))

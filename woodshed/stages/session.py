@@ -20,6 +20,7 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish, refuse_another_model, refuse_deaf_engine
+from woodshed.learning.stability import MAX_LOGP_GAP
 from woodshed.learning.worker import StageSettings, Worker
 from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
@@ -100,10 +101,9 @@ def open_session(
         refuse_lossy(renderer.codec, recipe.agent.tools.specs)
     engine = create(recipe.engine, renderer, policy.model if copied is None else copied)
     try:
-        gap = recipe.stability.max_logp_gap
-        refuse_deaf_engine(worker, engine, run.path / "weights", recipe.engine.temperature, gap)
+        refuse_deaf_engine(worker, engine, run.path / "weights", recipe.engine.temperature, MAX_LOGP_GAP)
         publish(worker, engine, run.path / "weights", 0)
-        refuse_another_model(worker, engine, recipe.engine.temperature, gap)
+        refuse_another_model(worker, engine, recipe.engine.temperature, MAX_LOGP_GAP)
         critic = critic_of(recipe, engine)
     except BaseException:
         engine.close()
