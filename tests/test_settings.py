@@ -72,7 +72,7 @@ def test_toml_reads_back(tmp_path: Path, name: str):
     ("override", "message"),
     [
         ("loop.stesp=4", r"unknown setting 'loop\.stesp'; did you mean 'loop\.steps'\?"),
-        ("zone.rate=4", r"unknown setting 'zone'; did you mean 'loop\.rate'\?"),
+        ("xyz.rate=4", r"unknown setting 'xyz'; did you mean 'loop\.rate'\?"),
         ("lop.steps=4", r"unknown setting 'lop'; did you mean 'loop'\?"),
         ("rate=4", r"unknown setting 'rate'; did you mean 'loop\.rate'\?"),
         ("loop.teacher=live", r"unknown setting 'loop\.teacher'; did you mean 'teacher'\?"),

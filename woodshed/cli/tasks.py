@@ -17,6 +17,7 @@ from woodshed.records import RecipeError, TaskError
 
 if TYPE_CHECKING:
     from woodshed.sandbox import SandboxProvider
+    from woodshed.synthesis import SynthesisSettings
 
 WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
 """The shipped adapter of the default model, relative to a checkout."""
@@ -119,19 +120,14 @@ def make_tasks(
     candidate is logged with one reason. Run the same command again to resume.
     Exits with 1 if no candidate became a task.
     """
-    from woodshed import grading, settings, synthesis
+    from woodshed import grading, synthesis
     from woodshed.synthesis.sources import without_secrets
 
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
     if operators:
         values.append(f"operators={json.dumps(operators.split(','))}")
-    try:
-        chosen = settings.read(synthesis.SynthesisSettings, None, [*values, *(set_ or [])])
-    except RecipeError as error:
-        raise TaskError(
-            str(error).replace("override", "--set").replace("section.key=value (rl.steps=4)", "KEY=VALUE")
-        ) from None
+    chosen = _settings_of([*values, *(set_ or [])])
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         report = synthesis.make(sources, out, chosen, progress)
         for done, task in enumerate(report.accepted):
@@ -151,6 +147,21 @@ def make_tasks(
         )
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
+
+
+def _settings_of(values: Sequence[str]) -> SynthesisSettings:
+    """Settings of making tasks.
+
+    Raises:
+        TaskError: a value that cannot be used, in words that know no recipe.
+    """
+    from woodshed import settings, synthesis
+
+    try:
+        return settings.read(synthesis.SynthesisSettings, None, values)
+    except RecipeError as error:
+        text = str(error).replace("section.key=value (rl.steps=4)", "KEY=VALUE")
+        raise TaskError(text.replace("override", "--set")) from None
 
 
 def _say_rejected(reasons: Mapping[str, int]) -> None:
