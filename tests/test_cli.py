@@ -83,7 +83,7 @@ def run(tmp_path: Path) -> RunDir:
             ["tasks", "make", ".", "--out", "made", "--levels", "all"],
             "TaskError: levels 'all' cannot be read",
         ),
-        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "RecipeError: settings: operators"),
+        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "TaskError: settings: operators"),
         (
             ["tasks", "export", "x", "--out", "y", "--format", "z"],
             "TaskError: unknown format 'z'; known are",
