@@ -312,7 +312,9 @@ def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
         ledger.table(ledger_of_run, ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts)))
     )
     if not ledger_of_run.served:
-        say("nothing was billed: the weights ran here; the costs are what such a machine would cost to rent")
+        say(
+            "nothing was billed: the weights ran here, and the costs are what such a machine would cost to rent"
+        )
     for missing in ledger_of_run.bill(ledger_of_run.total).unknown:
         tell(
             f"no price for {missing}; the total is a lower bound (table of {ledger_of_run.prices.date}; --prices FILE)"

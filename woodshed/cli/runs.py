@@ -165,7 +165,7 @@ def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
 
 
 def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
-    """Note and print the settings that a resumed run changes; return the notes.
+    """Note, print and return the settings that a resumed run changes.
 
     Raises:
         RunError: a setting may not change.

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from woodshed.synthesis import SynthesisSettings
 
 WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
-"""The shipped adapter of the default model, relative to a checkout."""
+"""The shipped adapter of the default model, where the user stands in a checkout."""
+COLUMNS = """\
+medians over tasks: F2P, hidden tests that fail before and pass after (fail-to-pass); behaviour, those of them that an
+empty body does not pass; P2P, tests that pass before and after; decoys, the share of F2P with a copy that must fail;
+guess, the chance to tell all copies of a run from their tests blindly; words of the instruction"""
 MAX_FILES_SHOWN = 20
 """Number of skipped files that are printed."""
 
@@ -262,7 +266,8 @@ def find_leaks(
             result = leaks.run_exploit(task, sandboxes)
             bad += result.reward > 0
             verdict = "STOLEN" if result.reward else "safe"
-            tricks = f"{len(result.tricks)} tricks tried, {result.trick or 'none of them'} got a reward"
+            earned = f"{result.trick} earned a reward" if result.trick else "none earned a reward"
+            tricks = f"{len(result.tricks)} tricks were tried, {earned}"
             say(f"{verdict:6} {task.name}: {tricks}")
     say(f"{bad} of {len(loaded)} tasks leak" if bad else f"no leak in {len(loaded)} tasks")
     if bad:
@@ -332,12 +337,9 @@ def show_stats(
     loaded = folder.load_set(tasks)
     summary = stats.summarise(loaded, tasks / "rejections.jsonl")
     say_columns(stats.table(summary))
-    acceptance = f", {summary.acceptance:.0%} of the candidates that were tried" if summary.rejected else ""
-    say(
-        "medians of a task: F2P, hidden tests that fail before and pass after (fail-to-pass); behaviour, those of them"
-    )
-    say("that an empty body does not pass; P2P, tests that pass before and after; words, of the instruction")
-    say(f"{summary.num_tasks} tasks{acceptance}")
+    tried = f", {summary.acceptance:.0%} of the candidates that were tried" if summary.rejected else ""
+    say(COLUMNS)
+    say(f"{summary.num_tasks} tasks{tried}")
     _say_rejected(summary.rejected)
     _say_skipped(summary.files, tasks)
     write_atomically(tasks / "stats.svg", stats.picture(loaded))

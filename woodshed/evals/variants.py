@@ -76,11 +76,11 @@ def stopped(run: RunDir, *, problems: list[str] | None = None) -> str:
 
 
 def repeats(run: RunDir, *, problems: list[str] | None = None) -> str:
-    """A sentence on tasks that were drawn again in later steps of training, or ""; `problems` as in `RunDir.read`."""
+    """A sentence on tasks that came again in later steps of training, or ""; `problems` as in `RunDir.read`."""
     lines = [m for phase, _, m in run.read("metrics", problems=problems) if phase == "train"]
-    repeated = sum(int(metrics.get("repeated_tasks", 0)) for metrics in lines)
+    again = sum(int(metrics.get("repeated_tasks", 0)) for metrics in lines)
     draws = sum(int(metrics.get("num_tasks", 0)) for metrics in lines)
-    return f"{repeated} of the {draws} tasks drawn had been trained on in an earlier step" if repeated else ""
+    return f"{again} of the {draws} tasks drawn had been trained on in an earlier step" if again else ""
 
 
 def _sides(runs: Sequence[RunDir]) -> tuple[list[Sequence[Graded]], list[Sequence[Graded]]] | None:

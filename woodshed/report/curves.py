@@ -55,7 +55,7 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
         "train",
         {"logp_gap_mean": "mean", "logp_gap_max": "largest of one token"},
     ),
-    ("tasks drawn again", "train", {"repeated_tasks": ""}),
+    ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
     ("sft: loss, nats a token", "sft", {"sft_loss": ""}),
     ("distillation: divergence", "distill", {"kl_loss": ""}),

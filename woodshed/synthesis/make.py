@@ -87,6 +87,7 @@ def make(
     """
     settings = settings or SynthesisSettings()
     report, sandboxes = MakeReport(), settings.sandbox.create()
+    folder.refuse_run(out)
     with folder.claimed(out):
         for source in repositories:
             if "revert" in settings.operators:
