@@ -83,7 +83,7 @@ def run(tmp_path: Path) -> RunDir:
             ["tasks", "make", ".", "--out", "made", "--levels", "all"],
             "TaskError: levels 'all' cannot be read",
         ),
-        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "RecipeError: settings: operators"),
+        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "TaskError: settings: operators"),
         (
             ["tasks", "export", "x", "--out", "y", "--format", "z"],
             "TaskError: unknown format 'z'; known are",
@@ -91,7 +91,7 @@ def run(tmp_path: Path) -> RunDir:
         (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
         (["tasks", "make", "", "--out", "made"], "TaskError: no folder ''"),
         (["tasks", "make", "none", "--out", "a/b/made"], "TaskError: no folder 'none'"),
-        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "RecipeError: settings: limit = -1"),
+        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "TaskError: settings: limit = -1"),
         (
             ["eval", "--resume", "runs/none", "--attempts", "3"],
             "give either task folders, or only --resume RUN",

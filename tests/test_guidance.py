@@ -10,12 +10,17 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from woodshed import settings
 from woodshed.cli import app
 from woodshed.engines import local
-from woodshed.evals import card
+from woodshed.evals import card, statistics
 from woodshed.monitors import rules
-from woodshed.records import Call, ModelError, Observation, Patch, Rollout, Task, TaskError, Turn
+from woodshed.records import Call, ModelError, Observation, Patch, RecipeError, Rollout, Task, TaskError, Turn
+from woodshed.stages.recipe import Recipe
 from woodshed.synthesis import stats
+from woodshed.synthesis.make import _by_turns
+from woodshed.synthesis.operators import Symbol
+from woodshed.synthesis.repository_context import Candidate
 from woodshed.tasks import folder
 from woodshed.tokens import model_files
 
@@ -90,3 +95,32 @@ def test_special_tokens_alone_are_no_cheat(tiny_task: Task, text: str, ran: bool
     turn = Turn((), 0, (), (), (), "stop", text, (call,), (Observation("c", "done"),), None)
     rollout = Rollout("r", tiny_task.id, tiny_task.name, 0, 0, (turn,), Patch({}), "finished", 1.0)
     assert any(flag.rule == "injection" for flag in rules.watch(rollout, tiny_task)) == is_cheat
+
+
+def test_mistakes_of_making_tasks_do_not_speak_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for given in ("nothing", "max_body_linse=4", "operators=['stbu']"):
+        result = CliRunner().invoke(app, ["tasks", "make", ".", "--out", "tasks", "--set", given])
+        assert result.exit_code == 2 and "TaskError" in result.stderr
+        assert "recipe" not in result.stderr.lower() and "override" not in result.stderr
+
+
+def test_no_steps_is_a_stage_left_out():
+    with pytest.raises(RecipeError, match="leave 'rl' out of `stages`"):
+        settings.read(Recipe, None, ["name=a", "rl.steps=0"])
+
+
+def test_few_tasks_have_no_smallest_detectable_difference():
+    values = [100.0, 300.0, 200.0, 150.0, 260.0, 90.0, 310.0]
+    found = [statistics.mean(values[:n], list(range(n))).detectable for n in (3, 5, 6, 7)]
+    assert found[:2] == [None, None] and None not in found[2:]
+
+
+def test_every_target_is_tried_once_before_any_again():
+    def candidate(operator: str, name: str) -> Candidate:
+        symbol = Symbol("m.py", name, "m", "", "", 1, (1, 2))
+        return Candidate(f"{operator}-{name}", operator, symbol, 0)
+
+    found = [candidate(operator, name) for name in "ab" for operator in ("stub", "stub_bare")]
+    ordered = [each.name for each in _by_turns([*found, candidate("bug", "c")], lambda each: each.symbol)]
+    assert ordered == ["stub-a", "stub-b", "bug-c", "stub_bare-a", "stub_bare-b"]

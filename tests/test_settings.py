@@ -71,7 +71,8 @@ def test_toml_reads_back(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loop.stesp=4", r"unknown setting 'loop\.stesp'; did you mean 'steps'\?"),
+        ("loop.stesp=4", r"unknown setting 'loop\.stesp'; did you mean 'loop\.steps'\?"),
+        ("xyz.rate=4", r"unknown setting 'xyz'; did you mean 'loop\.rate'\?"),
         ("lop.steps=4", r"unknown setting 'lop'; did you mean 'loop'\?"),
         ("rate=4", r"unknown setting 'rate'; did you mean 'loop\.rate'\?"),
         ("loop.teacher=live", r"unknown setting 'loop\.teacher'; did you mean 'teacher'\?"),

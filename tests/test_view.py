@@ -12,7 +12,8 @@ from lifelike import Shape, make_run
 from textual.widgets import DataTable, Input, Static
 
 from woodshed.records import Rollout, RunError, Verdict
-from woodshed.report.view import Reader, Viewer, matches, message_text, view
+from woodshed.report.turn_text import message_text
+from woodshed.report.view import Reader, Viewer, matches, view
 from woodshed.runs.folder import RunDir
 
 HOSTILE = "[bold red]no[/] [/nothing] \x1b[31mred\x1b]8;;http://x\x07 \u202egnp.exe"

@@ -71,7 +71,7 @@ def _torch() -> Iterator[Check]:
         yield Check("torch", False, error, remedy)
         return
     version, threads, cuda, devices = done.stdout.split()
-    yield Check("torch", True, f"{version}, {threads} threads")
+    yield Check("torch", True, f"{version}, {threads} thread{'' if threads == '1' else 's'}")
     names = ", ".join(machine.gpus())
     if cuda == "True":
         yield Check("gpu", True, names or f"{devices} CUDA devices")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -113,8 +113,14 @@ def _explain(kind: type[BaseModel], mistake: Any) -> str:
     names = list(_section(kind, parents).model_fields)
     settings = [setting for setting, _ in leaves(kind)]
     known = [*settings, *dict.fromkeys(setting.rpartition(".")[0] for setting in settings)]
-    elsewhere = [setting for setting in known if setting.rpartition(".")[2] == name]
-    near = elsewhere[:3] or difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+
+    def elsewhere(wanted: Iterable[str]) -> list[str]:
+        return [setting for word in wanted for setting in known if setting.rpartition(".")[2] == word][:3]
+
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = elsewhere([str(name)]) or [".".join(map(str, [*parents, each])) for each in close]
+    if not near and isinstance(mistake["input"], dict):  # a section that is not here
+        near = elsewhere(mistake["input"])
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known here: {', '.join(names)}"
     return f"unknown setting {dotted!r}; {hint}"
 

@@ -64,14 +64,14 @@ def _long(name: str) -> list[str]:
 def _quickstart(variant: str) -> list[str]:
     """All runs of a variant of the quickstart: the middle one and the range."""
     runs = [run for run in load("quickstart")["runs"] if run["arm"] == variant]
-    calls = [run["invalid_calls"] for run in runs]
+    calls, seeds = [run["invalid_calls"] for run in runs], len({run["seed"] for run in runs})
     sides = [_middle([rate[side]["value"] for rate in calls]) for side in ("before", "after")]
     changes = [rate["change"] for rate in calls]
     clear = sum(change[2] < 0 for change in changes)
     ends = [f"{100 * end(change[0] for change in changes):+.1f}" for end in (min, max)]
     solved = [sum(run["solved"][column] for run in runs) for column in range(3)]
     return [
-        f"{sides[0]} to {sides[1]}, {len(runs)} runs",
+        f"{sides[0]} to {sides[1]}, {len(runs)} runs of {seeds} seed{'s' if seeds > 1 else ''}",
         f"{ends[0]} to {ends[1]} pp, clear in {clear} of {len(runs)}",
         f"{solved[0]} to {solved[1]} of {solved[2]}",
         _rewards(runs),

@@ -99,9 +99,6 @@ def evaluate(
         _measure(*_reopened(resume), is_new=False)
         return
     paths = [text for text in tasks or () if "=" not in text]
-    wanted = f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"
-    if not name and free_name(wanted) != wanted:
-        tell(f"runs/{wanted} is there already, so this run is {free_name(wanted)}")
     values = {
         "tasks": paths,
         "model": model,
@@ -109,12 +106,21 @@ def evaluate(
         "attempts": attempts,
         "limit": limit,
         "seed": seed,
-        "name": name or free_name(wanted),
+        "name": name or _name_of(paths, model),
     }
     values |= {"engine.kind": "http"} if endpoint else {}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     overrides += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
     _measure(*_created([*overrides, *(text for text in tasks or () if "=" in text)]), is_new=True)
+
+
+def _name_of(paths: list[str], model: str) -> str:
+    """A free name for an evaluation; prints it if the usual one is taken."""
+    usual = f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"
+    name = free_name(usual)
+    if name != usual:
+        tell(f"runs/{usual} exists, so this run is {name}")
+    return name
 
 
 def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:

@@ -159,7 +159,7 @@ def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
         if not is_new:
             noted = say_changes(run, chosen)
             if not noted and (run.path / "policy").is_dir():
-                tell(f"{run.path} is finished: nothing is left to do, and its results are")
+                tell(f"{run.path} is finished: nothing is left to do. Its results:")
                 return
         train_by(chosen, run, progress)
 

@@ -13,10 +13,11 @@ import typer
 
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
-from woodshed.records import TaskError
+from woodshed.records import RecipeError, TaskError
 
 if TYPE_CHECKING:
     from woodshed.sandbox import SandboxProvider
+    from woodshed.synthesis import SynthesisSettings
 
 WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
 """The shipped adapter of the default model, where the user stands in a checkout."""
@@ -123,14 +124,14 @@ def make_tasks(
     candidate is logged with one reason. Run the same command again to resume.
     Exits with 1 if no candidate became a task.
     """
-    from woodshed import grading, settings, synthesis
+    from woodshed import grading, synthesis
     from woodshed.synthesis.sources import without_secrets
 
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
     if operators:
         values.append(f"operators={json.dumps(operators.split(','))}")
-    chosen = settings.read(synthesis.SynthesisSettings, None, [*values, *(set_ or [])])
+    chosen = _settings_of([*values, *(set_ or [])])
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         report = synthesis.make(sources, out, chosen, progress)
         for done, task in enumerate(report.accepted):
@@ -150,6 +151,21 @@ def make_tasks(
         )
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
+
+
+def _settings_of(values: Sequence[str]) -> SynthesisSettings:
+    """Settings of making tasks.
+
+    Raises:
+        TaskError: a value that cannot be used, in words that know no recipe.
+    """
+    from woodshed import settings, synthesis
+
+    try:
+        return settings.read(synthesis.SynthesisSettings, None, values)
+    except RecipeError as error:
+        text = str(error).replace("section.key=value (rl.steps=4)", "KEY=VALUE")
+        raise TaskError(text.replace("override", "--set")) from None
 
 
 def _say_rejected(reasons: Mapping[str, int]) -> None:

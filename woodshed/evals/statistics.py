@@ -31,6 +31,8 @@ import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
+MIN_DEGREES = 5
+"""Degrees of freedom from which the smallest detectable difference is estimated."""
 POWER = 0.8
 """Chance that the interval of a difference as large as `detectable` excludes zero."""
 RESAMPLES = 4000
@@ -317,8 +319,13 @@ def _pull(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return (part - part.sum() / whole.sum() * whole) / whole.mean()
 
 
-def _detectable(error: float, degrees: float) -> float:
-    """Difference that a test at 5% finds with `POWER`; within a percent of the noncentral t from 10 tasks on."""
+def _detectable(error: float, degrees: float) -> float | None:
+    """Difference that a test at 5% finds with `POWER`; within a percent of the noncentral t from 10 tasks on.
+
+    None for fewer tasks than `MIN_DEGREES` + 1, whose spread says nothing about what they could show.
+    """
+    if degrees < MIN_DEGREES:
+        return None
     return error * (_t(degrees) + float(special.stdtrit(degrees, POWER)))
 
 

@@ -311,7 +311,7 @@ def _status(settings: Mapping[str, Any], metrics: Metrics, path: Path) -> str:
     done = max((step + 1 for step in metrics.get("train", ())), default=0)
     if done < steps:
         return f"{done} of {steps} steps done; resume with `woodshed train --resume {path}`"
-    return f"finished, {steps} steps"
+    return f"finished, {steps} step{'s' if steps != 1 else ''}"
 
 
 def read_tasks(path: Path) -> tuple[list[tuple[str, Task]], tuple[str, ...]]:

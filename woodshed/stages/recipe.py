@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort
@@ -106,6 +106,13 @@ class RLSettings(Settings):
     """Optimizer steps of RL and targeted feedback."""
     tasks_per_step: int = Field(default=6, ge=1)
     """Different tasks in one step."""
+
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _at_least_one(cls, steps: Any) -> Any:
+        if steps == 0:
+            raise ValueError("a stage has at least one step; leave 'rl' out of `stages` to do without it")
+        return steps
 
 
 class EvaluationSettings(Settings):

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -120,3 +120,33 @@ def read_kept(file: Path, parts: Set[str] = frozenset({"contents", "map", "copie
     except (FileNotFoundError, ValueError, AttributeError):
         return {}
     return known if whole else {}
+
+
+def notes(measured: RepositoryMeasurements) -> list[str]:
+    """Remarks on a repository's tests that a person should read: everything that is left out, and why."""
+    baseline, unmapped = measured.baseline, measured.map.unmapped
+    name, timed = baseline.repository.name, baseline.timed
+    failing = [test for test in baseline.broken if test not in timed]
+    found = []
+    if timed:
+        found.append(
+            f"{name}: left out, because they measure time and would fail on a busy machine: {_some(timed)}"
+        )
+    if unmapped:
+        found.append(
+            f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
+            "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
+            "goes on where this one stopped."
+        )
+    if failing:
+        found.append(f"{name}: left out, as they fail here: {_some(failing)}")
+    if baseline.uncollected:
+        found.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
+    if baseline.left_out:
+        found.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

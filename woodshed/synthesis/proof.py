@@ -5,10 +5,10 @@ because of the deletion, and not each of them for a missing name alone (`stubs`)
 hidden tests notice most mutants of the original and accept no trivial answer; in the task's own folder the verifier
 sees these tests fail, and all others pass; and with the original code back these, and all others that run it, pass.
 
-Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
-no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
-unstable_failure, instruction_too_long, gold_fails, odd_name, not_text. At any time: too_slow, and those in
-`repository_context.PASSING`, which later runs try again.
+Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, conftest_broken,
+command_broken, leak, no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail,
+test_command_fails, half_visible, unstable_failure, instruction_too_long, gold_fails, odd_name, not_text. At any time:
+too_slow, and those in `repository_context.PASSING`, which later runs try again.
 """
 
 from __future__ import annotations

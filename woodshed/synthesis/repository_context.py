@@ -110,6 +110,8 @@ class SynthesisSettings(Settings):
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
 
 
+CONFTEST_ERROR = re.compile(r"Error while loading conftest '([^'\n]*)'")
+"""What pytest prints where it ends before any test: a conftest imports what was removed."""
 PASSING = ("timeout", "sandbox_lost", "not_believable")
 """Reasons that another moment or machine may not have; such a candidate is tried again, in up to MAX_TRIES runs."""
 MAX_TRIES = 3
@@ -250,13 +252,15 @@ class RepositoryContext:
         """Some tests, in a run that can be believed.
 
         Raises:
-            Rejected: too_slow, timeout, not_believable.
+            Rejected: too_slow, timeout, conftest_broken, not_believable.
         """
         run = self.session(sandbox, ids, hash_seed)
         if run.out_of_cpu:
             raise Rejected("too_slow", f"tests used more than {self.cpu_s} s of CPU")
         if run.timed_out:
             raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
+        if run.integrity and (conftest := CONFTEST_ERROR.search(run.log)):
+            raise Rejected("conftest_broken", conftest[1])
         if run.integrity:
             raise Rejected("not_believable", "; ".join(run.integrity))
         return run

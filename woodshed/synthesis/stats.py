@@ -21,6 +21,7 @@ UNREAD = "unread_file"
 MEANINGS = {
     "cascade": "it cannot be taken away cleanly",
     "command_broken": "a command of the package no longer starts",
+    "conftest_broken": "conftest cannot be imported without it",
     "gold_fails": "the original code does not pass its tests in the task",
     "half_visible": "its tests cannot be shown by half",
     "honest": "tests that contradict each other can both be met",
