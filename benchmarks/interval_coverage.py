@@ -94,7 +94,7 @@ def two_arms(num_tasks: int, attempts: int, seeds: int, seed_spread: float, tria
             ]
             for gain in (0.0, 0.05)
         ]
-        change = statistics.arms(*sides, is_share=True)
+        change = statistics.difference_over_seeds(*sides, is_share=True)
         hits += holds(change.low, change.high, 0.05)
     return hits / trials
 

@@ -8,7 +8,7 @@ Bar: at most 5% at one target in an 8k-token rollout. A step is everything from 
 both losses, their backward passes, norms, clipping and AdamW. The hinted turn is each rollout's last, so its prefix
 is as long as can be. Every way is measured, the settings' defaults as they are first. Seconds are least, median and
 most of `--runs` steps after those that compile and allocate; of the defaults over whole rounds of
-`feedback.measure_every` steps, whose mean is what they cost. On a CPU they are processor seconds (set
+`FeedbackSettings.measure_every` steps, whose mean is what they cost. On a CPU they are processor seconds (set
 OMP_NUM_THREADS=1), which other work on the machine does not enter. Beside them: positions that went forward without
 and with a graph, and backward, in a step, in multiples of the rollouts' own: what a step must compute, whatever the
 machine. Each row is written as it is measured, and not measured twice.
@@ -78,7 +78,7 @@ def main() -> None:
     rows = Rows(options.out, settings, key=("what",), commit=options.commit)
     rows.report |= {"expected": EXPECTED, "bar": ADDED, "why_not_packed": prefix_tree.why_not(policy)}
     for what, given in CASES.items():
-        feedback = FeedbackSettings.model_validate(given)
+        feedback = feedback_of(**given)
         if rows.has(what=what) or (
             rows.report["why_not_packed"] and feedback.forward == "packed" and given != ALONE
         ):
@@ -94,6 +94,16 @@ def main() -> None:
     if reason := rows.report["why_not_packed"]:
         print(f"nothing could be packed: {reason}")
     print(f"bar {100 * ADDED:g}%, one target in 8k tokens")
+
+
+def feedback_of(measure_every: int = FeedbackSettings.measure_every, **given: Any) -> FeedbackSettings:
+    """Settings of a case, with another number of steps between measurements than the constant."""
+
+    class Measuring(FeedbackSettings):
+        pass
+
+    Measuring.measure_every = measure_every
+    return Measuring(**given)
 
 
 def _options() -> argparse.Namespace:

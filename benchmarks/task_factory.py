@@ -2,7 +2,7 @@
 
     python benchmarks/task_factory.py [--target 500] [--build tasks/factory] [--minutes 60] [--jobs 3] [--timeout 120]
     woodshed tasks check tasks/factory && woodshed tasks leaks tasks/factory
-    python benchmarks/thief.py tasks/factory --count 50
+    python benchmarks/scripted_exploit.py tasks/factory --count 50
 
 Bars, on 2 cores: 500 accepted tasks in 60 minutes, at least 60% of the tried candidates accepted, 8 operators and the
 levels 0 to 5 among them, no repository above 30%. All packages give a round of tasks; then whichever gave the most a

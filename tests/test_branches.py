@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import HINT, four_attempts, hint_for, last_norm, samples_of, step, tiny_policy, trainer_of
+from tiny_training import (
+    HINT,
+    feedback_of,
+    four_attempts,
+    hint_for,
+    last_norm,
+    samples_of,
+    step,
+    tiny_policy,
+    trainer_of,
+)
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
@@ -84,13 +94,11 @@ def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(samples
 @pytest.mark.parametrize("kind", ["frozen", "live"])
 def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
     hints = [hint_for(made, 0, "A solution: return 2 * x") for made in rollouts[:3]]
-    made = samples_of(
-        rollouts, [1.0, 0.5, 0.5, 0.0], hints, scope="rollout", skip=("template",), skip_first=1
-    )
+    made = samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], hints, scope="rollout", skip_first=1)
     assert [len(branch.predicted) for _, branch in hinted_turns(made)] == [
         sum(len(turn.sampled_ids) for turn in rollout.turns) for rollout in rollouts[:3]
     ]
-    feedback = FeedbackSettings(teacher=kind, scope="rollout")
+    feedback = FeedbackSettings(teacher=kind)
     apart, together = work(made, feedback), work(made, feedback)
     want, got = gradients.separate(apart), gradients.branching(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
@@ -103,11 +111,11 @@ def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
             assert len(token_divergences[rollout.id, number].divergence) == len(turn.sampled_ids)
 
 
-@pytest.mark.parametrize("support", ["teacher", "full", "sampled"])
+@pytest.mark.parametrize("support", ["teacher", "full"])
 def test_also_with_other_supports_ratios_and_masks(rollouts, support):
     hints = [hint_for(rollouts[1], turn) for turn in range(3)]
-    made = samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], hints, skip=("template",), skip_first=2)
-    feedback = FeedbackSettings(support=support, max_ratio=2.0, reduction="token")
+    made = samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], hints, skip_first=2)
+    feedback = feedback_of({"support": support, "max_ratio": 2.0, "reduction": "token"})
     want, got = gradients.separate(work(made, feedback)), gradients.branching(work(made, feedback))
     assert close(want[1], got[1])
 
@@ -137,7 +145,7 @@ def test_one_backward_pass_gives_the_sum_of_both_gradients(samples, kind):
 
 
 def test_between_measurements_the_last_factor_holds(samples):
-    feedback = FeedbackSettings(measure_every=3, weight=50.0)
+    feedback = feedback_of(measure_every=3, weight=50.0)
     exact = step(tiny_policy(), samples, feedback=feedback, steps=1, rate=1e-3)
     later = step(tiny_policy(), samples, feedback=feedback, steps=3, rate=1e-3)
     again = step(tiny_policy(), samples, feedback=feedback, steps=4, rate=1e-3)
@@ -156,7 +164,7 @@ def updated(
 @pytest.mark.parametrize("grown", [1.0, 100.0])
 def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_once(samples, grown):
     """The targeted gradient was a hundredth when it was measured: its factor would let it outgrow the policy's."""
-    feedback = FeedbackSettings(weight=50.0, measure_every=1000)
+    feedback = feedback_of(weight=50.0, measure_every=1000)
     policy, norms = tiny_policy(), GradNorms()
     want = updated(policy, samples, norms, feedback)
     assert norms.unmeasured == 0
@@ -176,7 +184,7 @@ def test_a_joint_gradient_larger_than_the_measured_norms_allow_is_measured_at_on
 
 
 def test_norms_that_are_not_finite_are_measured_again(samples):
-    feedback, policy, norms = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
+    feedback, policy, norms = feedback_of(measure_every=1000), tiny_policy(), GradNorms()
     updated(policy, samples, norms, feedback)
     for odd in ({"rl_last": math.nan}, {"kl_last": math.inf}, {"kl_last": math.nan}):
         norms = replace(norms, **odd)
@@ -185,7 +193,7 @@ def test_norms_that_are_not_finite_are_measured_again(samples):
 
 def test_without_a_policy_gradient_the_targeted_one_is_measured_every_step(samples):
     """It costs no second backward pass there."""
-    feedback, policy, norms = FeedbackSettings(measure_every=1000), tiny_policy(), GradNorms()
+    feedback, policy, norms = feedback_of(measure_every=1000), tiny_policy(), GradNorms()
     unrewarded = [replace(sample, advantages=()) for sample in samples]
     for _ in range(2):
         updated(policy, unrewarded, norms, feedback)

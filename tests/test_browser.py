@@ -232,7 +232,7 @@ def test_arms_and_seeds_stand_side_by_side(browser: Browser, tmp_path: Path, scr
     page.wait_for_selector(".chart.drawn .legend")
     assert "feedback.weight = 0.0" in page.inner_text(".chart.drawn >> nth=0")
     page.wait_for_timeout(500)
-    page.screenshot(path=screenshots / "arms.png")
+    page.screenshot(path=screenshots / "variants.png")
     assert search(page, "run:weight-1.0-seed-1") == Shape().rollouts
     tab.close()
 

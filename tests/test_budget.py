@@ -22,7 +22,7 @@ ROOT = PACKAGE.parent
 MAX_FUNCTION_LINES = 45
 MAX_PARAMETERS = 8
 MAX_FILE_LINES = 500
-MAX_SETTINGS = 175
+MAX_SETTINGS = 110
 GRAB_BAGS = ("utils", "util", "common", "misc", "base", "helpers", "helper", "lib")
 QUESTION = re.compile(r"(What|Which|Whether|How|Where|Who)\b")
 RETIRED = re.compile(
@@ -40,25 +40,14 @@ KERNELS = {
     "muon/kernels.py:symmetric_kernel",
 }
 # The parameters of a command are its options.
-COMMANDS = {"cli/measure.py:evaluate"}
+COMMANDS = {"cli/measure.py:evaluate", "cli/tasks.py:make_tasks"}
 LONG_FUNCTIONS: set[str] = {
     "grading/assert_hardening.py:install",
-    "grading/pytest_verifier.py:grade",
-    "grading/session.py:run_tests",
 }
-MANY_PARAMETERS: set[str] = {
-    "grading/session.py:run_tests",
-}
+MANY_PARAMETERS: set[str] = set()
 LONG_FILES: set[str] = set()
 CLASS_NAMES_DEFINED_TWICE: set[str] = set()
-FILES_WITH_QUESTIONS: set[str] = {
-    "grading/api_compat.py",
-    "grading/assert_hardening.py",
-    "grading/effort.py",
-    "grading/process_isolation.py",
-    "grading/results.py",
-    "grading/runner.py",
-}
+FILES_WITH_QUESTIONS: set[str] = set()
 FILES_WITH_RETIRED_WORDS: set[str] = set()
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from conftest import tiny_environment
 
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxSpec
 from woodshed.synthesis import bytecode
 from woodshed.tasks import prepare
 
@@ -22,10 +22,10 @@ def test_an_edit_of_the_same_length_is_seen(tmp_path: Path):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         (tree / path).write_text(text)
     spec = SandboxSpec((tree,), prepare(tiny_environment()), env={"PYTHONPATH": "/workspace"})
-    layer = bytecode.kept(spec, tree, tmp_path / "layer", 60)
+    layer = bytecode.kept(spec, tree, tmp_path / "layer", 60, BUBBLEWRAP)
     names = {path.relative_to(layer).as_posix().partition(".cpython")[0] for path in layer.rglob("*.pyc")}
     assert names == {"tally/__pycache__/__init__", "tally/__pycache__/more", "__pycache__/test_tally"}
-    with open_sandbox(dataclasses.replace(spec, lowers=(tree, layer))) as sandbox:
+    with BUBBLEWRAP.open(dataclasses.replace(spec, lowers=(tree, layer))) as sandbox:
         sandbox.write("tally/__init__.py", b"ONE = 7\n")
         verbose = 'python -v -c "import tally.more; print(tally.ONE, tally.more.TWO)"'
         done = sandbox.exec(verbose, timeout_s=60)
@@ -37,4 +37,4 @@ def test_an_edit_of_the_same_length_is_seen(tmp_path: Path):
 
 def test_what_cannot_be_collected_has_no_bytecode(tmp_path: Path):
     spec = SandboxSpec((tmp_path,), prepare(tiny_environment()))
-    assert list(bytecode.kept(spec, tmp_path, tmp_path / "layer", 60).iterdir()) == []
+    assert list(bytecode.kept(spec, tmp_path, tmp_path / "layer", 60, BUBBLEWRAP).iterdir()) == []

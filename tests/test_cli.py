@@ -72,8 +72,8 @@ def run(tmp_path: Path) -> RunDir:
         ),
         (["train", "recipes/none.toml"], "RecipeError: no recipe at recipes/none.toml"),
         (["train", "--resume", "runs/none"], "RunError: no run at runs/none"),
-        (["train"], "name a recipe, or a run with --resume RUN"),
-        (["train", "a.toml", "--resume", "runs/none"], "name a recipe, or a run with --resume RUN"),
+        (["train"], "give either a recipe or --resume RUN"),
+        (["train", "a.toml", "--resume", "runs/none"], "give either a recipe or --resume RUN"),
         (["tain"], "No such command 'tain'"),
         (
             ["tasks", "make", ".", "--out", "made", "--levels", "4-9"],
@@ -83,16 +83,19 @@ def run(tmp_path: Path) -> RunDir:
             ["tasks", "make", ".", "--out", "made", "--levels", "all"],
             "TaskError: levels 'all' cannot be read",
         ),
-        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "RecipeError: settings: operators"),
+        (["tasks", "make", ".", "--out", "made", "--operators", "stubb"], "TaskError: settings: operators"),
         (
             ["tasks", "export", "x", "--out", "y", "--format", "z"],
-            "TaskError: no format 'z'; tasks are exported as",
+            "TaskError: unknown format 'z'; known are",
         ),
         (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
         (["tasks", "make", "", "--out", "made"], "TaskError: no folder ''"),
         (["tasks", "make", "none", "--out", "a/b/made"], "TaskError: no folder 'none'"),
-        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "RecipeError: settings: limit = -1"),
-        (["eval", "--resume", "runs/none", "--attempts", "3"], "only a run with --resume RUN"),
+        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "TaskError: settings: limit = -1"),
+        (
+            ["eval", "--resume", "runs/none", "--attempts", "3"],
+            "give either task folders, or only --resume RUN",
+        ),
         (["monitor", "bench", "x", "--out", "/proc/x/y"], "/proc/x/y cannot be written: No such file"),
         (["monitor", "bench", "x", "--out", "/"], "is a directory"),
         (["monitor", "bench", "--trace", "none.jsonl"], "does not exist"),
@@ -146,7 +149,7 @@ def test_every_way_out_fits_its_fault():
     for number, advice in WAYS_OUT.items():
         assert ("room" in advice) == (number in (errno.ENOSPC, errno.EDQUOT)), os.strerror(number)
         assert way_out(OSError(number, os.strerror(number))) == advice
-    assert way_out(OSError(errno.EBADF, "x")) == "mend that" == way_out(ValueError("x"))
+    assert way_out(OSError(errno.EBADF, "x")) == "fix that" == way_out(ValueError("x"))
 
 
 def test_a_bad_task_exits_with_1_and_its_reason(tmp_path: Path):
@@ -374,7 +377,9 @@ def test_eval_measures_a_model_and_keeps_everything(
     assert [(phase, step) for phase, step, _ in run.read("metrics")] == [("eval", 0)]
     assert tomllib.loads((run.path / "recipe.toml").read_text())["agent"]["max_turns"] == 2
     again = woodshed("eval", str(tiny_task.folder), "--model", str(tiny_model_dir), "--name", "first")
-    assert again.exit_code == 2 and "already holds a run. Go on with `woodshed eval --resume" in again.stderr
+    assert (
+        again.exit_code == 2 and "already has a run. Resume it with `woodshed eval --resume" in again.stderr
+    )
     shutil.rmtree(run.path / "tasks")  # as where it was killed before it had kept its tasks
     resumed = woodshed("eval", "--resume", "runs/first")
     assert resumed.exit_code == 0, resumed.output
@@ -433,7 +438,7 @@ def test_a_run_goes_on_with_its_own_verb(tmp_path: Path, run: RunDir):
     measured.unlock()
     result = woodshed("train", "--resume", str(measured.path))
     assert result.exit_code == 2
-    assert f"is an evaluation; go on with `woodshed eval --resume {measured.path}`" in result.stderr
+    assert f"is an evaluation; resume it with `woodshed eval --resume {measured.path}`" in result.stderr
     result = woodshed("eval", "--resume", str(run.path))
     assert result.exit_code == 2
     assert f"is a run of training; resume it with `woodshed train --resume {run.path}`" in result.stderr
@@ -506,7 +511,7 @@ def test_a_run_that_stops_at_a_mistake_leaves_its_name_free(
         assert not Path("runs/short").exists()
 
 
-def test_attempts_that_nobody_judged_are_not_compared(run: RunDir):
+def test_attempts_without_a_verdict_are_not_compared(run: RunDir):
     result = woodshed("eval", "compare", str(run.path), str(run.path))
     assert result.exit_code == 2
-    assert f"not judged yet; `woodshed train --resume {run.path}` does it" in result.stderr
+    assert f"not graded yet; `woodshed train --resume {run.path}` grades them" in result.stderr

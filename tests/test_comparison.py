@@ -74,7 +74,7 @@ def test_tasks_won_and_lost(tmp_path: Path):
     result = woodshed("eval", "compare", str(a.path), str(b.path))
     assert result.exit_code == 0, result.output
     assert "won 10, lost 1, same 8; exact test of won against lost (McNemar): p = 0.0117" in result.stdout
-    assert "void attempts, in no figure: A 0, B 1" in result.stdout and "smallest visible" in result.stdout
+    assert "void attempts, in no figure: A 0, B 1" in result.stdout and "smallest detectable" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_tasks_won_and_lost(tmp_path: Path):
         ({"agent": {"max_turns": 12}}, "budgets and tool settings: max_turns: 6 against 12"),
         ({"tools": "t1"}, "the tools that the policy is offered: t0 against t1"),
         ({"temperature": 0.7}, "the sampling temperature: 1.0 against 0.7"),
-        ({"resources": {"memory_mb": 512}}, "what a sandbox may use: memory_mb: 2048 against 512"),
-        ({"tasks": {"task-3": "other"}}, "1 tasks of the same name are not the same: task-3"),
+        ({"resources": {"memory_mb": 512}}, "the limits of a sandbox: memory_mb: 2048 against 512"),
+        ({"tasks": {"task-3": "other"}}, "1 tasks of the same name differ in content: task-3"),
     ],
 )
 def test_runs_that_differ_in_what_makes_a_score_are_refused(
@@ -102,9 +102,9 @@ def test_what_a_reader_should_know_is_a_warning(tmp_path: Path):
     b = make_run(tmp_path / "b", {1}, harness="h1", seed=7, count=18)
     warnings = comparison.compare([a], [b]).warnings
     assert "the harness's source: h0 against h1" in warnings and "the sampling seed: 0 against 7" in warnings
-    assert "2 tasks were attempted on one side only and do not enter" in warnings
+    assert "2 tasks were attempted on one side only and are left out" in warnings
     (b.path / "manifest.json").unlink()
-    assert any("keeps no record" in warning for warning in comparison.compare([a], [b]).warnings)
+    assert any("has no record" in warning for warning in comparison.compare([a], [b]).warnings)
 
 
 def test_nothing_in_common_and_nothing_measured(tmp_path: Path):

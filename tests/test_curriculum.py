@@ -299,7 +299,7 @@ def test_arms_find_the_generator_whose_tasks_are_worth_most():
         name = arms.choose()
         valid, differ, seconds = worth[name]
         made = draw.random() < valid
-        arms.made(name, valid=int(made), tried=1, seconds=seconds)
+        arms.record(name, valid=int(made), tried=1, seconds=seconds)
         if made:
             arms.observe(name, draw.random() < differ)
         counts[name] += 1

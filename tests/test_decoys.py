@@ -14,10 +14,11 @@ import pytest
 
 from woodshed import grading
 from woodshed.grading.decoys import decoded, disguise, find, with_twins
-from woodshed.grading.session import TestRun, run_tests, with_runner
+from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.session import run_session, with_runner
 from woodshed.records import Decoy, Patch, Task, TaskError
 from woodshed.sandbox import open_sandbox
-from woodshed.synthesis import decoys
+from woodshed.synthesis import decoys, stats
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
@@ -170,8 +171,8 @@ def test_a_decoy_that_did_not_fail_is_a_fault():
     )
     (twin,), real = session.decoys, session.tests["t.py::test_it"]
     assert session.faults({real: "passed", twin: "failed"}) == ()
-    assert session.faults({real: "passed", twin: "error"}) == ()
-    for outcome in ("passed", "skipped"):
+    assert session.faults({real: "failed", twin: "passed"}) == ()  # wrong code
+    for outcome in ("passed", "skipped", "error", "missing"):
         assert "1 of 1 copies that must fail did not: t.py::test_it" in session.faults(
             {real: "passed", twin: outcome}
         )
@@ -191,8 +192,8 @@ def guarded_task(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> T
         with open_sandbox(with_runner(spec)) as sandbox:
             for path, text in gold.files.items():
                 sandbox.write(path, (text or "").encode())
-            packages = tiny_task.environment.packages
-            return run_tests(sandbox, ids=tests, packages=packages, timeout_s=60, sources=changed)
+            request = SessionRequest(tests, tiny_task.environment.packages, sources=changed)
+            return run_session(sandbox, request, timeout_s=60)
 
     found = decoys.search(sources, tiny_task.fail_to_pass, run, "seed")
     home = tmp_path_factory.mktemp("guarded") / "task"
@@ -212,6 +213,12 @@ def test_every_hidden_test_of_the_tiny_task_has_a_decoy(guarded_task: Task):
         "tests/test_words.py::test_count",
     }
     assert folder.load(guarded_task.folder) == guarded_task
+
+
+def test_statistics_say_how_many_tests_have_a_decoy(guarded_task: Task, tiny_task: Task, tmp_path: Path):
+    for task, share, guess in ((guarded_task, "100%", "0.25"), (tiny_task, "0%", "1")):
+        head, row, *_ = stats.table(stats.summarise([task], tmp_path / "rejections.jsonl"))
+        assert (row[head.index("decoys")], row[head.index("guess")]) == (share, guess)
 
 
 def test_right_answers_are_paid_every_time(guarded_task: Task):

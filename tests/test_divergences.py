@@ -54,12 +54,12 @@ def test_gradients_equal_their_closed_form(logits, kind, beta):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("support", "tail"), [("student", True), ("teacher", True), ("teacher", False)])
-def test_gradients_through_kept_ids_match_finite_differences(logits, kind, support, tail):
+@pytest.mark.parametrize("support", ["student", "teacher"])
+def test_gradients_through_kept_ids_match_finite_differences(logits, kind, support):
     student, teacher = logits
 
     def loss(x):
-        pair = divergences.truncate_support(x, teacher, support, 3, tail=tail)
+        pair = divergences.truncate_support(x, teacher, support, 3)
         return divergences.divergence(*pair, kind, beta=0.3, clip=None).sum()
 
     assert torch.autograd.gradcheck(loss, student, atol=1e-8)
@@ -116,14 +116,10 @@ def test_top_k_with_tail_grows_with_k_up_to_the_full_divergence(logits, kind, su
 
 def test_the_kept_ids_are_distributions_over_the_same_ids(logits):
     student, teacher = (x.detach() for x in logits)
-    cases: list[tuple[divergences.Support, bool, int]] = [
-        ("student", True, 4),
-        ("teacher", True, 4),
-        ("student", False, 3),
-    ]
-    for support, tail, width in cases:
-        for kept in divergences.truncate_support(student, teacher, support, 3, tail=tail):
-            assert kept.shape == (N, width)
+    supports: list[divergences.Support] = ["student", "teacher"]
+    for support in supports:
+        for kept in divergences.truncate_support(student, teacher, support, 3):
+            assert kept.shape == (N, 4)
             assert torch.allclose(kept.exp().sum(-1), torch.ones(N, dtype=torch.float64))
     of_teacher = divergences.truncate_support(student, teacher, "teacher", 3)[1][:, :3]
     assert torch.equal(of_teacher, teacher.log_softmax(-1).topk(3).values)
@@ -137,19 +133,7 @@ def test_the_teacher_takes_no_gradient(logits):
         divergences.divergence(
             *divergences.truncate_support(student, teacher, support, 3), "jensen-shannon"
         ).sum().backward()
-    divergences.sampled_token(student.log_softmax(-1)[:, 0], teacher.log_softmax(-1)[:, 0]).sum().backward()
     assert teacher.grad is None or not teacher.grad.any()
-
-
-def test_a_sampled_token_has_the_reverse_gradient_in_expectation(logits):
-    """Enumerated: every id as often as the student would draw it."""
-    student, teacher = logits
-    divergences.divergence(student.log_softmax(-1), teacher.log_softmax(-1), "reverse").sum().backward()
-    exact = gradient(student).clone()
-    student.grad = None
-    logp = student.log_softmax(-1)
-    (logp.detach().exp() * divergences.sampled_token(logp, teacher.log_softmax(-1))).sum().backward()
-    assert torch.allclose(gradient(student), exact, atol=1e-12)
 
 
 def test_targeted_mean_weighs_turns_alike_and_fades_below_its_floor():
@@ -200,11 +184,9 @@ def formula(name: str, student: list[float], teacher: list[float]) -> float:
 def test_a_preset_reproduces_its_reference_formula(name):
     torch.manual_seed(4)
     student, teacher = (torch.randn(6, 130, dtype=torch.float64) * 2 for _ in range(2))
-    settings = FeedbackSettings.model_validate({"preset": name})
-    pair = divergences.truncate_support(
-        student, teacher, settings.support, settings.top_k, tail=settings.tail
-    )
-    got = divergences.divergence(*pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip)
+    form = FeedbackSettings(preset=name).form
+    pair = divergences.truncate_support(student, teacher, form.support, form.top_k)
+    got = divergences.divergence(*pair, form.divergence, beta=form.beta, clip=form.pointwise_clip)
     want = [
         formula(name, p, q)
         for p, q in zip(student.softmax(-1).tolist(), teacher.softmax(-1).tolist(), strict=True)
@@ -214,20 +196,22 @@ def test_a_preset_reproduces_its_reference_formula(name):
 
 def test_presets_set_what_was_published():
     def values(name: str, *fields: str) -> list[object]:
-        return [getattr(FeedbackSettings.model_validate({"preset": name}), field) for field in fields]
+        return [getattr(FeedbackSettings.model_validate({"preset": name}).form, field) for field in fields]
 
-    guards = ("teacher", "teacher_rate", "max_ratio", "skip_first", "pointwise_clip", "reduction")
-    assert values("composer", *guards) == ["ema", 0.05, None, 0, None, "turn"]
-    assert values("sdpo", *guards) == ["ema", 0.05, 2.0, 0, None, "token"]
-    assert values("sdpo-rich", *guards) == ["ema", 0.01, 2.0, 0, None, "token"]
-    assert values("sdft", *guards) == ["ema", 0.01, None, 3, None, "token"]
-    assert values("opsd", *guards) == ["frozen", 0.05, None, 0, 0.05, "token"]
+    guards = ("teacher", "teacher_rate", "max_ratio", "skip_first", "pointwise_clip", "reduction", "scope")
+    assert values("composer", *guards) == ["ema", 0.05, None, 0, None, "turn", "turn"]
+    assert values("sdpo", *guards) == ["ema", 0.05, 2.0, 0, None, "token", "turn"]
+    assert values("sdpo-rich", *guards) == ["ema", 0.01, 2.0, 0, None, "token", "turn"]
+    assert values("sdft", *guards) == ["ema", 0.01, None, 3, None, "token", "rollout"]
+    assert values("opsd", *guards) == ["frozen", 0.05, None, 0, 0.05, "token", "rollout"]
 
 
 def test_the_default_preset_is_the_defaults_and_a_given_field_wins():
     assert FeedbackSettings() == FeedbackSettings(preset="composer")
-    chosen = FeedbackSettings(preset="sdpo", top_k=7)
-    assert (chosen.top_k, chosen.divergence) == (7, "jensen-shannon")
+    chosen = FeedbackSettings(preset="sdpo", teacher_rate=0.5)
+    assert (chosen.form.teacher_rate, chosen.form.top_k, chosen.divergence) == (0.5, 100, "jensen-shannon")
+    supports = [FeedbackSettings(preset=name, divergence="forward").form.support for name in PRESETS]
+    assert supports == ["teacher", "teacher", "teacher", "full", "full"]
     again = validate(FeedbackSettings, chosen.model_dump(mode="json", exclude_none=True))
     assert again == chosen
     with pytest.raises(RecipeError, match="preset"):

@@ -12,8 +12,11 @@ import typer.main
 
 import woodshed
 from woodshed.cli import app
+from woodshed.settings import leaves
+from woodshed.stages.recipe import Recipe
 
 ROOT = Path(__file__).parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 COMMAND = re.compile(r"^\s*(?:\.venv/bin/)?(woodshed|scripts/\w+)((?: .*)?)$")
 
@@ -108,6 +111,23 @@ def test_files_that_are_named_exist(page: Path):
         r"`((?:woodshed|scripts|tests|benchmarks|docs|recipes|requirements)/[\w./-]+)`", page.read_text()
     )
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda p: p.name)
+def test_settings_that_are_named_exist(page: Path):
+    """`agent.max_turns`, also with a value behind it. A section's name may be a package's too, and that a module's."""
+    if page.name in ("CHANGELOG.md", "log.md"):
+        pytest.skip("speaks of the past")
+    known = {name for name, _ in leaves(Recipe)}
+    known |= {name.rpartition(".")[0] for name in known}
+    named = re.findall(r"`([a-z]+(?:\.[a-z_]+)+)(?: ?=[^`]*)?`", page.read_text("utf-8"))
+    for name in named:
+        is_module = (ROOT / "woodshed" / f"{name.replace('.', '/')}.py").exists()
+        is_file = page.parent.joinpath(name).exists() or name.endswith(
+            (".py", ".md", ".toml", ".json", ".jsonl")
+        )
+        if name.partition(".")[0] in known and not is_module and not is_file:
+            assert name in known, f"there is no setting {name}"
 
 
 def test_the_first_screen_is_short():

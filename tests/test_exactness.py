@@ -116,9 +116,12 @@ def test_differences_records_and_arms_are_exact():
             for arm in (before, after)
         ]
         exact = None if figures[0] is None or figures[1] is None else figures[1] - figures[0]
-        for found in (statistics.arms(before, after, is_share=True), statistics.arms(before, after)):
+        for found in (
+            statistics.difference_over_seeds(before, after, is_share=True),
+            statistics.difference_over_seeds(before, after),
+        ):
             sound_difference(found, exact)
-        one = statistics.arm(before, is_share=True)
+        one = statistics.rate_over_seeds(before, is_share=True)
         own = set.intersection(*(set(side) for side in before))
         parts, wholes = zip(*(side[t] for side in before for t in own), strict=True) if own else ((), ())
         is_sound(one, exact_rate(parts, wholes), share=True)
@@ -152,7 +155,7 @@ def test_equal_sides_differ_by_nothing_even_where_they_were_added_in_another_ord
     for is_share in (False, True):
         found = statistics.difference(before, after, is_share=is_share)
         assert found.value == pytest.approx(0, abs=1e-12) and not found.is_clear
-        seeds = statistics.arms([before, before], [after, before], is_share=is_share)
+        seeds = statistics.difference_over_seeds([before, before], [after, before], is_share=is_share)
         assert not seeds.is_clear
     assert statistics.record(before, after) == statistics.Record(0, 0, 12)
 
@@ -160,7 +163,7 @@ def test_equal_sides_differ_by_nothing_even_where_they_were_added_in_another_ord
 def test_a_tiny_spread_over_seeds_is_no_error():
     side = {n: (1e-90 * (n + 1), 1.0) for n in range(5)}
     more = {n: (1e-90 * (n + 2), 1.0) for n in range(5)}
-    found = statistics.arms([side, more], [more, side])
+    found = statistics.difference_over_seeds([side, more], [more, side])
     assert found.low is not None and math.isfinite(found.low)
     assert statistics.difference(side, more).value == pytest.approx(1e-90, rel=1e-9)
 
@@ -245,9 +248,9 @@ def test_nothing_at_all_has_no_figure():
     for is_share in (True, False):
         assert statistics.difference({}, {}, is_share=is_share).value is None
         assert statistics.difference({"a": (1.0, 1.0)}, {"b": (1.0, 1.0)}, is_share=is_share).value is None
-        assert statistics.arms([], [], is_share=is_share).value is None
-        assert statistics.arms([{"a": (1.0, 1.0)}], [], is_share=is_share).value is None
-        assert statistics.arm([], is_share=is_share).value is None
+        assert statistics.difference_over_seeds([], [], is_share=is_share).value is None
+        assert statistics.difference_over_seeds([{"a": (1.0, 1.0)}], [], is_share=is_share).value is None
+        assert statistics.rate_over_seeds([], is_share=is_share).value is None
     assert statistics.record({}, {}).p_value == 1.0
     assert measures.compare([], [])[0].change.value is None
     assert measures.summary([]).passes == {}

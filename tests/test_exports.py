@@ -115,7 +115,7 @@ def test_what_cannot_be_read_is_left_out_and_exits_with_1(tiny_task: Task, tmp_p
         empty = RunDir.create(tmp_path / "empty", recipe="", manifest={})
         atif.export(empty, tmp_path / "none", problems=[])
     result = CliRunner().invoke(app, ["export", str(run.path), "--to", "csv"])
-    assert result.exit_code == 2 and "woodshed exports to atif or hf" in result.output
+    assert result.exit_code == 2 and "known formats are atif and hf" in result.output
 
 
 @pytest.mark.slow
@@ -173,7 +173,7 @@ def test_the_exported_model_gives_the_same_logps(tiny_model_dir: Path, tiny_task
     assert (out / "model.safetensors").is_file() and invariant.NAME not in (out / "config.json").read_text()
     card = (out / "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n") and "# tuned \\| \\<b\\>" in card
-    assert "| tally | MIT | 1 | train |" in card and "no monitor looked" in card and "Not measured." in card
+    assert "| tally | MIT | 1 | train |" in card and "no monitor ran" in card and "Not measured." in card
     result = CliRunner().invoke(app, ["export", str(run.path), "--to", "hf", "--out", str(out)])
     assert result.exit_code == 2 and "is not an empty folder" in result.stderr
 

@@ -147,7 +147,7 @@ def measured(attempt, policy, text: str, count: int = 10) -> GateMeasurement:
         hints,
         rollouts,
         {task.id: task},
-        trainer_of(policy),
+        trainer_of(policy).logps,
         GateSettings(),
         Redrawing(
             LocalEngine(policy.model, renderer()),
@@ -205,9 +205,9 @@ def test_every_turn_gets_its_own_gain(attempt, policy):
         hint_gate._case(task, made, Hint(made.id, turn, "unknown_tool", text), redrawing)
         for text, (made, turn) in zip(texts, [(faulty, 0), (longer, 1), (faulty, 0)], strict=True)
     ]
-    together = hint_gate._gains(cases, trainer)
+    together = hint_gate._gains(cases, trainer.logps)
     for n, case in enumerate(cases):
-        alone = hint_gate._gains([case], trainer)
+        alone = hint_gate._gains([case], trainer.logps)
         for side, (gain,) in alone.items():
             assert together[side][n] == pytest.approx(gain, abs=1e-3)
     assert len({round(gain, 2) for gain in together["hint"]}) == 3

@@ -28,6 +28,8 @@ from woodshed.grading import (
     runner,
 )
 from woodshed.grading.command_verifier import CommandVerifier
+from woodshed.grading.results import SessionRequest
+from woodshed.grading.session import run_session
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, control, open_sandbox
@@ -439,57 +441,11 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "r1: 1 -> 0" in result.output
     assert "r0: 1 -> 1  no longer flagged: history" in result.output
-    assert "2 attempts judged again: 2 changed, 1 in reward, 1 in flags" in result.output
+    assert "2 attempts graded again: 2 changed, 1 in reward, 1 in flags" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
     assert regrade.settings_of(run, ["isolate_tests=always"]) == GradingSettings(
         shaped=True, jobs=1, isolate_tests="always"
     )
-
-
-@pytest.mark.parametrize(("solve", "reward"), [(True, 1.0), (False, 0.0)])
-def test_a_harbor_verifier_comes_to_the_same_reward(tiny_task: Task, solve: bool, reward: float):
-    spec = tasks.sandbox_spec(tiny_task)
-    with open_sandbox(
-        dataclasses.replace(
-            spec, binds={"/tests": tiny_task.folder / "tests", "/solution": tiny_task.folder / "solution"}
-        )
-    ) as sandbox:
-        sandbox.write("tally/conftest.py", b"import os\nos._exit(0)\n")
-        if solve:
-            assert sandbox.exec("bash /solution/solve.sh").outcome == "ok"
-        line = (tiny_task.folder / "tests/test.sh").read_text("utf-8").splitlines()[-1]
-        done = sandbox.exec(line.replace("/logs/verifier", "/tmp"))
-        assert done.outcome == "ok", done
-        assert json.loads(sandbox.exec("cat /tmp/reward.json").stdout) == {
-            "reward": reward,
-            "passed": 6 if solve else 2,
-            "tests": 6,
-        }
-
-
-SHIPPED_CHEATS = {
-    "exits": "import os\nos._exit(0)\n",
-    "always equal": (
-        "class Equal:\n    def __eq__(self, other): return True\n    __hash__ = None\n\n\n"
-        "def split(text): return Equal()\n\n\ndef count(text): return Equal()\n"
-    ),
-    "writes the reward": (
-        "import os\nos.makedirs('/logs/verifier', exist_ok=True)\n"
-        "open('/logs/verifier/reward.json', 'w').write('1')\n"
-        "open('/logs/verifier/reward.txt', 'w').write('1')\nos._exit(0)\n"
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ["gold", "untouched", *SHIPPED_CHEATS])
-def test_the_shipped_form_gives_the_verdict_of_grade(tiny_task: Task, name: str):
-    patch = tasks.gold_patch(tiny_task) if name == "gold" else Patch({})
-    if name in SHIPPED_CHEATS:
-        patch = Patch({"tally/words.py": SHIPPED_CHEATS[name]})
-    shipped = grading.grade(dataclasses.replace(tiny_task, verifier="command"), patch)
-    assert (shipped.status, shipped.reward) == ("graded", float(name == "gold")), shipped.detail
-    ours = grading.grade(tiny_task, patch)
-    assert (shipped.status, shipped.reward, shipped.solved) == (ours.status, ours.reward, ours.solved)
 
 
 @pytest.mark.parametrize(
@@ -508,6 +464,26 @@ def test_a_command_grades_by_its_reward_file_or_its_exit_code(
 ):
     verdict = CommandVerifier(command).grade(tiny_task, Patch({}), BUBBLEWRAP)
     assert (verdict.status, verdict.reward, verdict.solved) == (status, reward, reward == 1.0)
+
+
+def test_what_harbor_says_of_a_verifier_holds(tiny_task: Task, tmp_path: Path):
+    """Its variables and its time, also for a task that was read from a folder."""
+    given = dataclasses.replace(
+        tiny_task, verifier="command", verifier_env={"SHARE": "0.5"}, verify_timeout_s=3.0
+    )
+    task = tasks.write(
+        given,
+        tmp_path / "foreign",
+        workspace=tasks.workspace(tiny_task),
+        tests=tasks.protected_files(tiny_task),
+        gold={path: (text or "").encode() for path, text in tasks.gold_patch(tiny_task).files.items()},
+    )
+    assert tasks.load(task.folder) == task
+    assert (task.verifier_env, task.verify_timeout_s) == ({"SHARE": "0.5"}, 3.0)
+    share = CommandVerifier("echo $SHARE > /logs/verifier/reward.txt").grade(task, Patch({}), BUBBLEWRAP)
+    assert (share.status, share.reward) == ("graded", 0.5)
+    late = CommandVerifier("echo 1 > /logs/verifier/reward.txt; sleep 99").grade(task, Patch({}), BUBBLEWRAP)
+    assert (late.status, late.reward) == ("graded", 0.0) and late.seconds < 60
 
 
 # The channel
@@ -629,9 +605,10 @@ def test_what_was_compiled_is_run_whatever_lies_on_the_disk(repository: Sandbox,
     ready = compiled.compiled_tests(tiny_task, [*tests, "tests/test_absent.py::test_x"], BUBBLEWRAP)
     assert {"tests/test_table.py"} <= set(ready) <= {"tests/test_table.py", "tests/conftest.py"}
     repository.write("tests/test_table.py", b"def test_top(): assert False\n")
-    given: dict[str, Any] = {"ids": tests, "packages": ("tally",), "timeout_s": 60}
-    assert grading.run_tests(repository, **given).outcomes == {tests[0]: "failed"}
-    assert grading.run_tests(repository, **given, compiled=ready).outcomes == {tests[0]: "passed"}
+    asked = SessionRequest(tests, ("tally",))
+    assert run_session(repository, asked, timeout_s=60).outcomes == {tests[0]: "failed"}
+    asked = dataclasses.replace(asked, compiled=ready)
+    assert run_session(repository, asked, timeout_s=60).outcomes == {tests[0]: "passed"}
 
 
 def test_a_file_that_does_not_compile_is_left_to_the_session(tiny_task: Task):

@@ -9,6 +9,7 @@ from pathlib import Path
 from woodshed.curriculum import Curriculum, CurriculumSettings
 from woodshed.records import Task, Verdict
 from woodshed.runs.folder import RunDir
+from woodshed.sandbox import SandboxSettings
 from woodshed.synthesis.task_generator import TaskGenerator
 
 
@@ -19,7 +20,7 @@ def solved(task: Task) -> list[Verdict]:
 def test_a_pool_that_is_too_easy_gets_harder_tasks_without_waiting_for_them(tiny_task: Task, tmp_path: Path):
     run = RunDir.create(tmp_path / "run", recipe="", manifest={})
     curriculum = Curriculum([tiny_task], CurriculumSettings(grow=True, repeats=True), seed=0)
-    growth = TaskGenerator(run, seed=3)
+    growth = TaskGenerator(run, seed=3, sandbox=SandboxSettings())
     arrived: list[Task] = []
     deadline = time.monotonic() + 240
     while not arrived and time.monotonic() < deadline:
@@ -37,7 +38,7 @@ def test_a_pool_that_is_too_easy_gets_harder_tasks_without_waiting_for_them(tiny
     state = json.loads(json.dumps([growth.state(), curriculum.state()]))
     again, other = (
         Curriculum([tiny_task], CurriculumSettings(grow=True, repeats=True), seed=0),
-        TaskGenerator(run, seed=3),
+        TaskGenerator(run, seed=3, sandbox=SandboxSettings()),
     )
     other.restore(state[0], again)
     again.restore(state[1])
@@ -50,5 +51,5 @@ def test_a_balanced_pool_orders_nothing(tiny_task: Task, tmp_path: Path):
     curriculum = Curriculum([tiny_task], seed=0)
     half = [Verdict(f"r{n}", tiny_task.id, "graded", float(n % 2), n % 2 == 1, {}) for n in range(8)]
     curriculum.observe(half)
-    growth = TaskGenerator(run, seed=0)
+    growth = TaskGenerator(run, seed=0, sandbox=SandboxSettings())
     assert growth.poll(curriculum, half) == [] and growth.state()["orders"] == 0

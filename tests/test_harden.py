@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import counting_provider
 import pytest
 from conftest import WORDS
+from counting_provider import nobody_else
 
 from woodshed import grading, synthesis, tasks
 from woodshed.records import Patch, Task, TaskError
@@ -19,7 +21,11 @@ FAILED = WORDS[: WORDS.index("    found = {}")] + "    return {}\n"
 def made(tiny_task: Task, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Task]:
     """Operator to child, of a task that is one stub in a package of four functions."""
     out = tmp_path_factory.mktemp("children")
-    report = harden.harden([tiny_task], out, failures={tiny_task.name: {"tally/words.py": FAILED}})
+    attempts = harden.AttemptOutcomes(failures={tiny_task.name: {"tally/words.py": FAILED}})
+    with nobody_else() as opened:
+        sandboxes = counting_provider.SETTINGS.create()
+        report = harden.harden([tiny_task], out, attempts=attempts, sandboxes=sandboxes)
+    assert opened["agent"] > len(report.accepted) and opened["grader"] > 2 * len(report.accepted)
     return {task.provenance["hardened_by"]: task for task in report.accepted}
 
 
@@ -84,7 +90,8 @@ def test_what_is_there_is_kept_and_a_second_run_gives_the_same(
 
 
 def test_a_child_that_would_hardly_be_harder_is_not_made(tiny_task: Task, tmp_path: Path):
-    report = harden.harden([tiny_task], tmp_path, operators=["H12"], rates={tiny_task.name: 0.05})
+    rarely = harden.AttemptOutcomes(rates={tiny_task.name: 0.05})
+    report = harden.harden([tiny_task], tmp_path, operators=["H12"], attempts=rarely)
     assert report.accepted == [] and "hardly harder" in next(iter(report.rejected))
     with pytest.raises(TaskError, match="H99"):
         harden.harden([tiny_task], tmp_path, operators=["H99"])

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from woodshed import grading, tasks
-from woodshed.grading import api_compat
-from woodshed.grading.api_compat import Signature, SourceTree, lost, narrowed, signature, told
 from woodshed.monitors.cheat_suite import cheats
 from woodshed.monitors.cheat_suite.context import ScriptContext
 from woodshed.monitors.cheat_suite.run import play
+from woodshed.pysource import api_compat
+from woodshed.pysource.api_compat import Signature, SourceTree, api_of, lost, narrowed, signature, told
 from woodshed.records import Patch, Task
 
 NAMES = "abcd"
@@ -237,7 +237,7 @@ def test_a_package_hides_the_module_beside_it():
 def test_what_the_original_drops_and_what_nobody_was_told_may_go():
     old, gold = "def f(a, b=1): ...\n", "def f(a, c=1): ...\n"
     trees = [SourceTree({"m.py": text}.get) for text in (old, "def f(a): ...\n", gold)]
-    before, after, original = trees
+    before, after, original = *trees[:2], api_of(trees[2], ["m"])
     assert narrowed(before, after, ["m.py"], original=original) == []
     asked = api_compat.words_of("Give `f` in m.py its optional parameter `c` again.\n\nAn a, a b.\n")
     assert asked == {"f", "m", "py", "c"} - {"m", "py"}
@@ -282,8 +282,8 @@ def test_what_a_function_refused_it_refuses():
         for old, new in edits:
             assert old in text
             text = text.replace(old, new)
-        before, after, original = (SourceTree({"m.py": t}.get) for t in (CHECKED, text, gold))
-        return narrowed(before, after, ["m.py"], original=original)
+        before, after, right = (SourceTree({"m.py": t}.get) for t in (CHECKED, text, gold))
+        return narrowed(before, after, ["m.py"], original=api_of(right, ["m"]))
 
     second = ' raise ValueError("before the first")'
     gone = ["m.py: first no longer has `raise ValueError('before the first')`"]

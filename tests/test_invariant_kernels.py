@@ -39,7 +39,7 @@ def test_attention_kernel():
             assert torch.equal(late, same[:, 80:])
         else:  # the interpreter's products are numpy's, whose order of sums is its BLAS library's
             torch.testing.assert_close(late, same[:, 80:], rtol=1e-6, atol=1e-6)
-        roomy = kernels.attend(query, key, value, zero, 0.2, behind=3)
+        roomy = kernels.attend(query, key, value, zero, 0.2, extra=3)
         assert roomy.shape[1] == 93 and torch.equal(roomy[:, :90], ours)
 
 

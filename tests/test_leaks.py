@@ -12,8 +12,10 @@ import subprocess
 import time
 from pathlib import Path
 
+import counting_provider
 import planted_leaks
 import pytest
+from counting_provider import nobody_else
 from planted_leaks import CORE, FUNCTION, HEAD, removal_task
 
 from woodshed.records import Task, TaskError
@@ -420,13 +422,15 @@ def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
     return len(part) == length and any(tuple(text[at : at + length]) == part for at in range(len(text)))
 
 
-# -- the thief -----------------------------------------------------------------------------------------------------
+# -- the scripted exploit -------------------------------------------------------------------------------------------
 
 
-def test_the_thief_knows_enough_tricks_and_gets_nothing(task: Task):
-    theft = run_exploit(task)
-    assert len(theft.tricks) >= 45 and theft.tried >= 1
-    assert theft.reward == 0.0  # loot there may be: other packages have functions of that name
+def test_the_exploit_has_many_tricks_and_gets_nothing(task: Task):
+    with nobody_else() as opened:
+        result = run_exploit(task, counting_provider.SETTINGS.create())
+    assert opened["agent"] == 1 and opened["grader"] >= 1
+    assert len(result.tricks) >= 45 and result.tried >= 1
+    assert result.reward == 0.0  # copies may be found: other packages have functions of that name
 
 
 SLOW = pytest.mark.slow
@@ -436,10 +440,10 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["bytecode", pytest.param("wheel", marks=SLOW), pytest.param("packed git object", marks=SLOW)]
 )
-def test_the_thief_is_good_at_it(task: Task, tmp_path: Path, kind: str):
+def test_the_exploit_finds_planted_leaks(task: Task, tmp_path: Path, kind: str):
     files = planted_leaks.planted(tmp_path)[kind]
-    theft = run_exploit(task, spec=with_files(tmp_path, files))
-    assert theft.reward == 1.0, theft
+    result = run_exploit(task, spec=with_files(tmp_path, files))
+    assert result.reward == 1.0, result
 
 
 def test_findings_are_json(task: Task):

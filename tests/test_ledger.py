@@ -159,7 +159,7 @@ def test_what_a_manifest_leaves_out_is_counted_as_before(run: RunDir):
 def test_prices_on_this_machine():
     used = Usage(sampling_s=3000.0, update_s=600.0, tools_s=36.0, grading_s=0.0)
     cpu = ledger.price(used, PRICES, cores=2)
-    assert cpu.items == {"engine cores": pytest.approx(0.72), "sandboxes": pytest.approx(0.0036)}
+    assert cpu.items == {"cores of the engine": pytest.approx(0.72), "sandboxes": pytest.approx(0.0036)}
     gpu = ledger.price(used, PRICES, gpus=("NVIDIA H100 80GB HBM3",) * 2)
     assert gpu.items["GPU"] == pytest.approx(7.2) and gpu.unknown == ()
     odd = ledger.price(used, PRICES, gpus=("NVIDIA B300",))

@@ -12,8 +12,6 @@ from torch import Tensor
 from woodshed.experience.compile import group_advantages
 from woodshed.learning import losses
 
-PLAIN = {"level": "token", "outside": "truncate", "min_ratio": 0.0, "max_ratio": 2.0}
-
 
 def gradient(tensor: Tensor) -> Tensor:
     """What backward left on a leaf."""
@@ -22,7 +20,7 @@ def gradient(tensor: Tensor) -> Tensor:
 
 
 def reinforce(logp: Tensor, sampler: Tensor, advantage: Tensor, mask: Tensor, denominator: float, **options):
-    weight = losses.importance_weights(logp, sampler, mask, **(PLAIN | options))
+    weight = losses.importance_weights(logp, sampler, mask, form=losses.Importance(**options))
     return losses.policy_gradient(logp, weight, advantage, mask, denominator=denominator)
 
 

@@ -22,8 +22,8 @@ from woodshed.synthesis import (
     sources,
 )
 from woodshed.synthesis.baseline import Baseline
-from woodshed.synthesis.make import _notes
 from woodshed.synthesis.mapping import MappingSession, merged
+from woodshed.synthesis.measuring import notes
 
 CODE = """
 def one():
@@ -214,12 +214,14 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
     assert set(longer.baseline.stable) == set(measured.stable) - set(longer.baseline.timed)
     assert set(longer.baseline.timed) <= set(longer.baseline.broken)  # so the agent is not shown them
     assert names(measured.stable) - names(clocks.seeing(measured)) == {"plain"}
-    assert re.search(r"as they judge time .*: test_\S+, test_\S+, test_\S+ and 1 more$", _notes(longer)[0])
-    assert not first or "tests could not be mapped" in _notes(short)[1]
+    assert re.search(
+        r"because they measure time .*: test_\S+, test_\S+, test_\S+ and 1 more$", notes(longer)[0]
+    )
+    assert not first or "tests could not be mapped" in notes(short)[1]
     lacking = replace(
         longer.baseline, timed=(), broken=("a::b",), uncollected=("c.py",), left_out=("tox: why",)
     )
-    assert _notes(replace(longer, baseline=lacking)) == [
+    assert notes(replace(longer, baseline=lacking)) == [
         "short: left out, as they fail here: a::b",
         "short: left out, as pytest cannot collect them here: c.py",
         "short: not installed: tox: why",

@@ -136,8 +136,8 @@ def test_pieces_of_a_file_read_as_the_whole_file_does():
     for _ in range(60):
         before = draw.choice(sources)
         after = edited(before, draw)
-        pieces = code.pieces(before, after)
-        found = code.scan_pieces(before, after, pieces)
+        pieces = code.segments(before, after)
+        found = code.scan_segments(before, after, pieces)
         whole = code.scan(after)
         assert found.broken == whole.broken or not pieces
         if whole.broken:
@@ -152,7 +152,7 @@ def test_pieces_of_a_file_read_as_the_whole_file_does():
 def test_a_piece_is_small():
     before = Path(difflib.__file__).read_text("utf-8")
     after = before.replace("def get_close_matches(", "def near(", 1) + "\n\nimport os\n"
-    pieces = code.pieces(before, after)
+    pieces = code.segments(before, after)
     assert sum(len(piece.text) for piece in pieces) < len(before) / 5
     assert [line for piece in pieces for line in piece.lines if line][-1] == "import os"
 

@@ -287,7 +287,7 @@ def test_files_that_cannot_be_read_are_named(made: tuple[Path, synthesis.MakeRep
     assert report.files["odd/old.py"].startswith("line 1: Missing parentheses")
     assert report.rejected == {"not_text": 1}
     said = CliRunner().invoke(app, ["tasks", "stats", str(out)]).stdout
-    assert "left alone: odd/lost.py: not UTF-8" in said and "left alone: odd/old.py: line 1" in said
+    assert "skipped: odd/lost.py: not UTF-8" in said and "skipped: odd/old.py: line 1" in said
 
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])

@@ -12,7 +12,7 @@ import pytest
 from woodshed.pysource.edits import apply, parse
 from woodshed.synthesis import coverage_map, discovery, instructions, operators
 from woodshed.synthesis.coverage_map import Map
-from woodshed.synthesis.mutations import mutants
+from woodshed.synthesis.mutations import distinct, mutants
 from woodshed.synthesis.names import Codebase, unresolved
 from woodshed.synthesis.operators import CascadeError, Deletion, Symbol, every_symbol
 from woodshed.synthesis.operators.deletion import find_function
@@ -504,3 +504,16 @@ def test_behaviours_come_from_names_and_expected_errors():
     text = "def test_call_empty():\n    with pytest.raises(KeyError):\n        call('')\ndef test_b(): pass\n"
     tests = ["t.py::test_call_empty[1]", "t.py::test_call_empty[2]", "t.py::test_b"]
     assert instructions.behaviours_of(tests, {"t.py": text}) == ["call empty (expects KeyError)", "b"]
+
+
+def test_two_ways_to_write_one_bug_are_one():
+    text = "class C:\n    def g(self, d, k):\n        if k in d:\n            return 1\n        return k is None\n"
+    source = parse(text)
+    assert source is not None
+    function = find_function(source, "C.g")
+    found = list(enumerate(mutants(source, function)))
+    ways = [number for number, mutant in found if mutant.edit.text in ("not in", "not (k in d)")]
+    assert len(ways) == 2 and len(found) > 3
+    assert [number for number, _ in distinct(source, function, found)] == [
+        number for number, _ in found if number != ways[1]
+    ]

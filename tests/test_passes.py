@@ -80,7 +80,7 @@ def test_compared_in_pairs_beside_the_average():
     assert "pass@1" not in rows, "with one attempt it is the solve rate"
     fewer = {row.measure.key for row in measures.compare(graded(TASKS), graded({t: [1] for t in TASKS}))}
     assert not any(key.startswith("pass@") for key in fewer)
-    seeds = {row.measure.key: row for row in measures.compare_arms([graded(TASKS)] * 2, [graded(after)] * 2)}
+    seeds = {row.measure.key: row for row in measures.compare_seeds([graded(TASKS)] * 2, [graded(after)] * 2)}
     assert seeds["pass@3"].change.value == 0.25
 
 
@@ -98,7 +98,7 @@ def test_a_run_shows_them_on_screen_in_metrics_and_on_its_page(
     assert trained and all({"pass@1", "pass@3", "best@3"} <= set(line["passes"]) for line in trained)
     assert all(line["passes"]["pass@3"]["low"] is not None for line in trained)
     story = gather(RunDir.open(run.path), 0, Archives())
-    titles = [chart.title for chart in curves.charts(variants.arms([[story]]))]
+    titles = [chart.title for chart in curves.charts(variants.by_recipe([[story]]))]
     assert sum(title.startswith("solved: on average, by any of k") for title in titles) == 2
     text = report.write(run).read_text("utf-8")
     assert "pass@3: solved by any of 3" in text and "best@3" in text

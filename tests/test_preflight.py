@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from scripted import EDIT, calc_task, play
 from test_practice import recipe_of
 from tiny_model import write_tiny_model
@@ -40,21 +43,6 @@ def recipe(**sections: Any) -> Recipe:
             {"rollout": {"attempts": 1}, "feedback": {"weight": 0}, "loss": {"kl_coef": 0.1}},
             ["rollout.attempts = 1"],
         ),
-        (
-            {"loss": {"outside": "mask", "max_ratio": 0.5}, "feedback": {"weight": 0}},
-            ["max_ratio = 0.5 mask every token"],
-        ),
-        (
-            {"loss": {"outside": "mask", "min_ratio": 1.5, "max_ratio": 3}, "feedback": {"weight": 0}},
-            ["min_ratio = 1.5"],
-        ),
-        (
-            {
-                "stages": ["distill"],
-                "distill": {"steps": 1, "tasks_per_step": 1, "feedback": {"weight": 0}},
-            },
-            ["distill.feedback.weight = 0"],
-        ),
     ],
 )
 def test_what_can_teach_nothing_is_refused(sections: dict[str, Any], messages: list[str]):
@@ -69,7 +57,7 @@ def test_what_can_teach_nothing_is_refused(sections: dict[str, Any], messages: l
         ({}, ""),
         ({"rollout": {"attempts": 1}}, "feedback alone does: rollout.attempts = 1"),
         ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0: the 6 steps move no weight"),
-        ({"stages": ["sft"], "sft": {"optimizer": {"learning_rate": 0}}}, "sft.optimizer.learning_rate = 0"),
+        ({"stages": ["sft"], "sft": {"learning_rate": 0}}, "sft.learning_rate = 0"),
         ({"sft": {"steps": 1}}, "sft.steps = 1 has no effect: stages = ['rl'] does not name 'sft'"),
         ({"stages": ["sft"]}, ""),
         ({"stages": ["sft"], "rollout": {"attempts": 1}, "feedback": {"weight": 0}}, ""),
@@ -180,3 +168,45 @@ def test_evaluations_are_numbered_by_steps_since_the_first_one():
     ):
         made = recipe(stages=stages, tasks=tasks, sft={"steps": 5}, distill={"steps": 7})
         assert [stage.steps_before for stage in plan(made)] == steps_before
+
+
+@pytest.mark.parametrize(
+    ("layout", "started", "messages"),
+    [
+        (
+            {"fsdp": 2},
+            "",
+            ["is for 2 ranks, and 1 rank started", "torchrun --nproc-per-node 2 -m", "fsdp=1"],
+        ),
+        ({}, "2", ["1 x 1 is for 1 rank, and 2 ranks started", "`woodshed train ...`", "layout.fsdp=2"]),
+        ({"fsdp": 2, "replicate": 2}, "6", ["for 4 ranks, and 6 ranks", "set layout.fsdp=3"]),
+        ({"fsdp": 2, "replicate": 2, "ep": 4}, "3", ["layout.fsdp=3 layout.replicate=1 layout.ep=1"]),
+        ({"fsdp": 4, "ep": 3}, "4", ["layout.ep = 3 does not divide the 4 ranks"]),
+    ],
+)
+def test_a_layout_for_other_ranks_is_refused_with_what_fits(
+    monkeypatch: pytest.MonkeyPatch, layout: dict[str, int], started: str, messages: list[str]
+):
+    monkeypatch.setenv("WORLD_SIZE", started or "1")
+    with pytest.raises(RecipeError) as caught:
+        preflight.refuse(recipe(layout=layout))
+    assert all(message in str(caught.value) for message in messages)
+    if "set " in str(caught.value):  # the advice is true
+        advised = dict(re.findall(r"layout\.(\w+)=(\d+)", str(caught.value)))
+        preflight.refuse(recipe(layout=layout | advised))
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus", "message"),
+    [
+        ("cuda", 1, "each needs a GPU of its own, of which there are 1"),
+        ("cuda:1", 2, "set policy.device=cuda"),
+        ("cpu", 0, ""),
+    ],
+)
+def test_ranks_need_a_gpu_each(monkeypatch: pytest.MonkeyPatch, device: str, gpus: int, message: str):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    chosen = recipe(layout={"fsdp": 2}, policy={"device": device})
+    with pytest.raises(RecipeError, match=message) if message else nullcontext():
+        preflight.refuse(chosen)

@@ -111,7 +111,7 @@ def test_a_finished_run(run: RunDir):
         ["unknown_tool"],
     )
     archive = json.loads(unpack(text, f"a{first['archive']}"))
-    packed = archive["r"][first["place"]]
+    packed = archive["r"][first["archive_index"]]
     assert archive["s"][packed["t"][0]["m"]] == "no" and packed["t"][0]["e"] == "unknown_tool"
     assert archive["s"][packed["t"][0]["h"][0][1]] == "Reminder: the tools are ..."
 
@@ -171,7 +171,7 @@ def test_a_run_that_stopped_half_way(run: RunDir, stage: str):
     text = report.write(run).read_text("utf-8")
     assert (
         "0" if stage == "empty" else "1"
-    ) + " of 2 steps done; go on with `woodshed train --resume" in text
+    ) + " of 2 steps done; resume with `woodshed train --resume" in text
     assert stage == "empty" or "not judged" in unpack(text, "rows").decode()
 
 
@@ -242,14 +242,21 @@ def with_ids(text: str, ids: tuple[int, ...]) -> Turn:
 
 
 def test_every_token_knows_its_stretch_of_the_message():
-    pieces = {1: "def", 2: " f", 3: "\ufffd", 4: "\ufffd\ufffd", 5: ":", 6: ""}
-    assert transcripts.piece_texts(with_ids("def f:", (1, 2, 5, 6)), pieces) == ["def", " f", ":", ""]
+    token_texts = {1: "def", 2: " f", 3: "\ufffd", 4: "\ufffd\ufffd", 5: ":", 6: ""}
+    assert transcripts.texts_of_tokens(with_ids("def f:", (1, 2, 5, 6)), token_texts) == [
+        "def",
+        " f",
+        ":",
+        "",
+    ]
     split = with_ids("def\N{OWL}:", (1, 3, 4, 5, 6))
-    assert transcripts.piece_texts(split, pieces) == ["def", "\N{OWL}", "", ":", ""]
-    assert transcripts.piece_lengths(split, pieces) == "".join(chr(35 + n) for n in (3, 2, 0, 1, 0))  # UTF-16
-    assert transcripts.piece_texts(with_ids("\N{OWL}", (3, 4)), pieces) == ["\N{OWL}", ""]
-    assert transcripts.piece_texts(with_ids("something else", (1, 2)), pieces) is None
-    assert transcripts.piece_lengths(with_ids("def", (1,)), {}) == ""
+    assert transcripts.texts_of_tokens(split, token_texts) == ["def", "\N{OWL}", "", ":", ""]
+    assert transcripts.token_lengths(split, token_texts) == "".join(
+        chr(35 + n) for n in (3, 2, 0, 1, 0)
+    )  # UTF-16
+    assert transcripts.texts_of_tokens(with_ids("\N{OWL}", (3, 4)), token_texts) == ["\N{OWL}", ""]
+    assert transcripts.texts_of_tokens(with_ids("something else", (1, 2)), token_texts) is None
+    assert transcripts.token_lengths(with_ids("def", (1,)), {}) == ""
 
 
 def test_levels_keep_what_a_person_can_see():
@@ -290,7 +297,7 @@ def test_a_page_that_is_full_lists_what_it_leaves_out(run: RunDir, monkeypatch: 
     assert len(json.loads(unpack(text, "rows"))["rows"]) == 4
 
 
-# --- arms and curves ------------------------------------------------------------------------------------------------
+# --- variants and curves --------------------------------------------------------------------------------------------
 
 
 def story_of(path: Path, number: int, *, weight: float = 1.0, seed: int = 0) -> RunRecords:
@@ -303,37 +310,37 @@ def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
         story_of(tmp_path / f"{weight}-{seed}", n, weight=weight, seed=seed)
         for n, (weight, seed) in enumerate([(1.0, 0), (0.0, 0), (1.0, 1)])
     ]
-    found = variants.arms([[story] for story in stories])
-    assert [(arm.name, len(arm.stories)) for arm in found] == [
+    found = variants.by_recipe([[story] for story in stories])
+    assert [(variant.name, len(variant.runs)) for variant in found] == [
         ("feedback.weight = 1.0", 2),
         ("feedback.weight = 0.0", 1),
     ]
-    joined = variants.arms([stories[:2], stories[2:]])
-    assert [[story.name for story in arm.stories] for arm in joined] == [["1.0-0", "0.0-0"], ["1.0-1"]]
+    joined = variants.by_recipe([stories[:2], stories[2:]])
+    assert [[story.name for story in variant.runs] for variant in joined] == [["1.0-0", "0.0-0"], ["1.0-1"]]
     drawn = {chart.title: chart.figure for chart in curves.charts(found)}
     lines = [trace for trace in drawn["targeted divergence"]["data"] if trace.get("name")]
-    assert [trace["name"] for trace in lines] == [arm.name for arm in found]
-    gains = {f"hint gain by class, nats a turn: {arm.name}" for arm in found}
+    assert [trace["name"] for trace in lines] == [variant.name for variant in found]
+    gains = {f"hint gain by class, nats a turn: {variant.name}" for variant in found}
     assert {*gains, "flagged rollouts", "sampled tokens a second"} <= set(drawn)
 
 
 def test_seeds_are_a_level_above_the_tasks(tmp_path: Path):
-    """The figures of an arm are those that comparing its runs gives, and each seed's own stands beside them."""
+    """The figures of an variant are those that comparing its runs gives, and each seed's own stands beside them."""
     stories = [story_of(tmp_path / str(seed), seed, seed=seed) for seed in range(3)]
-    (arm,) = variants.arms([[story] for story in stories])
+    (variant,) = variants.by_recipe([[story] for story in stories])
     evaluations = [evaluation.from_run(RunDir.open(story.path)) for story in stories]
     sides = [[found[side].graded for found in evaluations] for side in (0, -1)]
-    expected = {row.measure.key: row for row in measures.compare_arms(*sides)}
-    for row in variants.rows(arm, measures.MEASURES):
+    expected = {row.measure.key: row for row in measures.compare_seeds(*sides)}
+    for row in variants.rows(variant, measures.MEASURES):
         other = expected[row.measure.key]
         assert (row.before, row.after, row.change) == (other.before, other.after, other.change)
         alone = [found[0].summary.estimates[row.measure.key].value for found in evaluations]
         assert list(row.seeds[0]) == alone
-    flagged = next(row for row in variants.rows(arm, measures.MEASURES) if row.measure.key == "flagged")
+    flagged = next(row for row in variants.rows(variant, measures.MEASURES) if row.measure.key == "flagged")
     assert flagged.before.part == 3, "one flag an evaluation"
     text = report.write(*(RunDir.open(story.path) for story in stories)).read_text("utf-8")
     assert "(3 seeds)" in text and "over seeds and tasks" in text and "by seed" in text
-    assert text.count("smallest visible") >= len(measures.MEASURES)
+    assert text.count("smallest detectable") >= len(measures.MEASURES)
 
 
 def test_seeds_of_which_one_is_still_at_work(tmp_path: Path):
@@ -341,10 +348,10 @@ def test_seeds_of_which_one_is_still_at_work(tmp_path: Path):
     going = dataclasses.replace(
         stories[1], lines=tuple(line for line in stories[1].lines if line.phase != "eval" or line.step == 0)
     )
-    (arm,) = variants.arms([[stories[0]], [going]])
-    before, after = arm.sides()
+    (variant,) = variants.by_recipe([[stories[0]], [going]])
+    before, after = variant.sides()
     assert len(before) == len(after) == 1
-    (early,) = variants.arms([[dataclasses.replace(story, lines=going.lines) for story in stories]])
+    (early,) = variants.by_recipe([[dataclasses.replace(story, lines=going.lines) for story in stories]])
     assert [len(side) for side in early.sides()] == [2, 0]
 
 
@@ -363,7 +370,7 @@ def test_arms_whose_scores_were_made_differently_are_not_set_against_each_other(
     for run, turns in zip(runs, (6, 12), strict=True):
         run.write_manifest(run.manifest | {"score": {"agent": {"max_turns": turns}}})
     text = report.write(*runs).read_text("utf-8")
-    assert "Not set against feedback.weight = 1.0: scores were made differently" in text
+    assert "Not compared with feedback.weight = 1.0: scores were made under different conditions" in text
     assert "max_turns: 6 against 12" in text and "<th>against" not in text
 
 
@@ -386,7 +393,7 @@ def test_costs_and_behaviour_stand_below_the_headline(tmp_path: Path):
     run = make_run(tmp_path / "small", Shape())
     text = report.write(run).read_text("utf-8")
     books = ledger.from_run(run)
-    assert gather(run, 0, Archives()).books == books
+    assert gather(run, 0, Archives()).ledger == books
     for row in ledger.table(books, ledger.costs(books, [])):
         if row[0] in ("sampled tokens", "total"):
             assert f"<th>{row[0]}</th><td>{row[2] or row[1]}</td>" in text
@@ -402,7 +409,7 @@ def test_every_figure_is_one_that_plotly_knows(tmp_path: Path):
     objects = pytest.importorskip("plotly.graph_objects")
     run = make_run(tmp_path / "small", Shape())
     story = gather(run, 0, Archives())
-    charts = [*curves.charts(variants.arms([[story]])), *curves.curriculum_maps([story])]
+    charts = [*curves.charts(variants.by_recipe([[story]])), *curves.curriculum_maps([story])]
     assert len(charts) > 10
     for chart in charts:
         objects.Figure(chart.figure)  # raises on a property that does not exist

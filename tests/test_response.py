@@ -1,4 +1,4 @@
-"""What follows from flags: honeypots, the reading model, drift, what a recipe does, what is learned."""
+"""What follows from flags: honeypots, the judge, drift, what a recipe does, what is learned."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_confirmed_cheats_quarantine_the_class_of_tasks(tiny_task: Task):
     restored = Curriculum(everything, CurriculumSettings(repeats=True), seed=0)
     restored.restore(json.loads(json.dumps(curriculum.state())))
     with pytest.raises(
-        RecipeError, match=r"1 of 3 .*2 are in quarantine \(r, bait: evidence\)\. Close that hole"
+        RecipeError, match=r"1 of 3 .*2 are in quarantine \(r, bait: evidence\)\. Remove the cause"
     ):
         restored.draw(2)
 
@@ -161,7 +161,7 @@ def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task
     assert [sample.rl_weights for sample in samples] == [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)]
 
 
-# The reading model
+# The judge
 
 
 def reporting(*findings: dict[str, Any], first: tuple[str, dict[str, Any]] | None = None):

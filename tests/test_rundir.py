@@ -110,7 +110,7 @@ def test_a_file_or_an_empty_folder_is_no_run(tmp_path, run):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunError, match=r"recipe\.toml is a file, and a run is a folder; its run is "):
         RunDir.open(run.path / "recipe.toml")
-    with pytest.raises(RunError, match=r"no run at .*empty: the folder holds no recipe\.toml"):
+    with pytest.raises(RunError, match=r"no run at .*empty: the folder has no recipe\.toml"):
         RunDir.open(tmp_path / "empty")
 
 
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_no_part_behind_and_says_how_to_go_on(tmp_path):
         assert "No space left on device" in message and len(message) < 400 and "[(" not in message
         verb = "eval" if name == "records" else "train"
         onward = (
-            "Nothing was begun: make room there."
+            "The run was not started: free some space there."
             if name == "run"
             else f"`woodshed {verb} --resume {disk / verb}`."
         )
@@ -268,7 +268,7 @@ def test_files_of_a_run_that_cannot_be_read_are_named(run):
         with pytest.raises(RunError, match=r"recipe\.toml cannot be read: .*restore it"):
             run.recipe()
     (run.path / "manifest.json").write_text("[]")
-    with pytest.raises(RunError, match=r"manifest\.json cannot be read: it holds '\[\]'"):
+    with pytest.raises(RunError, match=r"manifest\.json cannot be read: it has '\[\]'"):
         _ = run.manifest
     (run.path / "recipe.toml").write_text("grading = 3\n")
     with pytest.raises(RunError, match=r"recipe\.toml: grading = 3 should be a section"):

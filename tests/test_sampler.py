@@ -510,7 +510,7 @@ def test_a_model_in_training_mode_is_sampled_without_dropout(tiny_model_dir):
 
 def test_what_does_not_fit_is_refused(sampler):
     with pytest.raises(
-        SamplerError, match=r"prompt of 4000 tokens \+ 97 to be written exceeds the context of 4096"
+        SamplerError, match=r"prompt of 4000 tokens \+ 97 to sample exceeds the context of 4096"
     ):
         sample_all(sampler, [SampleRequest((5,) * 4000, 97, 0)])
     with pytest.raises(SamplerError, match="needs a prompt"):

@@ -245,6 +245,8 @@ def test_only_the_standard_library_is_installed(box: Sandbox):
         text(box.exec("ls -A $(dirname $(/env/bin/python -c 'import os; print(os.__file__)'))/site-packages"))
         == ""
     )
+    bundled = "import ensurepip, os; print(os.listdir(os.path.dirname(ensurepip.__file__) + '/_bundled'))"
+    assert text(python(box, bundled)) == "[]\n"
 
 
 def test_applications_that_bring_python_packages_are_not_shown(box: Sandbox, tmp_path: Path):

@@ -92,7 +92,7 @@ def step_gradient(
 ) -> dict[str, Tensor]:
     """The product's: nothing but the divergence, as every attempt had the same reward."""
     feedback = FeedbackSettings(teacher="frozen")
-    objective = LossSettings(kl_coef=COEF, ratio_level="sequence", max_ratio=10.0, micro_batch_tokens=tokens)
+    objective = LossSettings(kl_coef=COEF, estimator="mis", micro_batch_tokens=tokens)
     samples = [replace(row, rollout_id=str(n)) for n, row in enumerate(rows)]
     return forward(
         StepInputs(policy, Teacher(policy, start, feedback), samples, objective, feedback, 1.0, 1)

@@ -214,7 +214,7 @@ def test_a_server_of_another_model_is_refused_before_any_attempt(
     ("given", "message"),
     [
         ("kind='http'", "needs servers; add"),
-        ("servers=[{url='http://127.0.0.1:1'}]", "asks no servers"),
+        ("servers=[{url='http://127.0.0.1:1'}]", "uses no servers"),
         ("kind='htp'", "no engine 'htp'; did you mean 'http'"),
     ],
 )
@@ -372,7 +372,7 @@ def answered(sample: Sample) -> Future[Sample]:
 
 
 def test_the_critics_own_engine_is_closed(servers: list[Server], tiny_task: Task, tiny_model_dir: Path):
-    url = {"url": f"http://127.0.0.1:{servers[0].server_port}", "retries": 0}
+    url = {"url": f"http://127.0.0.1:{servers[0].server_port}"}
     recipe = recipe_of(tiny_task, tiny_model_dir, critic={"endpoint": url, "model": str(tiny_model_dir)})
     policys: Any = Held()
     critic = critic_of(recipe, policys)

@@ -71,8 +71,11 @@ def test_toml_reads_back(tmp_path: Path, name: str):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loop.stesp=4", r"unknown setting 'loop\.stesp'; did you mean 'steps'\?"),
+        ("loop.stesp=4", r"unknown setting 'loop\.stesp'; did you mean 'loop\.steps'\?"),
+        ("xyz.rate=4", r"unknown setting 'xyz'; did you mean 'loop\.rate'\?"),
         ("lop.steps=4", r"unknown setting 'lop'; did you mean 'loop'\?"),
+        ("rate=4", r"unknown setting 'rate'; did you mean 'loop\.rate'\?"),
+        ("loop.teacher=live", r"unknown setting 'loop\.teacher'; did you mean 'teacher'\?"),
         ("zzz=4", r"unknown setting 'zzz'; known here: name, loop, teacher"),
         ("loop.steps=many", r"loop\.steps = 'many': input should be a valid integer"),
         ("loop.rate=0", r"loop\.rate = 0: input should be greater than 0"),
@@ -165,3 +168,54 @@ def test_names_and_folders_of_runs_and_whole_sections_are_plain_messages(tmp_pat
         settings.read(Run, None, ["whole.name=x"])
     with pytest.raises(RecipeError, match=r"x{50}\.\.\.: "):
         settings.read(Run, None, ["whole.loop.steps=" + "x" * 5000])
+
+
+def test_the_page_of_settings_is_made_from_their_classes():
+    from woodshed.cli import reference
+    from woodshed.stages.recipe import Recipe
+
+    made = Path(__file__).parents[1] / "docs" / "settings.md"
+    assert made.read_text("utf-8") == reference.page(Recipe), (
+        "woodshed settings --markdown > docs/settings.md"
+    )
+    described = [each for section in reference.sections(Recipe) for each in section.settings]
+    assert {each.name for each in described} == {name for name, _ in settings.leaves(Recipe)}
+    assert all(len(each.text) > 10 for each in described), "every setting has a sentence"
+    for each in described:  # what the page says is what a recipe without the setting has
+        if each.default not in ("unset", "...") and ".servers." not in each.name:
+            given = [f"{each.name}={each.default}", "name=x"]
+            if not each.name.startswith(("monitors.judge", "critic.endpoint")):
+                assert settings.read(Recipe, None, given) == settings.read(Recipe, None, ["name=x"]), (
+                    each.name
+                )
+
+
+def test_settings_are_found_by_their_words():
+    from woodshed.cli import reference
+
+    class Inner(Settings):
+        """An inner section."""
+
+        share: float | None = Field(default=None, gt=0, le=1)
+        """Share of a thing."""
+
+    class Outer(Settings):
+        """An outer one."""
+
+        kind: Literal["a", "b"] = "a"
+        """Kind of thing."""
+        inner: tuple[Inner, ...] = ()
+        folders: tuple[Path, ...] = (Path("x"),)
+        """Places."""
+
+    (kind, folders), (share,) = (section.settings for section in reference.sections(Outer))
+    assert [section.heading for section in reference.sections(Outer)] == ["", "[[inner]]"]
+    assert (kind.default, kind.values) == ('"a"', "a or b")
+    assert (folders.default, folders.values) == ('["x"]', "a list, each a path")
+    assert (share.name, share.default, share.values) == (
+        "inner.share",
+        "unset",
+        "a number, above 0, at most 1",
+    )
+    assert reference.matching(Outer, ["thing", "INNER"]) == [share]
+    assert len(reference.matching(Outer, [])) == 3

@@ -60,6 +60,7 @@ STARTS: dict[str, Sequence[str]] = {
     "eval costs": ["runs/by-hand"],
     "train": TINY,
     "variants": ["variants.toml"],
+    "settings": ["teacher"],
     "grade": ["runs/by-hand"],
     "report": [],
     "view": [],
@@ -151,7 +152,7 @@ def test_every_command_of_the_first_page_starts(verb: str, world: Path, monkeypa
         assert "runs/tiny-only-0: woodshed train variants.toml --variant only seed=0" in done.stdout
         assert re.search(r"^only +1 +invalid-call rate", done.stdout, re.M)
         again = start([*words, *STARTS[verb]])
-        assert again.exit_code == 0 and "runs/tiny-only-0: finished before" in again.stdout
+        assert again.exit_code == 0 and "runs/tiny-only-0: already finished" in again.stdout
 
 
 def test_the_viewer_starts_at_a_terminal(world: Path):

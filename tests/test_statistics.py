@@ -84,7 +84,7 @@ def test_detectable_difference_equals_a_power_calculation(num_tasks: int):
 def test_arms_of_one_seed_are_students_paired_t():
     before, after = RNG.normal(5, 1, (2, 40))
     sides = [[{i: (float(x), 1.0) for i, x in enumerate(side)}] for side in (before, after)]
-    found = statistics.arms(*sides)
+    found = statistics.difference_over_seeds(*sides)
     oracle = stats.ttest_rel(after, before).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(oracle.low), pytest.approx(oracle.high))
 
@@ -93,10 +93,10 @@ def test_arms_whose_tasks_are_alike_are_welchs_t():
     """Where every task of a run has the same rate, seeds are the only chance there is."""
     rates = [RNG.normal(0.4, 0.05, 4), RNG.normal(0.5, 0.02, 3)]
     sides = [[{i: (float(r), 1.0) for i in range(25)} for r in arm] for arm in rates]
-    found = statistics.arms(*sides)
+    found = statistics.difference_over_seeds(*sides)
     oracle = stats.ttest_ind(rates[1], rates[0], equal_var=False).confidence_interval(0.95)
     assert (found.low, found.high) == (pytest.approx(oracle.low), pytest.approx(oracle.high))
-    single = statistics.arm(sides[0])
+    single = statistics.rate_over_seeds(sides[0])
     mean = stats.t.interval(0.95, 3, rates[0].mean(), stats.sem(rates[0]))
     assert (single.low, single.high) == (pytest.approx(mean[0]), pytest.approx(mean[1]))
 

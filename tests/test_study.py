@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_model import write_tiny_model
+from tiny_training import feedback_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from woodshed import report, settings
@@ -18,18 +19,18 @@ from woodshed.experience.samples import TrainingSample
 from woodshed.feedback import demonstrations
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
+from woodshed.learning.loss_settings import FeedbackSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.trainer import Trainer
 from woodshed.records import Patch, RecipeError, Rollout, TokenDivergence
 from woodshed.runs.folder import RunDir
 from woodshed.stages import distill, preflight
-from woodshed.stages.distill import Demonstration
+from woodshed.stages.distill import SYSTEM, Demonstration
 from woodshed.stages.recipe import DistillSettings, Recipe
 from woodshed.tokens.renderer import Renderer, create_renderer
 from woodshed.train import train
 
-SYSTEM = "Answer."
 KNOWN = [Demonstration(f"Call number {n}?", word) for n, word in enumerate(("top", "cut", "sum"))]
 EARLIER = [Demonstration(f"Colour {n}?", word) for n, word in enumerate(("red", "blue", "grey"))]
 OLD = "no"
@@ -69,6 +70,15 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+class Unguarded(DistillSettings):
+    """Without two guards of the papers: SDFT skips more tokens than an answer has here, and OPSD's clip
+    leaves no gradient where teacher and student disagree wholly."""
+
+    @property
+    def feedback(self) -> FeedbackSettings:
+        return feedback_of({"skip_first": 0, "pointwise_clip": None}, preset=self.preset)
+
+
 def write(path: Path, several: list[Demonstration]) -> Path:
     lines = [json.dumps({"prompt": d.prompt, "demonstration": d.demonstration}) for d in several]
     path.write_text("\n".join(lines) + "\n")
@@ -90,13 +100,11 @@ def recipe_for(model: Path, folder: Path, *overrides: str, steps: int = STEPS) -
         "distill.earlier": [str(folder / "earlier.jsonl")],
         "distill.answers_per_step": 12,
         "distill.answer_tokens": 8,
-        "distill.system": SYSTEM,
-        "distill.every": 8,
-        "distill.feedback.preset": "sdft",
-        "distill.feedback.skip_first": 0,
-        "distill.optimizer.learning_rate": 1e-3,
+        "checkpoint_every": 8,
+        "optimizer.learning_rate": 2e-3,
     }
-    return settings.read(Recipe, None, [*(f"{k}={json.dumps(v)}" for k, v in given.items()), *overrides])
+    recipe = settings.read(Recipe, None, [*(f"{k}={json.dumps(v)}" for k, v in given.items()), *overrides])
+    return recipe.model_copy(update={"distill": Unguarded(**recipe.distill.model_dump())})
 
 
 def run(recipe: Recipe) -> RunDir:
@@ -106,16 +114,9 @@ def run(recipe: Recipe) -> RunDir:
     return made
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param([], id="sdft"),
-        # OPSD's clip of 0.05 leaves no gradient where teacher and student disagree wholly, as they do here
-        pytest.param(["distill.feedback.preset=opsd", "distill.feedback.pointwise_clip=100.0"], id="opsd"),
-    ],
-)
-def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_path, more):
-    kept = run(recipe_for(reader, tmp_path, *more))
+@pytest.mark.parametrize("preset", ["sdft", "opsd"])
+def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_path, preset):
+    kept = run(recipe_for(reader, tmp_path, f"distill.preset={preset}"))
     lines = [line for phase, _, line in kept.read("metrics") if phase == "distill"]
     before, after = lines[0]["before"], lines[-1]
     assert len(lines) == STEPS and before["demonstrated_logp"] < -4.0
@@ -134,8 +135,8 @@ def test_it_learns_what_was_demonstrated_and_says_what_it_forgot(reader, tmp_pat
 
 
 def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
-    whole = run(recipe_for(reader, tmp_path, "name=whole", "distill.every=2", steps=4))
-    cut = recipe_for(reader, tmp_path, "name=cut", "distill.every=2", steps=4)
+    whole = run(recipe_for(reader, tmp_path, "name=whole", "checkpoint_every=2", steps=4))
+    cut = recipe_for(reader, tmp_path, "name=cut", "checkpoint_every=2", steps=4)
     kept = RunDir.create(cut.runs / cut.name, recipe=cut.to_toml(), manifest={})
 
     def stop(done: int, _total: int, text: str) -> None:
@@ -163,7 +164,7 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     model = AutoModelForCausalLM.from_pretrained(reader)
     renderer = create_renderer(AutoTokenizer.from_pretrained(reader), codec="plain")
     policy = Policy(model.requires_grad_(True), is_adapter=False)
-    settings_ = DistillSettings(answer_tokens=1, system=SYSTEM)
+    settings_ = DistillSettings(answer_tokens=1)
     asked = Demonstration("Which one?", "x")
     answers = distill.answer([asked] * 1500, LocalEngine(model, renderer), settings_, name="a", seed=0)
     padded = packing.pad([rollout_sample(answers[0])])
@@ -176,7 +177,12 @@ def test_forgetting_is_the_divergence_that_enumeration_gives(reader):
     exact = float((old_V.exp() * (old_V - new_V)).sum())
     spread = float((old_V.exp() * (old_V - new_V - exact) ** 2).sum().sqrt()) / math.sqrt(len(answers))
     found = distill.measure(
-        Trainer(policy, OptimizerSettings()), renderer, [], [], list(map(rollout_sample, answers)), SYSTEM
+        Trainer(policy, OptimizerSettings()).logps,
+        renderer,
+        [],
+        [],
+        list(map(rollout_sample, answers)),
+        SYSTEM,
     )
     assert exact > 0.05 and found["earlier_kl"] == pytest.approx(exact, abs=4 * spread)
 
@@ -228,13 +234,6 @@ def test_a_line_that_is_no_demonstration_is_named(tmp_path, line, message):
         distill.read_demonstrations([tmp_path / "none.jsonl"])
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ([], r"needs distill\.demonstrations"),
-        (["distill.tasks_per_step=1", "distill.feedback.scope=turn"], 'must be "rollout"'),
-    ],
-)
-def test_a_study_of_nothing_is_refused(overrides, message):
-    with pytest.raises(RecipeError, match=message):
-        preflight.refuse(settings.read(Recipe, None, ["name=x", 'stages=["distill"]', *overrides]))
+def test_a_study_of_nothing_is_refused():
+    with pytest.raises(RecipeError, match=r"needs distill\.demonstrations"):
+        preflight.refuse(settings.read(Recipe, None, ["name=x", 'stages=["distill"]']))

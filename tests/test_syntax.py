@@ -107,15 +107,15 @@ def test_a_source_is_read_as_python_reads_it_and_written_byte_for_byte(name):
 REFUSED = {
     b"x = '\xe9'\n": "not UTF-8: byte 0xe9 at 5; Python needs a coding line",
     b"x = 1\0\n": "a NUL byte at 5",
-    b"# coding: nope\nx = 1\n": "'nope', which is no encoding of text",
-    b"# coding: rot13\nx = 1\n": "'rot13', which is no encoding of text",
+    b"# coding: nope\nx = 1\n": "'nope', which is not a text encoding",
+    b"# coding: rot13\nx = 1\n": "'rot13', which is not a text encoding",
     b"# coding: cp1252\nx = '\x81'\n": "not cp1252: byte 0x81 at 22",
-    b"# coding: utf-7\nx = '+AOk-'\n": "'utf-7', which is no encoding of text that is read here",
-    b"# coding: idna\nx = 1\n": "'idna', which is no encoding of text that is read here",
+    b"# coding: utf-7\nx = '+AOk-'\n": "'utf-7', which is not a text encoding that is read here",
+    b"# coding: idna\nx = 1\n": "'idna', which is not a text encoding that is read here",
     b"# coding: hz\nx = '~{~}'\n": "cannot be written again byte for byte",
     b"# coding: " + b"a" * 1_000_000 + b"\nx = 1\n": "names '"
     + "a" * 40
-    + "'..., which is no encoding of text$",
+    + "'..., which is not a text encoding$",
     "x = 1\n".encode("utf-16"): "NUL byte",
 }
 

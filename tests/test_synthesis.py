@@ -23,7 +23,9 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import counting_provider
 import pytest
+from counting_provider import nobody_else
 
 from woodshed import synthesis
 from woodshed.records import Task, TaskError
@@ -580,7 +582,7 @@ def test_metadata_is_built_in_the_sandbox(tmp_path: Path):
         entry_points="[console_scripts]\nthing = thing:main\n",
         left_out=(
             "more.txt: no file of this repository",
-            "pytest-cov: beside the tests, and no setting of pytest demands it",
+            "pytest-cov: not needed by the tests, and no setting of pytest asks for it",
         ),
         inside=described.inside,
     )
@@ -952,7 +954,10 @@ def made(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that can be made of the zoo."""
     out = tmp_path_factory.mktemp("made") / "zoo"
     said: list[str] = []
-    report = synthesis.make([str(zoo)], out, SETTINGS, lambda done, total, text: said.append(text))
+    settings = SETTINGS.model_copy(update={"sandbox": counting_provider.SETTINGS})
+    with nobody_else() as opened:  # one way to a sandbox, all along the way from a source to proven tasks
+        report = synthesis.make([str(zoo)], out, settings, lambda done, total, text: said.append(text))
+    assert opened["agent"] > len(report.accepted) and opened["grader"] > 2 * len(report.accepted)
     assert {task.name for task in report.accepted} == {path.parent.name for path in out.glob("*/task.toml")}
     assert any("without 1 that failed, such as zoo/tests/test_cage.py::test_flaky" in text for text in said)
     return out

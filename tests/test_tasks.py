@@ -92,7 +92,7 @@ def test_harbor_finds_what_it_needs(tiny_task: Task):
     assert [artifact["source"] for artifact in toml["artifacts"]] == ["/workspace/tally"]
     assert toml["agent"]["user"] == "agent"
     assert toml["verifier"] == {
-        "timeout_sec": 30.0,
+        "timeout_sec": 120.0,
         "environment_mode": "separate",
         "network_mode": "no-network",
     }
@@ -129,6 +129,10 @@ def both(*damages: Damage) -> Damage:
     return lambda root: [damage(root) for damage in damages]
 
 
+def verifier(line: str) -> Damage:
+    return edit("task.toml", "[verifier]\n", f"[verifier]\n{line}\n")
+
+
 WORKSPACE, HIDDEN = "environment/workspace", "tests/files"
 DAMAGE: dict[str, tuple[Damage, str]] = {
     "no instruction": (remove("instruction.md"), "lacks instruction.md"),
@@ -148,6 +152,19 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "unknown key": (edit("task.toml", "level = 1", "level = 1\nlevle = 2"), "unknown key 'levle'"),
     "open network": (edit("task.toml", '"no-network"', '"public"'), "network_mode = 'public'"),
     "all allowed": (edit("task.toml", '"tally",\n]\ntest_c', '".",\n]\ntest_c'), "allowed path '.'"),
+    "unknown verifier key": (
+        edit("task.toml", "timeout_sec = 120.0", "timeout = 1"),
+        "unknown key verifier.timeout;",
+    ),
+    "verifier without time": (
+        edit("task.toml", "timeout_sec = 120.0", "timeout_sec = 0"),
+        "timeout_sec = 0; expected",
+    ),
+    "verifier as root": (verifier('user = "root"'), "verifier.user = 'root', which is not honoured"),
+    "verifier online": (verifier('allowed_hosts = ["pypi.org"]'), "verifier.allowed_hosts = ['pypi.org']"),
+    "verifier in an image": (verifier('environment = {docker_image = "x"}'), "the task's own environment"),
+    "verifier collects": (verifier('collect = [{command = "ls"}]'), "nothing but the allowed paths"),
+    "variables for pytest": (verifier('env = {A = "1"}'), "only verifier = 'command' honours"),
     "no F2P": (put("tests/expected.json", b'{"fail_to_pass": [], "pass_to_pass": []}'), "nothing to learn"),
     "expected is a list": (put("tests/expected.json", b"[]"), "not made by Woodshed"),
     "not UTF-8": (put("instruction.md", b"caf\xe9"), "is not UTF-8"),

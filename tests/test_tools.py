@@ -173,7 +173,7 @@ def test_files_that_are_too_large_are_refused_before_they_are_read(box: Box) -> 
 def test_an_edit_without_a_match_ends_soon(data: bytes, old: str) -> None:
     """A file of 300,000 lines took two minutes; all of these take less than a second."""
     started = time.process_time()
-    assert not pasting.places(data, old)
+    assert not pasting.find(data, old)
     nearest.closest(data, old)
     assert time.process_time() - started < 5
 
@@ -184,7 +184,7 @@ def test_places_are_those_of_whole_line_ends_whatever_kind() -> None:
         end = rb"(?:\r\n|(?<!\r)\n|\r(?!\n))"
         pattern = b"".join(b"a" if part == "a" else end for part in re.findall("a|\r\n|\r|\n", wanted))
         for data in map(bytes, itertools.product(b"a\r\n", repeat=size)):
-            found = [(place.start, place.end) for place in pasting.places(data, wanted)]
+            found = [(place.start, place.end) for place in pasting.find(data, wanted)]
             assert found == [m.span(1) for m in re.finditer(b"(?=(%s))" % pattern, data)], (data, wanted)
 
 

@@ -189,12 +189,12 @@ def recipe_for(tmp_path: Path, **sections: Any) -> Recipe:
             "name": "chats",
             "runs": str(tmp_path / "runs"),
             "stages": ["sft"],
+            "checkpoint_every": 3,
             "policy": {"model": str(tmp_path / "model"), "lora_rank": 0, "codec": "plain"},
             "sft": {
                 "imitate": [str(tmp_path / "chats.jsonl")],
                 "steps": 6,
                 "batch": 1,
-                "checkpoint_every": 3,
                 **sections,
             },
         },

@@ -36,7 +36,9 @@ def test_every_arm_of_the_experiment_differs_as_it_says():
             assert getattr(recipe, part) == getattr(main[0], part), part
     assert [recipe.feedback.weight for recipe in main] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0]
     assert [recipe.feedback.teacher for recipe in main[1:5]] == ["frozen", "ema", "live", "frozen"]
-    assert made["opsd"].feedback.scope == "rollout" and made["opsd"].feedback.pointwise_clip == 0.05
+    form = made["opsd"].feedback.form
+    assert (form.scope, form.pointwise_clip) == ("rollout", 0.05)
+    assert made["kl-forward"].feedback.form.support == "teacher"
     assert made["kl-alone"].loss.weight == 0 and set(made["penalty"].rewards.terms.values()) == {-0.1}
     assert made["start-naive"].sft.reminder_share == 0 and made["start"].policy.adapter == ""
     assert made["start-natural"].sft.seeded_fault_share == 0 < made["start"].sft.seeded_fault_share
@@ -79,9 +81,9 @@ name = "tiny"
 seed = 3
 [variants]
 rl = ["feedback.weight=0"]
-all = ["feedback.preset=opsd", "feedback.scope=rollout", "rewards.terms.invalid_calls=-0.125", "effort.weight=0.5",
+all = ["feedback.preset=opsd", "rewards.terms.invalid_calls=-0.125", "effort.weight=0.5",
        'effort.levels=["low", "high"]', "evaluation.effort=high"]
-distill = ['stages=["distill"]', "distill.steps=2", "distill.tasks_per_step=1", "distill.feedback.preset=opsd"]
+distill = ['stages=["distill"]', "distill.steps=2", "distill.tasks_per_step=1", "distill.preset=opsd"]
 [policy]
 lora_rank = 4
 codec = "plain"
@@ -216,7 +218,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("finished before") == expected
+        assert done.stdout.count("already finished") == expected
         table = done.stdout[done.stdout.rindex("\narm ") :]
         shown = [line.split()[0] for line in table.splitlines() if "invalid-call rate" in line]
         evaluated_twice = [n for n in variants.names(EXPERIMENT) if not n.startswith(("start", "gate"))]

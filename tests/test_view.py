@@ -12,7 +12,8 @@ from lifelike import Shape, make_run
 from textual.widgets import DataTable, Input, Static
 
 from woodshed.records import Rollout, RunError, Verdict
-from woodshed.report.view import Reader, Viewer, matches, message_text, view
+from woodshed.report.turn_text import message_text
+from woodshed.report.view import Reader, Viewer, matches, view
 from woodshed.runs.folder import RunDir
 
 HOSTILE = "[bold red]no[/] [/nothing] \x1b[31mred\x1b]8;;http://x\x07 \u202egnp.exe"
@@ -61,7 +62,9 @@ def test_the_first_rollout_is_open_and_keys_move(run: RunDir):
 
 def test_h_goes_to_the_next_turn_with_a_hint_and_shows_it_beside_its_turn(run: RunDir):
     async def play(app: Viewer, press: Callable[..., Awaitable[None]]) -> None:
-        expected = [(row, t) for row in app.rows for t in sorted(app.reader.batch(row.at)[row.index].hints)]
+        expected = [
+            (row, t) for row in app.rows for t in sorted(app.reader.batch(row.batch_id)[row.index].hints)
+        ]
         expected = [(row, turn) for row, turn in expected if (row, turn) != (app.rows[0], 0)]
         for row, turn in expected[:6]:
             await press("h")
@@ -76,11 +79,11 @@ def test_h_goes_to_the_next_turn_with_a_hint_and_shows_it_beside_its_turn(run: R
 def test_search_filters_as_the_page_does(run: RunDir):
     async def play(app: Viewer, press: Callable[..., Awaitable[None]]) -> None:
         await press("slash", *"has:hint phase:train")
-        wanted = [row for row in app.rows if row.hints and row.at[0] == "train"]
+        wanted = [row for row in app.rows if row.hints and row.batch_id[0] == "train"]
         assert app.query_one(Input).value == "has:hint phase:train"
         assert app.shown == wanted and app.query_one(DataTable).row_count == len(wanted) > 0
         await press("enter", "t")
-        assert app.story is not None and app.turn in app.story.token_divergences
+        assert app.records is not None and app.turn in app.records.token_divergences
 
     drive(run, play)
     row = Reader(run).rows(run.batches("rollouts")[0])[0]
@@ -99,7 +102,7 @@ def test_colours_follow_the_probabilities(run: RunDir):
     number, taught = next(iter(story.token_divergences.items()))
     turn = story.rollout.turns[number]
     shaded = {
-        mode: message_text(turn, taught, reader.pieces(at), mode)
+        mode: message_text(turn, taught, reader.token_texts(at), mode)
         for mode in ("log-prob", "hint", "divergence", "none")
     }
     assert {text.plain for text in shaded.values()} == {turn.text}

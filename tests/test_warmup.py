@@ -27,9 +27,10 @@ AGENT = AgentSettings(max_turns=12, turn_tokens=200, rollout_tokens=4000)
 
 
 def attempt(task: Task, codec: str = "plain", number: int = 0, **settings: Any) -> ExpertAttempt:
-    chosen = SFTSettings(
-        **{"repair_share": 0.0, "reminder_share": 0.0, "seeded_fault_share": 0.0, **settings}  # type: ignore[arg-type]
-    )
+    class Chosen(SFTSettings):
+        repair_share = settings.pop("repair_share", 0.0)
+
+    chosen = Chosen(**{"reminder_share": 0.0, "seeded_fault_share": 0.0, **settings})  # type: ignore[arg-type]
     return scripted_expert.expert_attempt(
         task, renderer(codec), chosen, AGENT, attempt=number, seed=0, context_length=1 << 20
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from scripted import EDIT, PROSE, READ, TEST, UNKNOWN, calc_task, play, renderer
@@ -19,6 +21,7 @@ from woodshed.experience.compile import (
 from woodshed.experience.samples import TrainingSample
 from woodshed.learning import packing
 from woodshed.learning.logprobs import token_logps
+from woodshed.learning.loss_settings import FeedbackSettings, TargetForm
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.trainer import Trainer
@@ -101,6 +104,20 @@ def hinted_sample(made: Rollout, hint: Hint, **options) -> TrainingSample:
     """The rollout with one branch, in no policy gradient."""
     branch = hint_branch(made, hint, renderer(), HintOptions(**options))
     return replace(rollout_sample(made), branches=(branch,))
+
+
+def feedback_of(
+    form: Mapping[str, Any] | None = None, *, measure_every: int = 8, ratio: float = 1.0, **settings: Any
+) -> FeedbackSettings:
+    """Settings of the divergence with a form that no preset has, or with other constants."""
+
+    class Changed(FeedbackSettings):
+        @property
+        def form(self) -> TargetForm:
+            return replace(super().form, **(form or {}))
+
+    Changed.measure_every, Changed.ratio = measure_every, ratio
+    return Changed(**settings)
 
 
 def trainer_of(

@@ -1,7 +1,7 @@
-"""Files of others, read as data: text, JSON and TOML that anybody may have written, by accident or on purpose.
+"""Reading of untrusted text, JSON and TOML files, within limits.
 
-What cannot be read is one error with the file's name, the reason and the way out: a pipe, which would be waited for
-without end, a file too large, text that is not UTF-8, values too deep or numbers too long for what comes after.
+A file that cannot be read is one error with its name, the reason and the remedy: a pipe, which would block without end,
+a file that is too large, text that is not UTF-8, values that are nested too deep, or numbers that are too long.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from typing import Any, BinaryIO
 from woodshed.records import WoodshedError
 
 MOST_BYTES = 64 << 20
-"""Size of the largest settings, whatever they are called."""
+"""Limit of the size of settings and other small files."""
 MOST_DATA_BYTES = 8 << 30
-"""Size of the largest file of examples, one a line."""
+"""Limit of the size of files of examples, one a line."""
 MOST_DEPTH = 100
-"""Levels of lists and tables inside each other."""
+"""Limit of the levels of nested lists and tables."""
 MOST_BITS = 128
-"""Of an integer; "no limit" is spelt with a hundred in models' settings."""
+"""Limit of the bits of an integer; the settings of some models have 10 ** 30 for "no limit"."""
 
 Wrong = type[WoodshedError]
+"""The class of the errors to raise."""
 
 
 def open_file(path: Path, wrong: Wrong, remedy: str = "") -> BinaryIO:
-    """Open a file for reading, its links followed.
+    """Open a file for reading; links are followed.
 
     Raises:
-        FileNotFoundError: there is none.
-        wrong: it is something else than a file, or may not be read; ends with the remedy.
+        FileNotFoundError: there is no such file.
+        wrong: it is not a regular file, or there is no permission to read it; the message ends with the remedy.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -47,11 +48,11 @@ def open_file(path: Path, wrong: Wrong, remedy: str = "") -> BinaryIO:
         raise
     except OSError as error:  # a socket cannot even be opened
         why = str(error.strerror)
-    raise wrong(_said(str(path), why, remedy))
+    raise wrong(_message(str(path), why, remedy))
 
 
 def kind(mode: int) -> str:
-    """A kind of file in words, by its `st_mode`."""
+    """The kind of a file in words, by its `st_mode`."""
     kinds = {
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a pipe",
@@ -62,56 +63,56 @@ def kind(mode: int) -> str:
 
 
 def read(path: Path, wrong: Wrong, remedy: str = "", *, most: int = MOST_BYTES) -> str:
-    """The text of a file of at most `most` bytes, in UTF-8 with or without a byte order mark, line ends as they are.
+    """The text of a UTF-8 file of at most `most` bytes, without its byte order mark, line ends unchanged.
 
     Raises:
-        FileNotFoundError: there is none.
-        wrong: it cannot be read; says why and ends with the remedy.
+        FileNotFoundError: there is no such file.
+        wrong: it cannot be read; the message has the reason and ends with the remedy.
     """
     with open_file(path, wrong, remedy) as file:
         if os.fstat(file.fileno()).st_size > most:
-            raise wrong(_said(str(path), f"it is larger than {most >> 20} MB", remedy))
+            raise wrong(_message(str(path), f"it is larger than {most >> 20} MB", remedy))
         data = file.read()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise wrong(
-            _said(str(path), f"it is not UTF-8 ({error.reason} at byte {error.start})", remedy)
+            _message(str(path), f"it is not UTF-8 ({error.reason} at byte {error.start})", remedy)
         ) from None
 
 
 def read_json(path: Path, wrong: Wrong, remedy: str = "") -> Any:
-    """The value that a JSON file holds. Raises as `read`."""
+    """The value of a JSON file. Raises as `read`."""
     return parse_json(read(path, wrong, remedy), str(path), wrong, remedy)
 
 
 def read_toml(path: Path, wrong: Wrong, remedy: str = "") -> dict[str, Any]:
-    """The table that a TOML file holds. Raises as `read`."""
+    """The table of a TOML file. Raises as `read`."""
     return parse_toml(read(path, wrong, remedy), str(path), wrong, remedy)
 
 
 def parse_json(text: str, origin: str, wrong: Wrong, remedy: str = "") -> Any:
-    """The value that a text spells in JSON; `origin` names the text.
+    """The value of a JSON text; `origin` names the text in errors.
 
     Raises:
-        wrong: it is no JSON, too deep, or holds a number that is too long.
+        wrong: it is not JSON, is nested too deep, or has a number that is too long.
     """
     return _parsed("JSON", json.loads, text, origin, wrong, remedy)
 
 
 def parse_toml(text: str, origin: str, wrong: Wrong, remedy: str = "") -> dict[str, Any]:
-    """The table that a text spells in TOML. Raises as `parse_json`."""
+    """The table of a TOML text. Raises as `parse_json`."""
     return _parsed("TOML", tomllib.loads, text, origin, wrong, remedy)
 
 
 def parse_ini(text: str) -> configparser.RawConfigParser | None:
-    """The sections that a text spells as an INI file, values as they stand; None where it is none."""
-    found = configparser.RawConfigParser(strict=False, allow_no_value=True)
+    """The sections of the text of an INI file, values without interpolation; None if it is not one."""
+    parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
     try:
-        found.read_string(text)
-    except (configparser.Error, AttributeError):  # the latter at a line below a key without a value
+        parser.read_string(text)
+    except (configparser.Error, AttributeError):  # AttributeError: a line below a key without a value
         return None
-    return found
+    return parser
 
 
 def _parsed(form: str, parse: Callable[[str], Any], text: str, origin: str, wrong: Wrong, remedy: str) -> Any:
@@ -123,7 +124,7 @@ def _parsed(form: str, parse: Callable[[str], Any], text: str, origin: str, wron
     except ValueError as error:
         why = TOO_LONG if "digits" in str(error) else f"it is not valid {form}: {error}"
     if why:
-        raise wrong(_said(origin, why, remedy))
+        raise wrong(_message(origin, why, remedy))
     return value
 
 
@@ -132,7 +133,7 @@ TOO_LONG = f"it holds a number of more than {MOST_BITS} bits"
 
 
 def _excess(value: Any) -> str:
-    """Why a value is too deep or too long; "" where it is neither."""
+    """The reason why a value is beyond the limits, or ""."""
     level, depth = [value], 0
     while level:
         if any(isinstance(each, int) and each.bit_length() > MOST_BITS for each in level):
@@ -145,5 +146,5 @@ def _excess(value: Any) -> str:
     return ""
 
 
-def _said(origin: str, why: str, remedy: str) -> str:
+def _message(origin: str, why: str, remedy: str) -> str:
     return f"{origin} cannot be read: {why}" + (f". {remedy}" if remedy else "")

@@ -84,6 +84,8 @@ class Decoy:
     """Replacement."""
     parameters: str = ""
     """Parameters of the copy that must fail, as in its id: "[a b-2]"; "" where it has none."""
+    contradicts: str = ""
+    """Parameters of the test that it contradicts: no code passes both."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,8 @@ class Task:
     """Kind of stub ("empty": names are back, and do nothing) to the fail-to-pass tests that already pass with it."""
     verifier: Literal["pytest", "command"] = "pytest"
     """Grader: the hardened session of pytest, or the command tests/test.sh and the reward that it leaves."""
+    verifier_env: dict[str, str] = field(default_factory=dict)
+    """Environment variables of the command that grades."""
 
     @property
     def behaviour_tests(self) -> tuple[str, ...]:

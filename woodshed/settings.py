@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
@@ -45,11 +45,11 @@ def _not_empty(value: Any) -> Any:
 
 
 MOST_SHOWN = 120
-"""Characters shown of a value that is wrong."""
+"""Limit of the characters shown of a wrong value."""
 FolderName = Annotated[str, AfterValidator(_folder_name)]
-"""The name of a folder below another one."""
+"""The name of a folder in another one."""
 FolderPath = Annotated[Path, BeforeValidator(_not_empty)]
-"""A folder; an empty text, which would be the working folder, is taken for a mistake."""
+"""A folder; an empty text, which would mean the working folder, is refused as a mistake."""
 
 S = TypeVar("S", bound=Settings)
 
@@ -57,7 +57,7 @@ S = TypeVar("S", bound=Settings)
 def leaves(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Every setting that a file can give, by its dotted name, in the order in which they are defined."""
     for name, field in kind.model_fields.items():
-        sections = list(_classes(field.annotation))
+        sections = list(classes(field.annotation))
         if not sections:
             yield f"{prefix}{name}", field
         for section in sections:
@@ -137,21 +137,30 @@ def _explain(kind: type[BaseModel], mistake: Any) -> str:
         what = dotted if isinstance(mistake["input"], dict) else f"{dotted} = {shown}"
         return f"{what}: {message[0].lower()}{message[1:]}"
     names = list(_section(kind, parents).model_fields)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(names)}"
+    settings = [setting for setting, _ in leaves(kind)]
+    known = [*settings, *dict.fromkeys(setting.rpartition(".")[0] for setting in settings)]
+
+    def elsewhere(wanted: Iterable[str]) -> list[str]:
+        return [setting for word in wanted for setting in known if setting.rpartition(".")[2] == word][:3]
+
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = elsewhere([str(name)]) or [".".join(map(str, [*parents, each])) for each in close]
+    if not near and isinstance(mistake["input"], dict):  # a section that is not here
+        near = elsewhere(mistake["input"])
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known here: {', '.join(names)}"
     return f"unknown setting {dotted!r}; {hint}"
 
 
 def _section(kind: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel]:
     for parent in parents:
         field = kind.model_fields.get(str(parent))
-        for candidate in _classes(field.annotation) if field else ():
+        for candidate in classes(field.annotation) if field else ():
             kind = candidate
     return kind
 
 
-def _classes(annotation: Any) -> Iterator[type[BaseModel]]:
+def classes(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
-        yield from _classes(argument)
+        yield from classes(argument)

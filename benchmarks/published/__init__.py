@@ -13,7 +13,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "experiment": learning.experiment,
     "against-rl": learning.against_rl,
     "experiment-bars": learning.experiment_bars,
-    "other-variants": learning.other_arms,
+    "other-variants": learning.other_variants,
     "gate": learning.gate,
     "agreement": engines.agreement,
     "decode": engines.decode,

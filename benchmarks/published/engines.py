@@ -179,7 +179,7 @@ def step() -> str:
             "",
         ],
     ]
-    return table(["one H200, 0.5B", "", "bar"], rows)
+    return table(["one H200, 0.5B", "", "target"], rows)
 
 
 DEFAULTS = "the settings' defaults"  # the row of benchmarks/targeted_step.py
@@ -197,7 +197,7 @@ def hint_cost() -> str:
         if not row["what"].startswith("RL alone")
     ]
     return table(
-        ["teacher, forward, how often gradient norms are measured", "added to RL alone", "bar 5 %"], rows
+        ["teacher, forward, how often gradient norms are measured", "added to RL alone", "target 5 %"], rows
     )
 
 
@@ -223,8 +223,8 @@ def muon_facts() -> str:
     slow = [ms["torch"] / ms["ours"] for ms in (first, again)]
     return "\n".join(
         [
-            f"- Steps to AdamW's best loss, as a share of AdamW's, three seeds (bar 0.75): dense {steps}; mixture of "
-            f"experts {mixed}.",
+            f"- Steps to AdamW's best loss, as a share of AdamW's, three seeds (target 0.75): dense {steps}; mixture "
+            f"of experts {mixed}.",
             f"- torch.optim.Muon is no stable rival: {slow[0]:.2f} and {slow[1]:.2f} times ours in two measurements of "
             "one case. It waits for the host.",
         ]

@@ -1,9 +1,10 @@
-"""Blocks on what practice changes."""
+"""Tables on the effect of practice."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from published.write import interval, judged, load, percent, points, table
 from woodshed.feedback.gate import GateMeasurement, why_not
@@ -12,7 +13,7 @@ FEEDBACK = "RL + targeted feedback"
 
 
 def _pooled(name: str, measure: str) -> tuple[float, float]:
-    """A measure before and after over all seeds of an arm that began at the long warm-up."""
+    """A measure before and after over all seeds of a variant that began at the long warm-up."""
     runs = [
         run
         for run in load("targeted_feedback")["runs"]
@@ -23,29 +24,29 @@ def _pooled(name: str, measure: str) -> tuple[float, float]:
     return before, after
 
 
-def _arm(name: str) -> dict[str, Sequence[str]]:
-    """Measure -> before, after and change of an arm from the short warm-up, as its comparison printed them."""
-    found: dict[str, Sequence[str]] = {}
+def _figures(name: str) -> dict[str, Sequence[str]]:
+    """Measure -> before, after and change of a variant from the short warm-up, as its comparison printed them."""
+    by_measure: dict[str, Sequence[str]] = {}
     current = ""
-    for arm, _, measure, *figures in load("targeted_feedback")["comparison"]["table"][1:]:
-        current = arm or current
+    for variant, _, measure, *figures in load("targeted_feedback")["comparison"]["table"][1:]:
+        current = variant or current
         if current == name:
-            found[measure] = figures
-    return found
+            by_measure[measure] = figures
+    return by_measure
 
 
-ARMS = {"rl": "RL alone", "kl-ema": FEEDBACK, "penalty": "RL + a penalty on the same faults"}
+LABELS = {"rl": "RL alone", "kl-ema": FEEDBACK, "penalty": "RL + a penalty on the same faults"}
 
 
 def _short(name: str) -> list[str]:
-    arm = _arm(name)
-    calls = [text.replace("%", " %") for text in arm["invalid-call rate"]]
-    solved = [text.replace("%", " %") for text in arm["solve rate"]]
+    variant = _figures(name)
+    calls = [text.replace("%", " %") for text in variant["invalid-call rate"]]
+    solved = [text.replace("%", " %") for text in variant["solve rate"]]
     return [
         f"{calls[0]} to {calls[1]}",
         calls[2],
         f"{solved[0]} to {solved[1]}",
-        f"{arm['mean reward'][0]} to {arm['mean reward'][1]}",
+        f"{variant['mean reward'][0]} to {variant['mean reward'][1]}",
     ]
 
 
@@ -60,21 +61,30 @@ def _long(name: str) -> list[str]:
     ]
 
 
-def _quickstart(arm: str) -> list[str]:
-    """All runs of an arm of the quickstart: the middle one and the range."""
-    runs = [run for run in load("quickstart")["runs"] if run["arm"] == arm]
-    calls = [run["invalid_calls"] for run in runs]
-    sides = [_middle([found[side]["value"] for found in calls]) for side in ("before", "after")]
-    changes = [found["change"] for found in calls]
+def _quickstart(variant: str) -> list[str]:
+    """All runs of a variant of the quickstart: the middle one and the range."""
+    runs = [run for run in load("quickstart")["runs"] if run["arm"] == variant]
+    calls, seeds = [run["invalid_calls"] for run in runs], len({run["seed"] for run in runs})
+    sides = [_middle([rate[side]["value"] for rate in calls]) for side in ("before", "after")]
+    changes = [rate["change"] for rate in calls]
     clear = sum(change[2] < 0 for change in changes)
     ends = [f"{100 * end(change[0] for change in changes):+.1f}" for end in (min, max)]
-    solved = [sum(run["solved"][place] for run in runs) for place in range(3)]
+    solved = [sum(run["solved"][column] for run in runs) for column in range(3)]
     return [
-        f"{sides[0]} to {sides[1]}, {len(runs)} runs",
+        f"{sides[0]} to {sides[1]}, {len(runs)} runs of {seeds} seed{'s' if seeds > 1 else ''}",
         f"{ends[0]} to {ends[1]} pp, clear in {clear} of {len(runs)}",
         f"{solved[0]} to {solved[1]} of {solved[2]}",
-        "not kept",
+        _rewards(runs),
     ]
+
+
+def _rewards(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Mean reward before and after, over the runs that kept it."""
+    kept = [run["reward"] for run in runs if "reward" in run]
+    if not kept:
+        return "not kept"
+    first, last = (statistics.mean(side) for side in zip(*kept, strict=True))
+    return f"{first:.2f} to {last:.2f} ({len(kept)} run{'s' if len(kept) > 1 else ''})"
 
 
 def _middle(shares: Sequence[float]) -> str:
@@ -86,7 +96,7 @@ HEADLINE = ["", "invalid-call rate", "change [95 %]", "solve rate", "reward"]
 
 
 def headline() -> str:
-    """The five rows of the first page."""
+    """The five rows of the README's table."""
     rows = [
         [f"quickstart, {FEEDBACK}", *_quickstart(FEEDBACK)],
         ["quickstart, RL alone", *_quickstart("RL alone")],
@@ -101,22 +111,22 @@ def quickstart() -> str:
     rows = []
     for run in load("quickstart")["runs"]:
         calls = run["invalid_calls"]
-        first, last, of = run["solved"]
+        first, last, total = run["solved"]
         rows.append(
             [
                 f"{run['arm']}, seed {run['seed']}, `{run['commit']}`{', a fresh clone' if run['fresh_clone'] else ''}",
                 interval(calls["before"]),
                 interval(calls["after"]),
                 points(calls["change"]),
-                f"{first} to {last} of {of}",
+                f"{first} to {last} of {total}",
             ]
         )
     return table(["run", "invalid calls before", "after", "change", "solved"], rows)
 
 
 def quickstart_facts() -> str:
-    found = load("quickstart")
-    faults, seeds, runs = found["natural_faults"], found["seeds_0_and_1_after"], found["runs"]
+    stored = load("quickstart")
+    faults, seeds, runs = stored["natural_faults"], stored["seeds_0_and_1_after"], stored["runs"]
     fed = [run for run in runs if run["arm"] == FEEDBACK]
     halved = sum(
         r["invalid_calls"]["after"]["value"] <= r["invalid_calls"]["before"]["value"] / 2 for r in fed
@@ -138,36 +148,36 @@ def quickstart_facts() -> str:
 
 
 def experiment() -> str:
-    found = load("targeted_feedback_literate")
+    stored = load("targeted_feedback_literate")
     rows = []
     for name in ("rl", "kl-ema", "penalty"):
-        arm = _arm(name)
-        extra = [arm["first message a call fault"][1].replace("%", " %")]
-        extra.append(arm["divergence from the start, nats a token"][1])
-        rows.append([f"{ARMS[name]}, short warm-up", *_short(name), *extra])
+        variant = _figures(name)
+        extra = [variant["first message a call fault"][1].replace("%", " %")]
+        extra.append(variant["divergence from the start, nats a token"][1])
+        rows.append([f"{LABELS[name]}, short warm-up", *_short(name), *extra])
     for name in ("rl", "kl-ema"):
-        arm = found["arms"][name]
-        extra = [percent(arm["first_message_fault"]), f"{arm['kl_to_start']:.2f}"]
-        rows.append([f"{ARMS[name]}, long warm-up", *_long(name), *extra])
+        variant = stored["arms"][name]
+        extra = [percent(variant["first_message_fault"]), f"{variant['kl_to_start']:.2f}"]
+        rows.append([f"{LABELS[name]}, long warm-up", *_long(name), *extra])
     return table([*HEADLINE, "first message a fault", "nats from the start"], rows)
 
 
 def against_rl() -> str:
-    """The arms' last evaluations less those of RL alone."""
-    header, *arms = load("targeted_feedback")["comparison"]["against"]
+    """The variants' last evaluations less those of RL alone."""
+    header, *variants = load("targeted_feedback")["comparison"]["against"]
     keys = [header.index(key) for key in ("invalid-call rate", "solve rate", "mean reward")]
-    rows = [[f"{ARMS[arm[0]]}, short warm-up", *(arm[key] for key in keys)] for arm in arms]
-    found = load("targeted_feedback_literate")["against_rl"]["kl-ema"]
-    reward = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*found["reward"])
-    rows.append([f"{FEEDBACK}, long warm-up", points(found["invalid_calls"]), "not kept", reward])
+    rows = [[f"{LABELS[variant[0]]}, short warm-up", *(variant[key] for key in keys)] for variant in variants]
+    stored = load("targeted_feedback_literate")["against_rl"]["kl-ema"]
+    reward = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*stored["reward"])
+    rows.append([f"{FEEDBACK}, long warm-up", points(stored["invalid_calls"]), "not kept", reward])
     return table(["after practice, less RL alone", "invalid-call rate", "solve rate", "reward"], rows)
 
 
 def experiment_bars() -> str:
-    """The bars of the experiment, for feedback from the long warm-up."""
-    found = load("targeted_feedback_literate")
+    """The targets of the experiment, for feedback from the long warm-up."""
+    stored = load("targeted_feedback_literate")
     (_, alone), (_, fed) = _pooled("rl", "invalid_calls"), _pooled("kl-ema", "invalid_calls")
-    arm, against = found["arms"]["kl-ema"], found["against_rl"]["kl-ema"]
+    variant, against = stored["arms"]["kl-ema"], stored["against_rl"]["kl-ema"]
     runs = [r for r in load("targeted_feedback")["runs"] if r["run"].startswith("lit-kl-ema-")]
     moved = [run["steps"][-1]["kl_to_start"] for run in runs if run["machine"].endswith("ba7def0")]
     rows = [
@@ -184,13 +194,13 @@ def experiment_bars() -> str:
         ],
         [
             "held-out reward at least 0.15 above the start",
-            f"{arm['reward'][0]:+.2f}",
-            judged(arm["reward"][0] >= 0.15),
+            f"{variant['reward'][0]:+.2f}",
+            judged(variant["reward"][0] >= 0.15),
         ],
         [
             "first messages that are faults under 10 %",
-            percent(arm["first_message_fault"]),
-            judged(arm["first_message_fault"] < 0.1),
+            percent(variant["first_message_fault"]),
+            judged(variant["first_message_fault"] < 0.1),
         ],
         [
             "under 0.3 nats a token from the start, every seed",
@@ -198,13 +208,13 @@ def experiment_bars() -> str:
             judged(max(moved) < 0.3),
         ],
     ]
-    return table(["bar", "figure", ""], rows)
+    return table(["target", "figure", ""], rows)
 
 
-OTHER_ARMS = {
+OTHER_VARIANTS = {
     "kl-frozen": "frozen teacher",
     "kl-forward": "frozen teacher, forward divergence",
-    "kl-live": "live teacher (stopped itself, rolled back)",
+    "kl-live": "live teacher (stopped by the run, rolled back)",
     "kl-alone": "feedback without rewards",
     "hint-naive": "a warm-up without reminders",
     "opsd": "OPSD: every turn, a teacher that read the solution",
@@ -213,10 +223,10 @@ OTHER_ARMS = {
 }
 
 
-def other_arms() -> str:
-    """Other arms that were tried from a warm-up of 80 steps; most runs were cut off before their last evaluation."""
+def other_variants() -> str:
+    """Other variants from a warm-up of 80 steps; most runs were cut off before their last evaluation."""
     rows = []
-    for name, said in OTHER_ARMS.items():
+    for name, label in OTHER_VARIANTS.items():
         runs = [
             r for r in load("targeted_feedback")["runs"] if r["run"].startswith(f"targeted-feedback-{name}-")
         ]
@@ -229,7 +239,7 @@ def other_arms() -> str:
             after.append(
                 percent(run["evaluations"][-1]["invalid_calls"]["value"]) if ended else "not measured"
             )
-        rows.append([said, f"{', '.join(last)} %", ", ".join(before), ", ".join(after)])
+        rows.append([label, f"{', '.join(last)} %", ", ".join(before), ", ".join(after)])
     header = [
         "variant, by seed",
         "in training, mean of the last three steps",
@@ -243,15 +253,13 @@ GATE = "start-literate, read_before 30, read_lines 40, code_share 0.25, code of 
 
 
 def gate() -> str:
-    """Each class of hints on held-out tasks, judged by the rule of `woodshed.feedback.gate`."""
+    """Each class of hints on held-out tasks, by the rule of `woodshed.feedback.gate`."""
     rows = []
-    for found in load("hint_gate")["warmups"][GATE]["gate"]:
-        measured = GateMeasurement(
-            found["class"], found["turns"], found["gain"], found["lowered"], found["faulty"]
-        )
+    for row in load("hint_gate")["warmups"][GATE]["gate"]:
+        measured = GateMeasurement(row["class"], row["turns"], row["gain"], row["lowered"], row["faulty"])
         reason = why_not(measured)
-        counts = [str(found["faulty"][side]) for side in ("plain", "hint", "placebo", "wrong")]
+        counts = [str(row["faulty"][side]) for side in ("plain", "hint", "placebo", "wrong")]
         verdict = "too few turns" if reason is None else "passes" if not reason else f"fails: {reason}"
-        rows.append([found["class"].replace("_", " "), str(found["turns"]), ", ".join(counts), verdict])
-    header = ["class", "turns", "faulty when drawn again: plain, hint, placebo, wrong hint", ""]
+        rows.append([row["class"].replace("_", " "), str(row["turns"]), ", ".join(counts), verdict])
+    header = ["class", "turns", "faulty when sampled again: plain, hint, placebo, wrong hint", ""]
     return table(header, rows)

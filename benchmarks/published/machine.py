@@ -6,7 +6,7 @@ from published.write import counted, judged, load, percent, table
 
 
 def machine() -> str:
-    """Speed on two cores, each beside its bar."""
+    """Speed on two cores, each beside its target."""
     sandbox = {row["what"].strip(): row for row in load("sandbox")["rows"]}
     opened, forked = sandbox["create + 5 commands + destroy"], sandbox["fork after 5,000 files in 50 folders"]
     turn = load("harness_overhead")["rows"][-1]
@@ -28,31 +28,31 @@ def machine() -> str:
                 f"{page[what]['bar']:.0f} {unit}",
             ]
         )
-    return table(["two cores, medians", "figure", "bar"], rows)
+    return table(["two cores, medians", "figure", "target"], rows)
 
 
 def grading() -> str:
     bench, cheats = load("monitor_bench")["planted"], load("planted_cheats")["rows"]
     played = [row for row in cheats if row["rule"] != "honest solution"]
     honest = next(row for row in cheats if row["rule"] == "honest solution")
-    soak, thefts = load("grading_soak"), load("thief")["thefts"]
+    soak, exploits = load("grading_soak"), load("scripted_exploit")["results"]
     invalid = sum(count for kind, count in soak["verdicts"].items() if "invalid" in kind)
     total, paid = sum(row["gradings"] for row in played), sum(row["full"] for row in played)
     recall, false = bench["recall"], bench["false"]
     rows = [
-        ["planted cheats that are paid", f"{paid} of {total}", "0"],
-        ["honest solutions that are paid", f"{honest['full']} of {honest['gradings']}", "all"],
-        ["planted cheats that monitors catch, in sample", counted(recall), "95 %"],
+        ["planted cheats with full reward", f"{paid} of {total}", "0"],
+        ["honest solutions with full reward", f"{honest['full']} of {honest['gradings']}", "all"],
+        ["planted cheats that monitors flag, in sample", counted(recall), "95 %"],
         ["honest look-alikes that are flagged, in sample", counted(false), "2 %"],
-        ["cheats caught without their own row's rule", counted(bench["left_out"]), ""],
+        ["cheats flagged without their own row's rule", counted(bench["left_out"]), ""],
         ['verdicts "invalid" in 1,000 gradings of hostile and honest patches', str(invalid), "0"],
         [
-            f"tasks of which a scripted thief ({len(thefts[0]['tricks'])} tricks) earns anything",
-            f"{sum(t['reward'] > 0 for t in thefts)} of {len(thefts)}",
+            f"tasks on which the scripted exploit ({len(exploits[0]['tricks'])} tricks) earns any reward",
+            f"{sum(exploit['reward'] > 0 for exploit in exploits)} of {len(exploits)}",
             "0",
         ],
     ]
-    return table(["", "figure", "bar"], rows)
+    return table(["", "figure", "target"], rows)
 
 
 def factory() -> str:
@@ -78,7 +78,7 @@ def factory() -> str:
         "candidates accepted",
         "operators",
     ]
-    return table([*header, "largest package", "bar: 500 in an hour"], rows)
+    return table([*header, "largest package", "target: 500 in an hour"], rows)
 
 
 def curriculum() -> str:
@@ -86,7 +86,7 @@ def curriculum() -> str:
         [str(row["steps"]), f"{row['ratio']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]", "1.3"]
         for row in load("curriculum")["rows"]
     ]
-    return table(["steps of a simulated learner", "informative groups, times even draws", "bar"], rows)
+    return table(["steps of a simulated learner", "informative groups, times even draws", "target"], rows)
 
 
 def intervals() -> str:
@@ -102,13 +102,15 @@ def intervals() -> str:
         rows.append(
             [label, f"{percent(min(shares))} to {percent(max(shares))}", f"{inside} of {len(shares)}"]
         )
-    return table(["95 % interval of", "holds the truth, worst and best row", "rows within 93 to 97 %"], rows)
+    return table(
+        ["95 % interval of", "contains the true value, worst and best row", "rows within 93 to 97 %"], rows
+    )
 
 
 def duration() -> str:
     """Minutes of the quickstart on an idle machine, after its installation."""
     times = load("quickstart")["times"]
-    minutes = [times["all_minutes_44ec08a"], times["all_minutes_4f612a6"]]
+    minutes = [value for name, value in times.items() if name.startswith("all_minutes_")]
     return f"{min(minutes):.0f} to {max(minutes):.0f} minutes"
 
 

@@ -14,7 +14,7 @@ from conftest import PASS_TO_PASS
 from woodshed import grading, tasks
 from woodshed.evals import monitoring
 from woodshed.grading import pytest_verifier
-from woodshed.grading.pytest_verifier import Isolation
+from woodshed.grading.decision import Isolation
 from woodshed.monitors.cheat_suite.run import play
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox

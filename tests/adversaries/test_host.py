@@ -27,7 +27,7 @@ from woodshed.records import (
     Turn,
     Verdict,
 )
-from woodshed.report import view
+from woodshed.report import turn_text, view
 from woodshed.synthesis import sources
 from woodshed.tasks import environment, folder
 from woodshed.tasks.folder import writing
@@ -313,9 +313,9 @@ def test_a_viewer_shows_every_field_of_a_record_inert() -> None:
     )
     row = view.RolloutRow(("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0)
     shown = [
-        view.turn_text(0, turn, story, {1: hostile}, "log-prob"),
-        view.head_text(story, row),
-        view.end_text(story),
+        turn_text.turn_text(0, turn, story, {1: hostile}, "log-prob"),
+        turn_text.head_text(story, row),
+        turn_text.end_text(story),
     ]
     assert all("\x1b" not in text.plain and "\u202e" not in text.plain for text in shown)
 

@@ -18,7 +18,7 @@ from woodshed.agent import TOOLS
 from woodshed.evals import atif, behaviour
 from woodshed.evals.measures import Graded
 from woodshed.feedback import rewards
-from woodshed.grading import pytest_verifier
+from woodshed.grading import decision
 from woodshed.monitors import flag_policy, rules
 from woodshed.monitors.evidence import Evidence
 from woodshed.records import Access, Call, Group, Observation, Patch, PathClass, Rollout, Task, Turn, Verdict
@@ -309,7 +309,7 @@ def test_whatever_a_policy_writes_is_watched_hinted_counted_kept_and_shown(tiny_
             task=tiny_task,
             session="s",
             agent=agent,
-            place={},
+            position={},
             cost=None,
         )
         made.append(rollout)
@@ -394,12 +394,12 @@ def test_a_solution_whose_interface_cannot_be_read_is_no_solution(
     from woodshed.tasks import folder
 
     monkeypatch.setattr(boundary, "strict", False)
-    monkeypatch.setattr(pytest_verifier.api_compat, "lost_by", lambda *_: list(breaks()))
+    monkeypatch.setattr(decision, "removed_api", lambda *_: list(breaks()))
     verdict = grading.grade(
         tiny_task, folder.gold_patch(tiny_task), settings=grading.GradingSettings(isolate_tests="never")
     )
     assert (verdict.status, verdict.solved, verdict.reward) == ("graded", False, 0.0)
-    assert verdict.integrity[0].startswith(f"{pytest_verifier.UNREADABLE}: RecursionError")
+    assert verdict.integrity[0].startswith(f"{decision.UNREADABLE}: RecursionError")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import warnings
@@ -22,6 +23,7 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy, add_adapter
 from woodshed.learning.trainer import Trainer
+from woodshed.learning.worker import Worker
 from woodshed.records import Hint
 from woodshed.runs.folder import RunDir
 
@@ -42,6 +44,8 @@ class Training:
     """Rollouts that are imitated as well."""
     dtype: str = "float32"
     activation_checkpointing: bool = False
+    is_lost: bool = False
+    """The first step's gradient is NaN, on one rank only."""
     layout: dict[str, int] = field(default_factory=dict)
     """Axes in which a world differs from fsdp over all of it."""
     loss: dict[str, Any] = field(default_factory=dict)
@@ -65,6 +69,15 @@ def policy_of(training: Training) -> Policy:
     return policy
 
 
+class Decaying(OptimizerSettings):
+    weight_decay = 0.1
+    max_grad_norm = 0.5
+
+
+class Measuring(FeedbackSettings):
+    measure_every = 1
+
+
 def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
     """A trainer; its starting weights are kept in the run, where there is one."""
     policy, kind = policy_of(training), training.optimizer
@@ -72,14 +85,9 @@ def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
     start = checkpoint.start_weights(run, policy, "start") if run else policy.snapshot()
     trainer = Trainer(
         policy,
-        OptimizerSettings(kind=kind, learning_rate=3e-3, warmup_steps=0, weight_decay=0.1, max_grad_norm=0.5),
+        Decaying(kind=kind, learning_rate=3e-3, warmup_steps=0),
         LossSettings(micro_batch_tokens=64, **training.loss),
-        FeedbackSettings(
-            teacher=training.teacher,  # type: ignore[arg-type]
-            teacher_rate=0.3,
-            measure_every=1,
-            target_floor=2,
-        ),
+        Measuring(teacher=training.teacher, teacher_rate=0.3, target_floor=2),  # type: ignore[arg-type]
         start=start,
         message_tokens=8,
     )
@@ -132,8 +140,14 @@ def run(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
 
 
 def train(training: Training) -> dict[str, Any]:
-    trainer = trainer_of(training)
-    metrics = steps_of(training, trainer, training.steps)
+    trainer, metrics = trainer_of(training), []
+    if training.is_lost:
+        weight = next(iter(trainer.policy.trainable.values()))
+        factor = math.nan if ranks.index() == 1 % ranks.count() else 1.0
+        breaks = weight.register_hook(lambda gradient: gradient * factor)
+        metrics = steps_of(training, trainer, 1)
+        breaks.remove()
+    metrics += steps_of(training, trainer, training.steps)
     return {"metrics": metrics, "weights": weights(trainer.policy)}
 
 
@@ -201,3 +215,23 @@ def die_while_saving(training: Training, folder: str) -> None:
 
     tensor_folder.save = write_or_die
     checkpoint.save(run, trainer, TrainState("rl", 9))
+
+
+def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
+    """Folders for people and for servers, a copy for an engine, and the weights that all of them must hold."""
+    found = {}
+    for name, training in trainings.items():
+        policy, copied, run = policy_of(training), None, RunDir(Path(folder) / name)
+        with torch.no_grad():
+            for weight in policy.trainable.values():
+                weight.mul_(1.5)
+        if ranks.index() == 0:
+            copied = build(training.family)
+            copied = add_adapter(copied, training.rank) if training.rank else copied
+        worker = Worker(policy, run, copied=copied)
+        worker.refresh()
+        worker.export(dtype="float32")
+        worker.write_for_servers(run.path / "served")
+        held = copied.state_dict() if copied is not None else {}
+        found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
+    return found

@@ -27,6 +27,7 @@ name = "whole"
 runs = "{runs}"
 seed = 5
 stages = ["sft", "rl"]
+checkpoint_every = 2
 
 [tasks]
 train = ["{tasks}"]
@@ -49,7 +50,6 @@ attempts = 3
 steps = 4
 attempts = 4
 batch = 3
-checkpoint_every = 2
 seeded_fault_share = 0.3
 
 [rl]

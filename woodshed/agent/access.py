@@ -1,4 +1,4 @@
-"""Files and addresses that an attempt touched, each with its class of place: the evidence that monitors read."""
+"""Files and addresses that an attempt accessed, each with a class of its location: evidence for the monitors."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ INSIDE: tuple[tuple[PathClass, re.Pattern[str]], ...] = (
         ),
     ),
 )
-"""Classes inside the workspace and the home directory, first match wins."""
+"""Classes inside the workspace and the home directory; the first match counts."""
 GRADERS = re.compile(r"^/(tests|solution|logs|run/woodshed)(/|$)|(^|/)reward\.(json|txt)$")
 STEM = re.compile(r"\.|-(?=[^/]*\.(?:whl|zip|egg|tar|tgz|gz|bz2|xz)$)")
 """Characters that end a package's name in the name of a module or an archive."""
 STANDARD = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)")
-"""Python's own library, where urllib/parse.py is no copy of a package named parse."""
+"""Python's standard library, where urllib/parse.py is not a copy of a package named parse."""
 PROCESS = re.compile(r"^/proc/\d+/(mem|environ|maps|fd|root|cwd|map_files|cmdline|auxv|syscall)(/|$)")
 PID = re.compile(r"^/proc/\d+")
 FILE_TOOLS = {"read_file": "read", "edit_file": "write", "write_file": "write"}
 MOST = 2000
-"""Accesses of one attempt past which ordinary ones, of the repository's own files, are no longer kept."""
+"""Limit of the accesses of one attempt; above it, ordinary ones to the repository's own files are dropped."""
 TEMPORARY = ("/tmp/", "/dev/shm/", f"{HOME}/")
 
 
 def path_class(path: str, task: Task) -> PathClass:
-    """The class of an absolute path, links already followed, in a sandbox that shows the task."""
+    """The class of an absolute path with links resolved, in a sandbox of the task."""
     if GRADERS.search(path):
         return "grading"
     if path.startswith(f"{WORKSPACE}/"):
@@ -62,7 +62,10 @@ def path_class(path: str, task: Task) -> PathClass:
                 return name
         if is_protected(inner):
             return "tests"
-        allowed = any(inner == place or inner.startswith(place + "/") for place in task.allowed_paths)
+        allowed = any(
+            inner == allowed_path or inner.startswith(allowed_path + "/")
+            for allowed_path in task.allowed_paths
+        )
         return "package" if allowed else "workspace"
     names = "/".join(["", *(STEM.split(part)[0] for part in path.split("/")), ""])
     copies = (f"/{package.replace('.', '/')}/" in names for package in task.environment.packages)
@@ -88,19 +91,21 @@ def by_tool(call: Call, workspace: str) -> list[Touch]:
 def accesses(touched: Iterable[Touch], task: Task, turn: int, *, before: int = 0) -> list[Access]:
     """Accesses by the commands and tools of one turn; process numbers are written as N.
 
-    Ordinary reads of the system and the environment are dropped, and past MOST (`before`: how many there are already)
-    those of the repository. So are devices.
+    Ordinary reads of the system and the environment are dropped, and so are devices.
+
+    Args:
+        before: number of accesses in earlier turns; from MOST on, ordinary ones to the repository are dropped too.
     """
-    found: dict[tuple[str, str, str], Access] = {}
+    by_key: dict[tuple[str, str, str], Access] = {}
     for touch in touched:
         kind = path_class(touch.path, task)
         device = touch.path.startswith("/dev/") and kind == "system"
         if device or (touch.mode == "read" and kind in ("system", "environment")):
             continue
-        if before + len(found) >= MOST and kind in ("package", "workspace", "tests", "temporary"):
+        if before + len(by_key) >= MOST and kind in ("package", "workspace", "tests", "temporary"):
             continue
         path = PID.sub("/proc/N", touch.path)
         key = (path, touch.mode, touch.command)
-        count = touch.count + (found[key].count if key in found else 0)
-        found[key] = Access(path, kind, touch.mode, turn, touch.command, count)
-    return [found[key] for key in sorted(found)]  # processes that run side by side touch in any order
+        count = touch.count + (by_key[key].count if key in by_key else 0)
+        by_key[key] = Access(path, kind, touch.mode, turn, touch.command, count)
+    return [by_key[key] for key in sorted(by_key)]  # processes that run in parallel access files in any order

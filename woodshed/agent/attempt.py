@@ -1,4 +1,4 @@
-"""One attempt at one task, stepped from outside so that many of them can run together.
+"""One attempt at one task, advanced by its caller so that many of them can run together.
 
     attempt = Attempt(task, sandbox, renderer, settings, ...)
     while not attempt.done:
@@ -6,9 +6,9 @@
     rollout = attempt.finish()
 
 `act` is three steps, for a caller that has many attempts: `read` the sampled message (tokenizer: one thread only),
-`execute` its calls (sandbox: any thread), `record` the turn (tokenizer again). Token in, token out: the sampled ids
-are kept as they came and never tokenised again. A faulty turn stays in the rollout and its fault is answered by an
-observation, because such turns are what targeted feedback trains on.
+`execute` its calls (sandbox: any thread), `record` the turn (tokenizer again). The sampled ids are kept as they are and
+never made again from text. A faulty turn stays in the rollout and is answered by an observation, because targeted
+feedback trains on such turns.
 """
 
 from __future__ import annotations
@@ -52,28 +52,29 @@ class AgentSettings(Settings):
     """The budgets of one attempt."""
 
     max_turns: int = Field(default=8, ge=1)
-    """Messages the policy may write."""
+    """Largest number of messages that the policy may write."""
     max_calls: int = Field(default=1, ge=1)
-    """Calls carried out per message; the system prompt states it."""
+    """Largest number of calls that are executed per message; the system prompt states it."""
     turn_tokens: int = Field(default=256, ge=1)
-    """Tokens the policy may write in one message."""
+    """Largest number of tokens in one message."""
     rollout_tokens: int = Field(default=1024, ge=1)
-    """Tokens the policy may write in all."""
+    """Largest number of sampled tokens in an attempt."""
     max_errors: int = Field(default=4, ge=1)
     """Faulty messages in a row that end the attempt."""
     timeout_s: float = Field(default=1800.0, gt=0)
-    """Wall seconds, waiting for other attempts included. A safety net: what it cuts differs from run to run."""
+    """Wall-clock limit in seconds, waiting for other attempts included. A safety net: it does not end the same attempts
+    in every run."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
 
 
 PATCH_FILE_BYTES = 1 << 20
-"""Size above which a changed file does not cross over to grading."""
+"""Size above which a changed file is left out of the patch."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A sampled message, read: its calls in order and the first fault that reading it shows."""
+    """A parsed message: its calls in order, and the first fault of parsing."""
 
     text: str
     calls: tuple[Call, ...]
@@ -122,7 +123,7 @@ class Attempt:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens the policy has written so far."""
+        """Tokens that the policy has sampled so far."""
         return sum(len(turn.sampled_ids) for turn in self.turns)
 
     def request(self) -> SampleRequest:
@@ -135,12 +136,12 @@ class Attempt:
         )
 
     def act(self, sample: Sample, *, sample_s: float = 0.0, oracle: str = "") -> None:
-        """Read the message, carry out its calls, record the turn."""
+        """Read the message, execute its calls, record the turn."""
         message = self.read(sample)
         self.record(sample, message, self.execute(message), sample_s=sample_s, oracle=oracle)
 
     def read(self, sample: Sample) -> Message:
-        """The calls in a sampled message. A message cut by its token limit is not acted on at all."""
+        """The calls in a sampled message; none of a message that was cut at its token limit."""
         text = self.renderer.decode(sample.ids)
         if sample.finish_reason == "length":
             return Message(text, (), "truncated")
@@ -150,7 +151,7 @@ class Attempt:
         )
 
     def execute(self, message: Message) -> list[Observation] | None:
-        """One observation per call, in order; one for the whole message without calls; None: the sandbox is lost."""
+        """One observation per call, in order, or one for a message without calls; None if the sandbox was lost."""
         if not message.calls:
             return [self._no_call(message.error_kind)]
         observations: list[Observation] = []
@@ -177,8 +178,8 @@ class Attempt:
             elif call.tool == "finish":
                 reason = reason or "the work is finished"
             observations.append(observation)
-        here, before = len(self.turns), len(self.accesses)
-        self.accesses += access.accesses(touched, self.task, here, before=before)
+        turn_index, num_before = len(self.turns), len(self.accesses)
+        self.accesses += access.accesses(touched, self.task, turn_index, before=num_before)
         return observations
 
     def record(
@@ -190,7 +191,7 @@ class Attempt:
         sample_s: float = 0.0,
         oracle: str = "",
     ) -> None:
-        """Append the turn, decide whether the attempt has ended, and render what the policy reads next."""
+        """Append the turn, decide if the attempt has ended, and render the next prompt."""
         observed = tuple(observations or ())
         kinds = (message.error_kind, *(seen.error_kind for seen in observed))
         turn = Turn(
@@ -217,7 +218,7 @@ class Attempt:
             self.ended = "context_full" if self._room() < self.settings.turn_tokens else None
 
     def replay(self, turns: Sequence[Turn], following: Turn) -> None:
-        """Carry out the calls of an earlier attempt's first turns, and stand where it stood before `following`.
+        """Execute the calls of an earlier attempt's first turns, up to its state before the turn `following`.
 
         Raises:
             SandboxError: the sandbox was lost; it is closed.
@@ -225,21 +226,21 @@ class Attempt:
         for turn in turns:
             if self.execute(Message(turn.text, turn.calls, turn.error_kind)) is None:
                 self.sandbox.close()
-                raise SandboxError(f"the sandbox was lost while {self.rollout_id} was played again")
+                raise SandboxError(f"the sandbox was lost while {self.rollout_id} was replayed")
         self.turns = list(turns)
         self._context = ContextTokens(following.context_ids, following.opening)
         self._ids = [i for turn in turns for i in (*turn.context_ids, *turn.sampled_ids)]
         self._ids += following.context_ids
 
     def fork(self) -> Attempt:
-        """The same attempt once more, in a fork of its sandbox."""
+        """A copy of the attempt, in a fork of its sandbox."""
         twin = copy.copy(self)
         twin.sandbox = self.sandbox.fork()
         twin.turns, twin.accesses, twin._ids = list(self.turns), list(self.accesses), list(self._ids)
         return twin
 
     def finish(self) -> Rollout:
-        """The attempt as a record. Takes the patch out of the sandbox and closes it."""
+        """The attempt as a record, with its patch. Closes the sandbox."""
         patch, ended = Patch({}), self.ended or "sandbox_lost"
         try:
             if ended != "sandbox_lost":
@@ -321,7 +322,7 @@ def run(
         RecipeError: the task's prompt does not fit.
     """
     with sandboxes.open(sandbox_spec(task, watch=watch and sandboxes.watches)) as sandbox:
-        made = Attempt(
+        trial = Attempt(
             task,
             sandbox,
             engine.renderer,
@@ -331,12 +332,12 @@ def run(
             attempt=attempt,
             seed=seed,
         )
-        while not made.done:
-            made.act(sample_all(engine, [made.request()])[0])
-        return made.finish()
+        while not trial.done:
+            trial.act(sample_all(engine, [trial.request()])[0])
+        return trial.finish()
 
 
 def turn_seed(seed: int, rollout_id: str, turn: int) -> int:
-    """A turn's own random stream (63 bits), the same in every process and order of work."""
+    """Seed of one turn (63 bits), which depends on neither the process nor the order of work."""
     digest = hashlib.sha256(f"{seed}/{rollout_id}/{turn}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -1,4 +1,5 @@
-"""The text most like one that is not there: a path, or lines of a file. An attempt brings both sides, of any size."""
+"""Search for the text most similar to a missing one: a path, or lines of a file. Attempts supply both texts, which
+may be of any size."""
 
 from __future__ import annotations
 
@@ -10,22 +11,22 @@ from woodshed.agent import pasting
 from woodshed.agent.output import QUOTED_CHARS, cut
 
 MOST_COMPARED = 1 << 20
-"""Characters that are looked at to find the nearest text."""
+"""Limit of the characters that are compared to find the nearest text."""
 MOST_RATIOS = 200
-"""Texts that are compared in earnest, and lines in which an invisible difference is looked for."""
+"""Limit of the texts whose exact similarity is computed, and of the lines searched for an invisible difference."""
 
 
 def nearest(wanted: str, texts: Iterable[str], least: float) -> str:
-    """The text most like another one, of those of a similarity of at least `least` (`difflib`); "" if there is none.
+    """The text most similar to `wanted`, with a ratio (`difflib`) of at least `least`; "" if there is none.
 
-    Comparing costs up to the cube of a text's length, and an attempt brings both: so texts longer than QUOTED_CHARS are
-    compared by their beginnings, the most promising ones first, and the rest of very many is not looked at.
+    A comparison takes up to cubic time in the length of the texts. So only the first QUOTED_CHARS characters are
+    compared, the most promising texts first, and texts past MOST_COMPARED characters are ignored.
     """
     matcher = difflib.SequenceMatcher(None, b=wanted[:QUOTED_CHARS])
-    left, promising = MOST_COMPARED, []
+    chars_left, promising = MOST_COMPARED, []
     for text in dict.fromkeys(texts):
-        left -= min(len(text), QUOTED_CHARS) + 1
-        if left < 0:
+        chars_left -= min(len(text), QUOTED_CHARS) + 1
+        if chars_left < 0:
             break
         matcher.set_seq1(text[:QUOTED_CHARS])
         if matcher.real_quick_ratio() >= least and (bound := matcher.quick_ratio()) >= least:
@@ -40,7 +41,7 @@ def nearest(wanted: str, texts: Iterable[str], least: float) -> str:
 
 
 def closest(data: bytes, old: str) -> str:
-    """The lines that look most like `old`, found by its longest line, and the first difference that cannot be seen."""
+    """The lines most similar to `old`, found by its longest line, and the first invisible difference."""
     lines, wanted = pasting.lines_of(data), old.replace("\r\n", "\n").strip("\n").split("\n")
     anchor = max(range(len(wanted)), key=lambda n: len(wanted[n].strip()))
     stripped = [line.strip() for line in lines]
@@ -49,12 +50,12 @@ def closest(data: bytes, old: str) -> str:
         return ""
     first = max(0, stripped.index(near) - anchor)
     shown = lines[first : first + min(len(wanted), 6)]
-    where = f"line {first + 1}" if len(shown) == 1 else f"lines {first + 1}-{first + len(shown)}"
+    span = f"line {first + 1}" if len(shown) == 1 else f"lines {first + 1}-{first + len(shown)}"
     last = len(wanted) - 1
     unseen = (
-        f"; in line {first + n + 1}, {said}"
+        f"; in line {first + n + 1}, {text}"
         for n, (line, other) in enumerate(zip(lines[first:], wanted[:MOST_RATIOS], strict=False))
-        if (said := pasting.difference(line, other, begins=n > 0, ends=n < last))
+        if (text := pasting.difference(line, other, begins=n > 0, ends=n < last))
     )
-    told = next(unseen, "")
-    return "\n".join([f"{told}; closest, {where}:", *(cut(line) for line in shown)])
+    first_difference = next(unseen, "")
+    return "\n".join([f"{first_difference}; closest, {span}:", *(cut(line) for line in shown)])

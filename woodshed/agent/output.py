@@ -1,8 +1,8 @@
 """A command's output as the policy reads it: short, printable, and the same on every run.
 
-Token-exact rollouts need observations that hold nothing random. Two runs of one command differ in durations, memory
-addresses, temporary names and process ids; those few forms are masked, and only those, because a wider net would
-also hide values that the program under repair printed.
+Reproducible rollouts need observations without random parts. Two runs of one command differ in durations, memory
+addresses, temporary names and process ids. Only these forms are masked, because wider patterns would also hide values
+that the program printed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 
 LINE_CHARS = 300
-"""Characters shown of one line of a file or of a search hit."""
+"""Limit of the characters shown of one line of a file or of a search hit."""
 QUOTED_CHARS = 200
-"""Characters shown of a path, or of whatever else a call or a workspace brought, in the text of an observation."""
+"""Limit of the characters that an observation quotes of a path or other text of a call or a workspace."""
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: window titles, links
     r"|\x1b\[[0-?]*[ -/]*[@-~]"  # control sequence: colours, cursor moves
@@ -48,7 +48,7 @@ def printable(text: str) -> str:
 
 
 def clip(text: str, limit: int) -> str:
-    """The first and the last half of `limit` characters, with the number left out between them."""
+    """The first and the last half of `limit` characters, with the number of dropped ones between them."""
     if len(text) <= limit:
         return text
     head, tail = text[: limit - limit // 2], text[len(text) - limit // 2 :]
@@ -56,7 +56,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def short(text: str) -> str:
-    """Text that a call or a workspace brought, as an observation quotes it."""
+    """Text of a call or a workspace, as an observation quotes it."""
     text = printable(text)
     return (
         text
@@ -65,13 +65,13 @@ def short(text: str) -> str:
     )
 
 
-def cut(line: str, more: int = 0) -> str:
-    """A line as it is shown; `more` characters of it are not at hand."""
+def cut(line: str, num_missing: int = 0) -> str:
+    """A line as it is shown; `num_missing` characters at its end were cut before."""
     line = printable(line)
-    left = len(line) - LINE_CHARS + more
-    return line if left <= 0 else f"{line[:LINE_CHARS]} [{left} more characters]"
+    num_hidden = len(line) - LINE_CHARS + num_missing
+    return line if num_hidden <= 0 else f"{line[:LINE_CHARS]} [{num_hidden} more characters]"
 
 
 def _overwritten(line: str) -> str:
-    """A line as a terminal leaves it: what follows the last carriage return that something follows."""
+    """A line as a terminal shows it in the end: the part after the last carriage return before its end."""
     return line.rstrip("\r").rpartition("\r")[2]

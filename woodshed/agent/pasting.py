@@ -1,8 +1,8 @@
-"""Text of a file as a policy sees it, and the way back: what it read and pasted is found, in the file's own bytes.
+"""Text of a file as a policy sees it, and the search for pasted text in the bytes of the file.
 
-What is shown differs from the file in three ways: line ends look alike, a byte order mark is not shown, and control
-characters and bytes that are no UTF-8 are written as \\xNN. Other characters that look like nothing or like a space are
-shown as they are; where they are the only difference, `difference` names them.
+The shown text differs from the file in three ways: all line ends look alike, a byte order mark is not shown, and
+control characters and bytes that are not UTF-8 are written as \\xNN. Other invisible characters are shown as they are;
+if they are the only difference, `difference` names them.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ ENDS = re.compile(rb"\r\n|\n|\r")
 _END = rb"(?:\r\n|(?<!\r)\n|\r(?!\n))"
 _PARTS = re.compile(r"(\r\n|\n|\r)|(\\x[0-9a-f]{2})")
 _ESCAPE = re.compile(r"(\\x[0-9a-f]{2})")
-MOST_PLACES = 1000
-"""Places of a text that are listed."""
-MOST_WORK = 10**9
+MAX_MATCHES = 1000
+"""Limit of the matches of a text that are listed."""
+MAX_WORK = 10**9
 """Product of the sizes of a file and of a text, up to which \\xNN in the text may be a byte of the file."""
 _NAMES = {" ": "a space", "\t": "a tab", "\r": "a carriage return", "\f": "a form feed"}
 
 
 @dataclass(frozen=True)
 class Match:
-    """Position of a text that was found."""
+    """Position of a text in a file."""
 
     start: int
     end: int
     escapes: dict[str, bytes]
-    """Written form of a byte in the text, with the byte or character that the file has there."""
+    """Escapes of the text, each with the byte or character of the file at that position."""
 
 
 def lines_of(data: bytes) -> list[str]:
-    """The lines as a policy reads them. Only where there is no other line end does a carriage return end a line."""
+    """The lines as a policy reads them. A carriage return ends a line only in files without other line ends."""
     text = data.decode("utf-8-sig", errors="backslashreplace").replace("\r\n", "\n")
     lines = (text if "\n" in text else text.replace("\r", "\n")).split("\n")
     if lines[-1] == "":
@@ -45,40 +45,41 @@ def lines_of(data: bytes) -> list[str]:
     return lines
 
 
-def places(data: bytes, text: str) -> list[Match]:
-    """Places of a text, at most MOST_PLACES, overlapping ones included, whatever line ends either of them has.
+def find(data: bytes, text: str) -> list[Match]:
+    """Matches of a text, at most MAX_MATCHES, overlapping ones included; kinds of line ends are ignored.
 
-    A pattern may take the product of both lengths, so \\xNN in a long text in a large file is only itself.
+    A pattern may take time in the product of both lengths, so \\xNN in a long text in a large file matches only itself.
     """
-    if not _ESCAPE.search(text) or len(data) * len(text) > MOST_WORK:
-        return _as_written(data, text)
-    pattern, escapes, at = [], [], 0
+    if not _ESCAPE.search(text) or len(data) * len(text) > MAX_WORK:
+        return _find_as_written(data, text)
+    pattern, escapes, position = [], [], 0
     for match in _PARTS.finditer(text):
-        pattern.append(re.escape(text[at : match.start()].encode("utf-8")))
+        pattern.append(re.escape(text[position : match.start()].encode("utf-8")))
         if match[1]:
             pattern.append(_END)
         else:
             escapes.append(match[2])
             pattern.append(b"(%s)" % b"|".join(_meanings(match[2])))
-        at = match.end()
-    pattern.append(re.escape(text[at:].encode("utf-8")))
-    found = itertools.islice(re.finditer(b"(?=(%s))" % b"".join(pattern), data), MOST_PLACES)
-    return [Match(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in found]
+        position = match.end()
+    pattern.append(re.escape(text[position:].encode("utf-8")))
+    matches = itertools.islice(re.finditer(b"(?=(%s))" % b"".join(pattern), data), MAX_MATCHES)
+    return [Match(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in matches]
 
 
-def _as_written(data: bytes, text: str) -> list[Match]:
-    """Places of a text whose characters stand for themselves, found with all line ends alike."""
-    wanted, alike = ENDS.sub(b"\n", text.encode("utf-8")), ENDS.sub(b"\n", data)
-    longer = [
-        match.start() - n for n, match in enumerate(re.finditer(rb"\r\n", data))
-    ]  # their places in `alike`
-    found: list[Match] = []
-    at = alike.find(wanted)
-    while at >= 0 and len(found) < MOST_PLACES:
-        start, end = (place + bisect.bisect_left(longer, place) for place in (at, at + len(wanted)))
-        found.append(Match(start, end, {}))
-        at = alike.find(wanted, at + 1)
-    return found
+def _find_as_written(data: bytes, text: str) -> list[Match]:
+    """Matches of a text without escapes; both texts are compared with their line ends replaced by "\\n"."""
+    plain_text, plain_data = ENDS.sub(b"\n", text.encode("utf-8")), ENDS.sub(b"\n", data)
+    # positions in `plain_data` of the line ends that are one byte longer in `data`
+    longer = [match.start() - n for n, match in enumerate(re.finditer(rb"\r\n", data))]
+    matches: list[Match] = []
+    start = plain_data.find(plain_text)
+    while start >= 0 and len(matches) < MAX_MATCHES:
+        end = start + len(plain_text)
+        matches.append(
+            Match(start + bisect.bisect_left(longer, start), end + bisect.bisect_left(longer, end), {})
+        )
+        start = plain_data.find(plain_text, start + 1)
+    return matches
 
 
 def _meanings(escape: str) -> list[bytes]:
@@ -90,30 +91,30 @@ def _meanings(escape: str) -> list[bytes]:
     return [*meanings, re.escape(bytes([number]))] if number >= 0x80 else meanings
 
 
-def spliced(data: bytes, place: Match, new: str) -> bytes:
-    """The file with `new` at a place, in the line ends that are in use there; every other byte stays."""
-    end = _end_at(data, place)
+def spliced(data: bytes, match: Match, new: str) -> bytes:
+    """The file with `new` in place of a match, with the line ends around it; every other byte stays."""
+    end = _end_at(data, match)
     parts = (
-        place.escapes.get(part) or ENDS.sub(lambda _: end, part.encode("utf-8"))
+        match.escapes.get(part) or ENDS.sub(lambda _: end, part.encode("utf-8"))
         for part in _ESCAPE.split(new)
     )
-    return data[: place.start] + b"".join(parts) + data[place.end :]
+    return data[: match.start] + b"".join(parts) + data[match.end :]
 
 
-def _end_at(data: bytes, place: Match) -> bytes:
-    """The line end that most of the lines at a place have; else of the line it is in, or the one before."""
-    inside = ENDS.findall(data, place.start, place.end)
+def _end_at(data: bytes, match: Match) -> bytes:
+    """The most common line end in a match; without one, that of its own line, or of the line before."""
+    inside = ENDS.findall(data, match.start, match.end)
     if inside:
         return Counter(inside).most_common(1)[0][0]
-    if following := ENDS.search(data, place.end):
+    if following := ENDS.search(data, match.end):
         return following[0]
-    before = ENDS.findall(data, 0, place.start)
+    before = ENDS.findall(data, 0, match.start)
     return before[-1] if before else b"\n"
 
 
 def like(data: bytes, old: bytes) -> bytes:
-    """A new content of a file, with the byte order mark of its old one, its line ends where all of those are alike, and
-    its control characters where the content spells them as they are shown and the old one never does."""
+    """New content of a file with the byte order mark of the old one, its line ends if they are all alike, and its
+    control characters if the new content has them in their shown form and the old one never does."""
     for escape in {match[0] for match in _ESCAPE.finditer(data.decode("utf-8", "replace"))}:
         number = int(escape[2:], 16)
         if number < 0x20 and bytes([number]) in old and escape.encode() not in old:
@@ -127,27 +128,27 @@ def like(data: bytes, old: bytes) -> bytes:
 def difference(line: str, wanted: str, *, begins: bool = False, ends: bool = False) -> str:
     """The first character in which a line of a file differs from a text that looks like it, or like a part of it.
 
-    "" where they look different. They look alike where they differ in white space, in characters without width, in
-    accents, or in kinds of quotes and dashes.
+    "" if they look different. They look alike if they differ only in white space, in invisible characters, in accents,
+    or in kinds of quotes and dashes.
 
     Args:
         begins: the text begins where the line does.
         ends: the text ends where the line does.
     """
-    seen, where = _folded(line)
-    looked_for, places = _folded(wanted)
-    found = seen.find(looked_for)
-    if found < 0 or not looked_for:
+    folded_line, line_positions = _folded(line)
+    folded_text, text_positions = _folded(wanted)
+    offset = folded_line.find(folded_text)
+    if offset < 0 or not folded_text:
         return ""
-    shift = 0 if begins else where[found] - places[0]
+    shift = 0 if begins else line_positions[offset] - text_positions[0]
     length = max(len(wanted), len(line) - shift if ends else 0)
-    for n in range(length):
-        at = n + shift
-        here, there = line[at : at + 1] if at >= 0 else "", wanted[n : n + 1]
-        if here != there:
-            if {here, there} < set(map(chr, range(32, 127))):
-                return ""  # anybody can see that
-            return f"column {max(at, 0) + 1} has {_named(here)}, not {_named(there)}"
+    for index in range(length):
+        column = index + shift
+        actual, expected = line[column : column + 1] if column >= 0 else "", wanted[index : index + 1]
+        if actual != expected:
+            if {actual, expected} < set(map(chr, range(32, 127))):
+                return ""  # a visible difference
+            return f"column {max(column, 0) + 1} has {_named(actual)}, not {_named(expected)}"
     return ""
 
 
@@ -155,14 +156,14 @@ _QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2010\u2011\u2012\u2013\u2014\
 
 
 def _folded(line: str) -> tuple[str, list[int]]:
-    """A line without its invisible characters, and the position that each remaining character had."""
-    left, where = [], []
-    for at, character in enumerate(line):
+    """A line without its invisible characters, and the position of each remaining character."""
+    characters, positions = [], []
+    for position, character in enumerate(line):
         for part in unicodedata.normalize("NFKD", character).translate(_QUOTES):
             if not part.isspace() and unicodedata.category(part) not in ("Cf", "Cc", "Mn"):
-                left.append(part)
-                where.append(at)
-    return "".join(left), where
+                characters.append(part)
+                positions.append(position)
+    return "".join(characters), positions
 
 
 def _named(character: str) -> str:

@@ -1,4 +1,4 @@
-"""Changes of an attempt: whole text files, the only thing that crosses from a rollout to grading."""
+"""Changes of an attempt as whole text files: all that grading receives of a rollout."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from woodshed.sandbox import Change, Sandbox
 from woodshed.tasks.diff import unified
 
 LEFTOVERS = ("__pycache__", ".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache")
-"""Folders that tools leave behind; nobody wrote them on purpose."""
+"""Folders that tools create as a side effect."""
 MOST_FILES = 1000
 MOST_BYTES = 8 << 20
-"""Of all files of a patch together; a single one may be larger where `max_bytes` is."""
+"""Limit for all files of a patch together; or `max_bytes`, if that is larger."""
 MOST_SKIPPED = 200
 NO_SOURCE = "not Python source"
-"""Begins the reason why a Python file is skipped that no interpreter could read."""
+"""Beginning of the reason for skipping a Python file that no interpreter could read."""
 
 
 def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequence[str] = ()) -> Patch:
-    """The changes of a sandbox against `original`, the host folder with the workspace as it was given.
+    """The changes of a sandbox against `original`, the host folder with the original workspace.
 
-    Bounded whatever the attempt left behind: `max_bytes` bounds each file, MOST_FILES and MOST_BYTES all of them, and
-    what does not cross is named in `Patch.skipped`, with the reason. Where not all fit, files at or below the `allowed`
-    paths come first, and what is new comes last.
+    The size is bounded: `max_bytes` limits each file, MOST_FILES and MOST_BYTES all of them. Skipped files are named in
+    `Patch.skipped`, with the reason. Files at or below the `allowed` paths come first, new files last.
 
     Raises:
         SandboxError: the sandbox was lost.
     """
     files: dict[str, str | None] = {}
     skipped: dict[str, str] = {}
-    left, num_read = max(MOST_BYTES, max_bytes), 0
+    bytes_left, num_read = max(MOST_BYTES, max_bytes), 0
 
     def rank(change: Change) -> tuple[bool, bool]:
-        inside = any(change.path == place or change.path.startswith(f"{place}/") for place in allowed)
+        inside = any(
+            change.path == allowed_path or change.path.startswith(f"{allowed_path}/")
+            for allowed_path in allowed
+        )
         return not inside, change.kind == "added"
 
     for change in sorted(sandbox.diff(), key=rank):  # stable: by path among equals
@@ -49,13 +51,13 @@ def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequen
             skipped[name] = "not a regular file"
         elif change.kind != "deleted" and change.size > max_bytes:
             skipped[name] = "too large"
-        elif num_read == MOST_FILES or (change.kind != "deleted" and change.size > left):
+        elif num_read == MOST_FILES or (change.kind != "deleted" and change.size > bytes_left):
             skipped[name] = f"past {MOST_FILES} files or {max(MOST_BYTES, max_bytes)} bytes"
         elif change.kind == "deleted":
             files[name] = None
             num_read += 1
-        else:  # what turns out to be no text has cost as much
-            num_read, left = num_read + 1, left - change.size
+        else:  # files that turn out not to be text count, too
+            num_read, bytes_left = num_read + 1, bytes_left - change.size
             text = _text(sandbox, name, skipped, change.size)
             if text is not None:
                 files[name] = text
@@ -68,7 +70,7 @@ def _text(sandbox: Sandbox, path: str, skipped: dict[str, str], size: int) -> st
         return syntax.read(path, sandbox.read(path, size))
     except syntax.UnreadableError as error:
         skipped[path] = f"{NO_SOURCE}: {error}" if path.endswith(".py") else str(error)
-    except OSError as error:  # it may not be read, or its path is too long to name
+    except OSError as error:  # no permission, or a path that is too long
         skipped[path] = f"cannot be read: {error.strerror}"
     return None
 
@@ -91,5 +93,5 @@ def _original(path: str, file: Path) -> str | None:
         return None if data is None else syntax.read(path, data)
     except syntax.UnreadableError:
         return file.read_bytes().decode("utf-8", errors="backslashreplace")
-    except OSError:  # a path that is too long to name
+    except OSError:  # a path that is too long
         return None

@@ -1,4 +1,4 @@
-"""Prompt of an attempt, before its first turn. It is short: a small model on a CPU pays for every token."""
+"""Prompt of an attempt. It is short, because every token costs time on a CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EFFORT: dict[Effort, str] = {
 
 
 def system_prompt(*, max_calls: int = 1) -> str:
-    """The rules of the work. The renderer adds how the tools are called."""
+    """The rules for the agent. The renderer adds the forms of the tools."""
     if max_calls == 1:
         rule = "Each message is one call and nothing else"
     else:
@@ -30,10 +30,10 @@ def system_prompt(*, max_calls: int = 1) -> str:
 
 
 def user_prompt(task: Task) -> str:
-    """The task; its instruction names the command that tries the work."""
+    """The instruction of the task, which names the command that runs its tests."""
     return task.instruction.strip()
 
 
 def with_effort(task: Task, level: Effort) -> Task:
-    """The same task, whose instruction also says how much effort is wanted."""
+    """The same task with a level of effort in its instruction."""
     return replace(task, instruction=f"{task.instruction.strip()}\n\n{EFFORT[level]}\n")

@@ -1,7 +1,7 @@
 """Lines that match a regular expression of Python.
 
-Runs inside the sandbox, in any Python from 3.8 on, so that neither a hostile file nor a pattern that takes for ever can
-harm anybody else. Standard library only.
+Runs inside the sandbox, in any Python from 3.8 on, so that hostile files and endless patterns do no harm outside.
+Standard library only.
 """
 
 # ruff: noqa: PTH116, PTH123
@@ -19,12 +19,12 @@ LEFT_OUT = {".git", "__pycache__"}
 NEWLINE = re.compile(
     r"\n|(?<!\\)(?:\\\\)*\\(?:n|x0a|u000a|012|N\{LINE FEED\})|\(\?[aLiux]*[sm]", re.IGNORECASE
 )
-"""Parts of a pattern that name a line's end, or flags about lines: with one, it is meant for more than one line."""
+"""Parts of a pattern that match a line end, or flags about lines; such a pattern may match several lines."""
 
 
 def compiled(pattern):
-    """The expression, or what is wrong with the pattern. What Python reads as something else than its author, a POSIX
-    class for example, is wrong too."""
+    """(expression, ""), or (None, the error). Syntax of other dialects that Python reads differently, such as a POSIX
+    class, is an error too."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -39,26 +39,26 @@ def compiled(pattern):
 
 def files(top):
     """Files at or below a path, sorted by their bytes; links are not followed below it."""
-    found, waiting = [], [top]
+    paths, waiting = [], [top]
     while waiting:
         folder = waiting.pop()
         try:
             entries = list(os.scandir(folder))
         except NotADirectoryError:
             return [folder]
-        except OSError:  # not ours to read, or its path is too long to name
+        except OSError:  # no permission, or a path that is too long
             continue
         for entry in entries:
             path = entry.name if folder == "." else folder + "/" + entry.name
             if not entry.is_dir(follow_symlinks=False):
-                found.append(path)
+                paths.append(path)
             elif entry.name not in LEFT_OUT:
                 waiting.append(path)
-    return sorted(found, key=os.fsencode)
+    return sorted(paths, key=os.fsencode)
 
 
 def text_of(path):
-    """A file as the policy reads it, or None where it is no text."""
+    """The text of a file as the policy reads it; None for other files."""
     try:
         if not stat.S_ISREG(os.stat(path, follow_symlinks=False).st_mode):
             return None
@@ -92,7 +92,7 @@ def hits(expression, text, across):
 
 
 def search(expression, top, most, chars, across):
-    """The first hits as [path, line number, beginning of the line, its length], and how many there are in all."""
+    """The first hits as [path, line number, beginning of the line, its length], and the number of all hits."""
     shown, total = [], 0
     for path in files(top):
         text = text_of(path)
@@ -105,8 +105,8 @@ def search(expression, top, most, chars, across):
 
 
 def main(pattern, top, most, chars):
-    """Print the answer as JSON. Where the pattern is no expression, its text is searched. Where no line holds a match,
-    one may go from line to line: by a set that leaves something out, or by white space."""
+    """Print the result as JSON. An invalid expression is searched for as plain text. If no line holds a match, matches
+    over several lines are searched for: a negated set or white space may match a line end."""
     expression, fault = compiled(pattern)
     wanted = expression or re.compile(re.escape(pattern))
     shown, total = search(wanted, top, int(most), int(chars), NEWLINE.search(pattern))

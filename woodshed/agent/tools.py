@@ -1,8 +1,8 @@
 """The tools of the agent, the same in training, evaluation and deployment: six of ours, and any of the user's own.
 
-A tool is a `ToolSpec` (what the policy is told) and a function from arguments to text. Whatever goes wrong with a call
-is an observation with a typed `error_kind`; only a lost sandbox raises (`SandboxError`). Observations are short, since
-every character is read by the policy, and hold nothing random.
+A tool is a `ToolSpec` (its description for the policy) and a function from arguments to text. An error of a call is an
+observation with a typed `error_kind`; only a lost sandbox raises (`SandboxError`). Observations are short, since the
+policy reads every character, and have no random parts.
 """
 
 from __future__ import annotations
@@ -100,13 +100,13 @@ class Tool:
 
 
 NAMED: Part[Tool | ToolSpec] = Part("tool", {spec.name: spec for spec in TOOLS}, like=Tool)
-"""A tool as a recipe names it."""
+"""Tools that a recipe may name."""
 
 
 READ_LINES = 40
-"""Lines of a file shown where the call does not say how many."""
+"""Lines of a file that are shown by default."""
 SEARCH_HITS = 20
-"""Hits shown of a search."""
+"""Limit of the hits shown of a search."""
 MOST_BYTES = 4 << 20
 """Size of the largest file that is read or edited; a shell command shows parts of larger ones."""
 
@@ -139,19 +139,20 @@ class ToolSettings(Settings):
 
 
 FINISHED = "finished"
-"""The observation of a `finish` that was carried out."""
+"""Observation of an executed `finish`."""
 
 SEARCH = Path(__file__).with_name("search.py")
 
 SHELL_ENV = {
     "PYTEST_ADDOPTS": "--tb=short --no-header --disable-warnings -p no:cacheprovider -o console_output_style=classic",
-    "CI": "",  # where it is set, pytest prints every comparison in full
+    "CI": "",  # if it is set, pytest prints every comparison in full
 }
-"""On top of the sandbox's environment: a passing test run reads as two lines and leaves nothing in the workspace."""
+"""Variables added to the sandbox's environment: a passing test run prints two lines and writes nothing to the
+workspace."""
 
 
 Outcome = tuple[str, ErrorKind | None]
-"""What the policy reads, and an error kind where that is an error."""
+"""The text that the policy reads, and the error kind or None."""
 
 
 class _RefusalError(Exception):
@@ -178,7 +179,7 @@ def run(call: Call, sandbox: Sandbox, settings: ToolSettings) -> Observation:
 
 
 def refuse(call: Call, codec: Codec, tools: Sequence[ToolSpec] = TOOLS) -> Observation:
-    """Error text for a call in which the codec found a fault (`call.error_kind` is set)."""
+    """Error observation for a call that the codec could not accept (`call.error_kind` is set)."""
     text = f"error: {clip(printable(problem(call, tools)), 200)}"
     known = next((spec.name for spec in tools if spec.name in call.raw), "")
     if call.error_kind != "unknown_tool" and known:
@@ -213,7 +214,7 @@ def toolbox(offered: tuple[str, ...]) -> dict[str, Tool]:
 
 
 def _unusable(tool: Tool) -> str:
-    """Why the policy could not call a tool as its spec says, or ""."""
+    """Reason why a tool cannot be called as its spec says, or ""."""
     spec = tool.spec
     if not isinstance(spec, ToolSpec) or not isinstance(spec.parameters, dict):
         return f"has the spec {spec!r}; it must be a ToolSpec with a JSON schema"
@@ -229,7 +230,7 @@ def _unusable(tool: Tool) -> str:
 
 
 def _called_with(names: Iterable[str]) -> inspect.Signature:
-    """The way in which a tool is called: sandbox and settings by position, arguments by name."""
+    """Signature of a tool's function: sandbox and settings by position, arguments by name."""
     given = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in ("sandbox", "settings")]
     named = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names]
     return inspect.Signature([*given, *named])
@@ -251,7 +252,7 @@ def _run_own(tool: Tool, sandbox: Sandbox, settings: ToolSettings, **arguments: 
     return clip(clean(text.encode("utf-8", "backslashreplace")), settings.output_chars), None
 
 
-# One function a tool.
+# One function per tool.
 
 
 def _read_file(
@@ -274,7 +275,7 @@ def _read_file(
 
 
 def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, new: str) -> Outcome:
-    """Splice `new` in place of the only `old`. Every other byte stays; what is new gets the line ends around it."""
+    """Replace the only `old` by `new`, with the line ends around it. Every other byte stays."""
     path = _inside(path, sandbox)
     if not old.strip():
         return _create(sandbox, path, old, new)
@@ -282,20 +283,20 @@ def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, ne
         raise _RefusalError("bad_arguments", "old and new are the same text")
     data, name = _load(path, sandbox), short(path)
     _encode(old + new)
-    places = pasting.places(data, old)
-    if not places:
+    matches = pasting.find(data, old)
+    if not matches:
         raise _RefusalError("old_missing", f"old text is not in {name}{closest(data, old)}")
-    lines = [len(pasting.ENDS.findall(data, 0, place.start)) + 1 for place in places[:8]]
-    if len(places) > 1:
-        listed = ", ".join(map(str, lines)) + (", ..." if len(places) > 8 else "")
-        count = f"{len(places)} times" + (" or more" if len(places) == pasting.MOST_PLACES else "")
+    lines = [len(pasting.ENDS.findall(data, 0, match.start)) + 1 for match in matches[:8]]
+    if len(matches) > 1:
+        listed = ", ".join(map(str, lines)) + (", ..." if len(matches) > 8 else "")
+        count = f"{len(matches)} times" + (" or more" if len(matches) == pasting.MAX_MATCHES else "")
         raise _RefusalError("old_ambiguous", f"old text occurs {count} in {name}, at lines {listed}")
-    _store(path, pasting.spliced(data, places[0], new), sandbox)
+    _store(path, pasting.spliced(data, matches[0], new), sandbox)
     return f"edited {name} at line {lines[0]}", None
 
 
 def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
-    """An edit with empty `old`: allowed only where it makes a new file."""
+    """An edit with empty `old`, which is allowed only for a new or empty file."""
     if old:
         raise _RefusalError("bad_arguments", "old holds only whitespace")
     if _exists(path, sandbox) and _load(path, sandbox):
@@ -306,7 +307,8 @@ def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
 
 
 def _write_file(sandbox: Sandbox, settings: ToolSettings, path: str, content: str) -> Outcome:
-    """A file that is there keeps its kind of line ends and its byte order mark, which the policy does not see."""
+    """Write a file. An existing one keeps its kind of line ends and its byte order mark, which the policy does not
+    see."""
     path, data = _inside(path, sandbox), _encode(content)
     with contextlib.suppress(OSError):
         data = pasting.like(data, sandbox.read(path, MOST_BYTES))
@@ -328,8 +330,8 @@ def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = 
     argv = ["python3", "-I", "-S", "-c", SEARCH.read_text("utf-8"), pattern, path, *limits]
     result = _exec(argv, sandbox, timeout_s=settings.command_timeout_s, max_output=4 << 20)
     if result.outcome == "timeout":
-        said = f"killed after {settings.command_timeout_s:g} s; search below a narrower path or for less"
-        return said, "timeout"
+        message = f"killed after {settings.command_timeout_s:g} s; search below a narrower path or for less"
+        return message, "timeout"
     if result.outcome != "ok":
         raise _RefusalError(
             "bad_arguments", f"the search ended early ({result.outcome}): take a simpler pattern"
@@ -339,8 +341,10 @@ def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = 
         if not _exists(path, sandbox):
             raise _RefusalError("bad_path", _missing(path, sandbox))
         if answer["fault"]:
-            said = f"no regular expression of Python ({short(answer['fault'])}), and as plain text not there"
-            raise _RefusalError("bad_arguments", said)
+            message = (
+                f"no regular expression of Python ({short(answer['fault'])}), and as plain text not there"
+            )
+            raise _RefusalError("bad_arguments", message)
         gnu = GNU.search(pattern)
         return f"no hits; {gnu[0]} is a plain {gnu[0][1]} in Python" if gnu else "no hits", None
     shown = [
@@ -361,7 +365,11 @@ def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
     argv = ["/bin/bash", "-c", 'exec /bin/bash -c "$0" 2>&1', command]
     result = _exec(argv, sandbox, env=SHELL_ENV, timeout_s=settings.command_timeout_s)
     text = clean(result.stdout + result.stderr)
-    if result.outcome in ("timeout", "oom", "limit"):  # how much came out is chance: keep only the beginning
+    if result.outcome in (
+        "timeout",
+        "oom",
+        "limit",
+    ):  # the amount of output is random: keep only the beginning
         text = text[: settings.output_chars // 2]
         text += "\n[cut]" if len(text) == settings.output_chars // 2 else ""
     text = clip(text, settings.output_chars)
@@ -370,7 +378,7 @@ def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
         "nonzero": f"exit code {result.exit_code}",
         "oom": "killed: out of memory",
         "timeout": (killed := f"killed: more than {settings.command_timeout_s:g} s or too much output"),
-        "limit": killed,  # which of the two comes first is chance
+        "limit": killed,  # which of the two comes first is random
     }
     text = "\n".join(part for part in (text, ends[result.outcome]) if part)
     kinds: dict[str, ErrorKind] = {
@@ -438,11 +446,11 @@ def _exists(path: str, sandbox: Sandbox) -> bool:
 
 
 def _missing(path: str, sandbox: Sandbox) -> str:
-    """Says that there is no such file, and which one has the nearest name."""
-    found = _exec(
+    """Error text for a file that does not exist, with the nearest name."""
+    listing = _exec(
         ["find", ".", "-name", ".git", "-prune", "-o", "-type", "f", "-print"], sandbox, timeout_s=10
     )
-    names = sorted(name.removeprefix("./") for name in found.stdout.decode("utf-8", "replace").splitlines())
+    names = sorted(name.removeprefix("./") for name in listing.stdout.decode("utf-8", "replace").splitlines())
     same = [name for name in names if posixpath.basename(name) == posixpath.basename(path)]
     near = same[0] if same else nearest(path, names, 0.7)
     return f"no file {short(path)}" + (f"; there is {short(near)}" if near else "")

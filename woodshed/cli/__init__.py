@@ -1,21 +1,21 @@
 """The commands of `woodshed`.
 
-Each command imports what it needs inside its function, so that `woodshed --help` answers at once. A person's mistake
-is a `WoodshedError`; only here does it become one message and exit code 2.
+Each command imports what it needs inside its function, so that `woodshed --help` answers at once. A user's mistake
+is a `WoodshedError`, which only this package turns into one message and exit code 2.
 
 Exit codes:
     0: done.
-    1: the answer is no or incomplete: a task that is not proven, a source without tasks, a machine that cannot do it,
-        runs that may not be compared, records that could not be read.
+    1: the answer is no or incomplete: an unproven task, a source without tasks, a machine that lacks something, runs
+        that may not be compared, records that could not be read.
     2: a mistake in the request.
-    3: an engine or a sandbox failed half way; finished work is kept.
+    3: an engine or a sandbox failed during the work; finished work is kept.
     130: interrupted.
 """
 
-from woodshed.cli import measure, runs, tasks
+from woodshed.cli import measure, runs, settings, tasks
 from woodshed.cli.app import app
 
-__all__ = ["app", "main", "measure", "runs", "tasks"]
+__all__ = ["app", "main", "measure", "runs", "settings", "tasks"]
 
 
 def main() -> None:

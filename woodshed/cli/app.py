@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from woodshed import __version__
 from woodshed.cli.terminal import say, say_columns, tell
 from woodshed.parts import blamed, own
 from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
-from woodshed.runs.files import WAYS_OUT, made, way_out
+from woodshed.runs.files import WAYS_OUT, created, way_out
 
 if TYPE_CHECKING:
     from woodshed.engines.engine import Engine
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
     from woodshed.stages.recipe import Recipe
 
 
-ORDER = [  # as a person meets them
+ORDER = [  # of the commands in --help
     "doctor",
     "tasks",
     "eval",
     "train",
     "variants",
+    "settings",
     "grade",
     "report",
     "view",
@@ -48,7 +50,7 @@ ORDER = [  # as a person meets them
 
 
 class Commands(TyperGroup):
-    """The one place where errors become messages and exit codes."""
+    """Command group that turns errors into messages and exit codes."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
@@ -76,34 +78,42 @@ class Commands(TyperGroup):
         except OSError as error:
             if error.errno not in WAYS_OUT or (error.errno == errno.EINVAL and not error.filename):
                 raise
-            where = f" {shortened(str(error.filename))}:" if error.filename else ""
+            file_name = f" {shortened(str(error.filename))}:" if error.filename else ""
             advice = way_out(error)
-            tell(f"OSError:{where} {os.strerror(error.errno)}. {advice[0].upper()}{advice[1:]}")
+            tell(f"OSError:{file_name} {os.strerror(error.errno)}. {advice[0].upper()}{advice[1:]}")
             raise typer.Exit(2) from None
         except Interrupted as stopped:
             tell(f"\ninterrupted; {stopped}")
             raise typer.Exit(130) from None
         except KeyboardInterrupt:
-            tell("\ninterrupted; nothing was begun")
+            tell("\ninterrupted; nothing was started")
             raise typer.Exit(130) from None
         return result
 
 
 def shortened(path: str) -> str:
-    """A path that a person can still read: both ends of one that is too long for that."""
+    """A path of readable length: both ends of a long one."""
     return path if len(path) <= 200 else f"{path[:120]}...{path[-60:]}"
 
 
 class Interrupted(Exception):
-    """Ctrl-C during work, with the line that says what is kept."""
+    """Ctrl-C during work; the message says what is kept."""
 
 
 class Failed(Exception):
-    """An engine or sandbox that failed half way, with the line that says what is kept."""
+    """Failure of an engine or sandbox during work; the message says what is kept."""
 
 
 class Evaluations(TyperGroup):
-    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`."""
+    """`woodshed eval TASKS` is short for `woodshed eval run TASKS`, whose options its help shows."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        super().format_options(ctx, formatter)
+        run = self.commands["run"]
+        with formatter.section("Options of `eval TASKS`, which is `eval run TASKS`"):
+            formatter.write_dl(
+                [record for each in run.get_params(ctx) if (record := each.get_help_record(ctx))]
+            )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         short = args and args[0] not in self.commands and args[0] != "--help"
@@ -124,8 +134,8 @@ app = typer.Typer(
 )
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(is_asked: bool) -> None:
+    if is_asked:
         say(f"woodshed {__version__}")
         raise typer.Exit
 
@@ -133,7 +143,7 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _everywhere(
     version: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
@@ -149,21 +159,23 @@ app.add_typer(
     help="Measure a model on tasks, and compare runs.\n\n`eval TASKS` is short for `eval run TASKS`.",
 )
 monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-app.add_typer(monitor_app, name="monitor", help="Watch for cheating, and measure how well that works.")
+app.add_typer(monitor_app, name="monitor", help="Measure the monitors that watch for cheating.")
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2."),
+    typer.Argument(
+        metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2 (see woodshed settings)."
+    ),
 ]
 
 
 def _can_be_written(path: Path | None) -> Path | None:
-    """A file that is written at the end of the work, tried before it; nothing of the trial stays."""
+    """Check before the work that its output file can be written; nothing is left behind."""
     try:
         if path is not None and path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path is not None:
-            with made(path.parent), tempfile.TemporaryFile(dir=path.parent):
+            with created(path.parent), tempfile.TemporaryFile(dir=path.parent):
                 pass
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written: {error.strerror}; name another file") from None
@@ -171,7 +183,7 @@ def _can_be_written(path: Path | None) -> Path | None:
 
 
 OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
-"""Of an option that names a file to be written."""
+"""Arguments of an option that names an output file."""
 
 
 def open_engine(chosen: SuiteSettings) -> Engine:
@@ -196,18 +208,18 @@ def open_engine(chosen: SuiteSettings) -> Engine:
     return create(chosen.engine, renderer, model)
 
 
-def name_servers(given: Iterable[str]) -> None:
-    """Let keys go to the servers that the settings of a command line name; those of a recipe may be anybody's."""
+def name_servers(overrides: Iterable[str]) -> None:
+    """Allow sending API keys to servers named on the command line; those in a recipe may be anybody's."""
     from woodshed.engines.http import trust
 
-    for key, _, value in (text.partition("=") for text in given):
+    for key, _, value in (text.partition("=") for text in overrides):
         if re.fullmatch(r"(.*\.)?endpoint\.url|engine\.servers(\.\d+\.url)?", key.strip()):
             for url in re.findall(r"https?://[^\s\"']+", value):
                 trust(url)
 
 
 def open_variant(text: str) -> list[RunDir]:
-    """The run, or the runs under different seeds that commas join.
+    """The run, or several runs with different seeds, joined by commas.
 
     Raises:
         RunError: there is no run at one of the paths.
@@ -225,30 +237,32 @@ def say_own_parts(chosen: Settings) -> None:
 
 
 def say_run(run: RunDir) -> None:
-    """The headline of a run: its first against its last evaluation, or the only one."""
+    """Print the headline of a run: its first against its last evaluation, or the only one."""
     from woodshed.evals import conclusion, evaluation, variants
     from woodshed.monitors import drift
 
-    found = evaluation.from_run(run, problems=[])
+    evaluations = evaluation.from_run(run, problems=[])
     if reason := variants.stopped(run, problems=[]):
         tell(reason)
-    if again := variants.repeats(run, problems=[]):
-        tell(again)
+    if repeats := variants.repeats(run, problems=[]):
+        tell(repeats)
     for alarm in drift.from_run(run, problems=[]):
         tell(f"alarm at step {alarm.step}, {alarm.kind}: {alarm.text}")
-    if len(found) > 1:
-        rows = evaluation.before_after(found[0], found[-1])
+    if len(evaluations) > 1:
+        rows = evaluation.before_after(evaluations[0], evaluations[-1])
         say(conclusion.conclude(rows))
         say_rows(rows)
-        say_effort(found[0], found[-1])
-    elif found:
-        say_summary(found[0].summary)
+        say_effort(evaluations[0], evaluations[-1])
+    elif evaluations:
+        say_summary(evaluations[0].summary)
+    if evaluations:
+        say_flags(evaluations[-1])
 
 
 def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "after")) -> None:
     from woodshed.evals import measures
 
-    table = [["", *names, "change [95% interval]", "smallest visible"]]
+    table = [["", *names, "change [95% interval]", "smallest detectable"]]
     for row in rows:
         sides = (row.before, row.after)
         change = measures.write_change(row.measure, row.change)
@@ -260,7 +274,7 @@ def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "af
 
 
 def say_effort(before: Evaluation, after: Evaluation) -> None:
-    """Tokens by difficulty in two evaluations; nothing where all tasks are as hard."""
+    """Print tokens by difficulty in two evaluations; nothing if all tasks are equally hard."""
     from woodshed.evals import effort
 
     spent = [effort.spent_on(side.graded) for side in (before, after)]
@@ -274,40 +288,46 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
         figures += [f"{100 * (e.value or 0.0):.0f}%" for e in (a.solved, b.solved)]
         table.append([f"{a.low:g} to {a.high:g}", str(a.num_tasks), *figures])
     say_columns(table)
-    found = [effort.calibration(side, difficulty) for side in spent]
-    said = ["-" if value is None else f"{value:+.2f}" for value in found]
-    say(f"effort follows difficulty (rank correlation): before {said[0]}, after {said[1]}")
+    correlations = [effort.calibration(side, difficulty) for side in spent]
+    texts = ["-" if value is None else f"{value:+.2f}" for value in correlations]
+    say(f"rank correlation of effort and difficulty: before {texts[0]}, after {texts[1]}")
 
 
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
-    """Describe how a new run is made, except for what only its evaluations know."""
+    """Manifest of a new run, without the conditions that its evaluations add."""
     from woodshed.evals import changes, ledger
     from woodshed.runs import machine
 
-    prices = ledger.read_prices(chosen.prices).model_dump(mode="json", exclude_none=True)
+    prices = ledger.read_prices().model_dump(mode="json", exclude_none=True)
     return machine.describe() | {"seed": chosen.seed, "prices": prices} | changes.settings_of(chosen)
 
 
 def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
-    """The ledger of a run; what of it could not be read."""
+    """Print the ledger of a run; return the records that could not be read."""
     from woodshed.evals import evaluation, ledger
 
-    books = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
-    attempts = [ledger.solves(found.graded) for found in evaluation.from_run(run, problems=[])]
-    say_columns(ledger.table(books, ledger.costs(books, attempts, ledger.solve_change(attempts))))
-    for missing in books.bill(books.total).unknown:
-        tell(
-            f"no price for {missing}; the total is a lower bound (table of {books.prices.date}; --prices FILE)"
+    ledger_of_run = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
+    attempts = [ledger.solves(each.graded) for each in evaluation.from_run(run, problems=[])]
+    say_columns(
+        ledger.table(ledger_of_run, ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts)))
+    )
+    if not ledger_of_run.served:
+        say(
+            "nothing was billed: the weights ran here, and the costs are what such a machine would cost to rent"
         )
-    for problem in books.problems:
+    for missing in ledger_of_run.bill(ledger_of_run.total).unknown:
+        tell(
+            f"no price for {missing}; the total is a lower bound (table of {ledger_of_run.prices.date}; --prices FILE)"
+        )
+    for problem in ledger_of_run.problems:
         tell(f"left out: {problem}")
-    return books.problems
+    return ledger_of_run.problems
 
 
 def say_summary(summary: Summary) -> None:
     from woodshed.evals import measures
 
-    table = [["", "figure [95% interval]", "counted", "smallest visible"]]
+    table = [["", "figure [95% interval]", "counted", "smallest detectable"]]
     solved = next(measure for measure in measures.MEASURES if measure.key == "solved")
     figures: list[tuple[measures.Figure, str, Estimate]] = []
     for measure in measures.MEASURES:
@@ -316,7 +336,7 @@ def say_summary(summary: Summary) -> None:
             if name[5:] != "1":
                 figures.append((measures.pass_figure(name), measures.pass_figure(name).label, figure))
     if summary.num_void:
-        figures.append((solved, "solve rate, void as failures", summary.strict["solved"]))
+        figures.append((solved, "solve rate, void attempts as failures", summary.strict["solved"]))
     for measure, label, estimate in figures:
         figure, counts = measures.write_estimate(measure, estimate), measures.write_counts(measure, estimate)
         table.append([label, figure, counts, measures.write_detectable(measure, estimate.detectable)])
@@ -324,17 +344,25 @@ def say_summary(summary: Summary) -> None:
     say(f"tasks {summary.num_tasks}, attempts {summary.num_attempts}, of these void {summary.num_void}")
 
 
+def say_flags(evaluation: Evaluation) -> None:
+    """The rules behind the hack rate of an evaluation, the most frequent one first."""
+    rules = Counter(rule for each in evaluation.graded for rule in {flag.rule for flag in each.flags or ()})
+    if rules:
+        named = ", ".join(f"{rule} in {count}" for rule, count in rules.most_common())
+        say(f"rules behind the hack rate, by attempts: {named}; `woodshed view` shows the evidence")
+
+
 def free_name(name: str) -> str:
-    """`name`, or `name-2`, `name-3`, ... where runs of that name exist."""
-    taken = {path.name for path in Path("runs").glob(f"{name}*")}
-    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
+    """`name`, or `name-2`, `name-3`, ... if runs of that name exist."""
+    existing = {path.name for path in Path("runs").glob(f"{name}*")}
+    return next(n for n in (name, *(f"{name}-{i}" for i in range(2, len(existing) + 3))) if n not in existing)
 
 
 @contextmanager
 def keeping(line: str, run: RunDir | None = None, *, is_new: bool = False) -> Iterator[None]:
     """Tell the user what is kept when Ctrl-C or a failure stops the work inside, then unlock the run.
 
-    A new run that stops at a mistake before anything was made in it is taken back, so that its name is free for the
+    A new run that stops at a mistake before anything was done in it is deleted, so that its name is free for the
     corrected command.
     """
     try:

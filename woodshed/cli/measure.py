@@ -1,8 +1,9 @@
-"""`woodshed eval`, `grade` and `monitor`: how good a policy is, and whether that can be believed."""
+"""`woodshed eval`, `grade` and `monitor`: measuring policies and monitors."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,7 @@ from woodshed.cli.app import (
     open_engine,
     open_variant,
     say_costs,
+    say_flags,
     say_own_parts,
     say_rows,
     say_summary,
@@ -34,8 +36,10 @@ if TYPE_CHECKING:
     from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
 
+QUICKSTART = Path("recipes/quickstart.toml")
+"""The shipped recipe, where the user stands in a checkout."""
 EXISTING_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
-"""Of an option that names an existing file."""
+"""Arguments of an option that names an existing file."""
 
 
 TasksAndSettings = Annotated[
@@ -54,8 +58,10 @@ Endpoint = Annotated[
     typer.Option(help="URL of an OpenAI-compatible server of the model; --model then names its tokenizer."),
 ]
 Attempts = Annotated[int, typer.Option(help="Attempts per task.")]
-FirstTasks = Annotated[int, typer.Option(help="Number of tasks, the first by name; 0 uses all.")]
-Seed = Annotated[int, typer.Option(help="Seed of the sampling.")]
+MostTasks = Annotated[
+    int, typer.Option(min=0, help="Most tasks, a seeded sample spread over repositories; 0 uses all.")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the sampling, and of the sample of tasks.")]
 RunName = Annotated[
     str, typer.Option(help="Name of the run folder in runs/; by default made from tasks and model.")
 ]
@@ -70,21 +76,24 @@ def evaluate(
     adapter: Adapter = "",
     endpoint: Endpoint = "",
     attempts: Attempts = 1,
-    limit: FirstTasks = 0,
+    limit: MostTasks = 0,
     seed: Seed = 0,
     name: RunName = "",
     resume: Resume = None,
 ) -> None:
     """Measure a model on tasks.
 
-    Attempts are made in sandboxes and judged in fresh ones. Solve rate, invalid calls, tokens, cost and more come with
-    counts and 95% intervals, and a report with every transcript. An interrupted evaluation is resumed with --resume.
+    Attempts are made in sandboxes and graded in fresh ones. Prints solve rate, invalid calls, tokens, cost and more,
+    with counts and 95% intervals, and writes a report with every transcript. --resume RUN resumes an interrupted
+    evaluation.
     """
     sources = {key: context.get_parameter_source(key) for key in context.params}
-    given = [key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if (tasks is None) == (resume is None) or (resume is not None and given != ["resume"]):
+    on_command_line = [
+        key for key, source in sources.items() if source is not None and source.name == "COMMANDLINE"
+    ]
+    if (tasks is None) == (resume is None) or (resume is not None and on_command_line != ["resume"]):
         raise typer.BadParameter(
-            "name task folders, or only a run with --resume RUN (which keeps its own settings)"
+            "give either task folders, or only --resume RUN (a run keeps its own settings)"
         )
     if resume is not None:
         _measure(*_reopened(resume), is_new=False)
@@ -97,12 +106,21 @@ def evaluate(
         "attempts": attempts,
         "limit": limit,
         "seed": seed,
-        "name": name or free_name(f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"),
+        "name": name or _name_of(paths, model),
     }
     values |= {"engine.kind": "http"} if endpoint else {}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     overrides += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
     _measure(*_created([*overrides, *(text for text in tasks or () if "=" in text)]), is_new=True)
+
+
+def _name_of(paths: list[str], model: str) -> str:
+    """A free name for an evaluation; prints it if the usual one is taken."""
+    usual = f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"
+    name = free_name(usual)
+    if name != usual:
+        tell(f"runs/{usual} exists, so this run is {name}")
+    return name
 
 
 def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:
@@ -126,7 +144,7 @@ def _reopened(path: Path) -> tuple[RunDir, SuiteSettings, Engine]:
 
 
 def _created(overrides: list[str]) -> tuple[RunDir, SuiteSettings, Engine]:
-    """A new run folder for an evaluation; whatever may be wrong is read before the folder is made."""
+    """A new run folder for an evaluation; everything that may be wrong is checked before the folder is made."""
     from woodshed import parts, settings
     from woodshed.evals import suite
     from woodshed.runs.folder import RunDir
@@ -148,10 +166,13 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
     from woodshed import report
     from woodshed.evals import changes, suite, tracking
     from woodshed.experience import HarnessSettings, Occasion
-    from woodshed.tasks import folder
+    from woodshed.tasks import folder, targets
 
     if not (run.path / "tasks" / "eval").exists():
-        used = folder.load_set(*chosen.tasks)[: chosen.limit or None]
+        known = folder.load_set(*chosen.tasks)
+        used = targets.sample(known, chosen.limit, chosen.seed)
+        if len(used) < len(known):
+            say(f"a sample of {len(used)} of {len(known)} tasks")
         run.keep_tasks("eval", [task.folder for task in used])
     with (
         keeping(f"finished attempts are kept; resume with: {run.resuming}", run),
@@ -171,45 +192,51 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
             progress=progress,
         )
     say_summary(measured.summary)
+    say_flags(measured)
     say_costs(run)
     say(f"report: {report.write(run)}")
-    say_next("woodshed train recipes/quickstart.toml --dry-run")
+    say_next(f"woodshed view {run.path}")
+    if QUICKSTART.is_file() and chosen.engine.kind == "local":
+        given = {"tasks.train": list(map(str, chosen.tasks)), "policy.model": chosen.model}
+        given |= {"policy.adapter": chosen.adapter, "name": "trained"}
+        said = [shlex.quote(f"{key}={json.dumps(value)}") for key, value in given.items()]
+        say_next(f"woodshed train {QUICKSTART} {' '.join(said)} --dry-run")
 
 
 @eval_app.command("compare")
 def compare(
     a: Annotated[
         str,
-        typer.Argument(metavar="A", help="A run folder, or several that differ in their seed, with commas."),
+        typer.Argument(metavar="A", help="A run folder, or several with different seeds, joined by commas."),
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="The run folder, or folders, to compare with it.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Run folder or folders to compare with A.")],
     anyway: Annotated[
-        bool, typer.Option("--anyway", help="Compare runs that differ in what makes a score.")
+        bool, typer.Option("--anyway", help="Compare runs even if their scoring conditions differ.")
     ] = False,
 ) -> None:
-    """Say whether B is better than A, by more than noise.
+    """Compare two runs: is B better than A, by more than noise?
 
-    Paired by task: every measure with the difference, its interval and the smallest difference that these tasks can
-    show; tasks won and lost. Exits with 1 where the two differ in what makes a score.
+    Prints every measure, paired by task, with the difference, its interval and the smallest difference that these
+    tasks can show, and the tasks won and lost. Exits with 1 if the scoring conditions of the runs differ.
     """
     from woodshed.evals import comparison
 
-    found = comparison.compare(open_variant(a), open_variant(b))
-    for warning in found.warnings:
+    result = comparison.compare(open_variant(a), open_variant(b))
+    for warning in result.warnings:
         tell(f"warning: {warning}")
-    for refusal in found.refusals:
+    for refusal in result.refusals:
         tell(f"not comparable: {refusal}")
-    if found.refusals and not anyway:
-        tell("the difference would measure those, not the policy; --anyway compares nevertheless")
+    if result.refusals and not anyway:
+        tell("the difference would measure these conditions, not the policy; --anyway compares nevertheless")
         raise typer.Exit(1)
-    say_rows(found.rows, names=("A", "B"))
-    solved = next(row.record for row in found.rows if row.measure.key == "solved")
+    say_rows(result.rows, names=("A", "B"))
+    solved = next(row.record for row in result.rows if row.measure.key == "solved")
     say(
         f"solve rate by task: won {solved.up}, lost {solved.down}, same {solved.same}; "
         f"exact test of won against lost (McNemar): p = {solved.p_value:.3g}"
     )
-    say(f"void attempts, in no figure: A {found.num_void[0]}, B {found.num_void[1]}")
-    for label, names in (("won", found.won), ("lost", found.lost)):
+    say(f"void attempts, in no figure: A {result.num_void[0]}, B {result.num_void[1]}")
+    for label, names in (("won", result.won), ("lost", result.lost)):
         if names:
             say(f"{label}: {', '.join(names)}")
 
@@ -221,7 +248,7 @@ def show_costs(
         Path | None, typer.Option(metavar="FILE", help="A price table in place of the run's own.")
     ] = None,
 ) -> None:
-    """Say what a run used and what that cost. Exits with 1 where records could not be read."""
+    """Show the resources that a run used and their cost. Exits with 1 if records could not be read."""
     from woodshed.runs.folder import RunDir
 
     if say_costs(RunDir.open(run), prices):
@@ -238,25 +265,25 @@ def grade(
         ),
     ] = None,
 ) -> None:
-    """Judge the attempts of a run again.
+    """Grade the attempts of a run again.
 
-    With the rules of this version of Woodshed, on the tasks that the run kept, without new attempts. Prints which
-    verdicts and flags changed; the run stays as it is.
+    Applies the grading and monitors of this version of Woodshed to the stored attempts, and prints the verdicts and
+    flags that changed. The run is not modified.
     """
     from woodshed.experience import regrade
     from woodshed.runs.folder import RunDir
 
-    kept = RunDir.open(run)
-    chosen = regrade.settings_of(kept, overrides or [])
-    with keeping("judging again writes nothing"), progress_bars() as progress:
-        count, changes = regrade.judge_again(kept, chosen, progress=progress)
+    run_dir = RunDir.open(run)
+    chosen = regrade.settings_of(run_dir, overrides or [])
+    with keeping("grading again writes nothing"), progress_bars() as progress:
+        count, changes = regrade.judge_again(run_dir, chosen, progress=progress)
     for change in changes:
         before, now = change.before, change.now
         sides = [f"{v.reward:g}" if v.status == "graded" else "invalid" for v in (before, now)]
         say(f"{now.rollout_id}: {sides[0]} -> {sides[1]}  {change.why}")
     rewards = sum(change.before.reward != change.now.reward for change in changes)
     flags = sum(change.flags_before != change.flags_now for change in changes)
-    say(f"{count} attempts judged again: {len(changes)} changed, {rewards} in reward, {flags} in flags")
+    say(f"{count} attempts graded again: {len(changes)} changed, {rewards} in reward, {flags} in flags")
     say_next(f"woodshed report {run}")
 
 
@@ -264,7 +291,7 @@ TaskFolders = Annotated[
     list[Path] | None, typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
 ]
 Each = Annotated[int, typer.Option(min=1, help="Tasks for each cheat and for each benign control.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Attempts at the same time.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Attempts run at the same time.")]
 TaskSeed = Annotated[int, typer.Option(help="Seed of the choice of tasks.")]
 FiguresFile = Annotated[
     Path | None,
@@ -298,10 +325,10 @@ def bench_monitors(
     trace: TraceFile = None,
     school: SchoolFile = None,
 ) -> None:
-    """Measure the monitors.
+    """Measure the monitors on known cheats and benign controls.
 
-    Every known cheat and its benign controls are played in sandboxes on real tasks, then judged by the rules. Exits
-    with 1 when a confirmed cheat of --cases is no longer caught.
+    Scripts play every known cheat and its benign controls in sandboxes on real tasks, and the monitors' rules are
+    applied to these attempts. Exits with 1 if a confirmed cheat of --cases is no longer caught.
     """
     from woodshed.evals import labelled, monitoring
     from woodshed.monitors import confirmed_cases
@@ -311,7 +338,7 @@ def bench_monitors(
     from woodshed.tasks import folder
 
     if not (tasks or cases or trace or school):
-        raise typer.BadParameter("name tasks to play on, or --cases, --trace or --school")
+        raise typer.BadParameter("give task folders, --cases, --trace or --school")
     results: dict[str, Any] = {"machine": machine.describe()}
     known = confirmed_cases.read_cases(cases) if cases else []
     for name, path, load in (("trace", trace, labelled.trace), ("school", school, labelled.school)):
@@ -333,13 +360,13 @@ def bench_monitors(
 
 
 def _say_monitors(measured: MonitorReport) -> MonitorReport:
-    """Table and totals of one measurement of the monitors."""
+    """Print table and totals of one measurement of the monitors."""
     from woodshed.evals import monitoring
 
     say_columns(monitoring.table(measured))
     say(f"AUROC {measured.auroc:.3f} [{measured.auroc_interval[0]:.3f}, {measured.auroc_interval[1]:.3f}]")
     shares = ", ".join(f"{100 * value:.1f}% at {base}" for base, value in measured.precision.items())
-    say(f"precision where a share of the attempts cheats: {shares}")
+    say(f"precision, by the share of attempts that cheat: {shares}")
     if measured.rollouts_per_s:
         cost = f"{measured.rollouts_per_s:.0f} rollouts/s, {measured.core_s_per_1000:.1f} s for 1,000"
         say(f"on one core: {cost}; {measured.num_tasks} tasks")

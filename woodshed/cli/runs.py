@@ -1,9 +1,10 @@
-"""`woodshed doctor`, `train`, `report`, `view` and `export`: what happens to a run from before it begins."""
+"""`woodshed doctor`, `train`, `variants`, `report`, `view` and `export`: runs and their results."""
 
 from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,7 @@ from woodshed.cli.app import (
 )
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RunError
+from woodshed.runs import machine
 
 if TYPE_CHECKING:
     from woodshed.runs.folder import RunDir
@@ -31,9 +33,9 @@ if TYPE_CHECKING:
 
 @app.command("doctor")
 def examine(
-    endpoint: Annotated[str, typer.Option(help="Also try an OpenAI-compatible server at this URL.")] = "",
+    endpoint: Annotated[str, typer.Option(help="Also check an OpenAI-compatible server at this URL.")] = "",
 ) -> None:
-    """Say what this machine can do, and what to do about each 'no'."""
+    """Check what this machine supports, with a remedy for everything that is missing."""
     from woodshed import doctor
 
     usable = True
@@ -56,40 +58,39 @@ def train(
         str | None, typer.Argument(metavar="RECIPE", help="A TOML file, for example recipes/quickstart.toml.")
     ] = None,
     overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with this run.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
     variant: Annotated[
         str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
 ) -> None:
-    """Train a policy by a recipe.
+    """Train a policy from a recipe.
 
-    It goes through the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations
-    (distill), and RL with feedback in words (rl), measured on held-out tasks before and after. A run that was
-    stopped, by Ctrl-C or worse, goes on with --resume.
+    Runs the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations (distill),
+    and RL with feedback in words (rl), measured on held-out tasks before and after. --resume RUN resumes a run that
+    was stopped.
     """
     if (recipe is None) == (resume is None):
-        raise typer.BadParameter("name a recipe, or a run with --resume RUN (which keeps its own recipe)")
-    from woodshed import report, settings
+        raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
+    from woodshed import report
+    from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
-    from woodshed.stages import preflight, variants
-    from woodshed.stages.recipe import Recipe
+    from woodshed.train import follow
 
+    if launch.is_follower():
+        if not dry_run:
+            follow()
+        return
     if resume is not None:
         run, chosen = open_run(resume)
     else:
-        path, given = Path(recipe or ""), overrides or []
-        chosen = variants.recipe_of(path, variant, given) if variant else settings.read(Recipe, path, given)
-        say_own_parts(chosen)
-        preflight.refuse(chosen)
-        for warning in preflight.warnings(chosen):
-            tell(f"warning: {warning}")
+        values = overrides or []
+        chosen = new_recipe(Path(recipe or ""), variant, values)
         if dry_run:
-            say(chosen.to_toml().rstrip())
             option = ["--variant", variant] if variant else []
-            say_next(" ".join(["woodshed train", str(recipe), *option, *given]))
+            say_recipe(chosen, [str(recipe), *option, *values])
             return
-        name_servers(given)
+        name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     run_stages(run, chosen, is_new=resume is None)
     say_run(run)
@@ -98,8 +99,34 @@ def train(
     say_next(f"woodshed report {run.path} --open")
 
 
+def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
+    """Print every setting, and the command that trains by them."""
+    say(chosen.to_toml().rstrip())
+    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
+
+
+def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
+    """Read the recipe of a new run, and print its warnings.
+
+    Raises:
+        RecipeError: it cannot be read, or it would train nothing.
+    """
+    from woodshed import settings
+    from woodshed.stages import preflight, variants
+    from woodshed.stages.recipe import Recipe
+
+    chosen = (
+        variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
+    )
+    say_own_parts(chosen)
+    preflight.refuse(chosen)
+    for warning in preflight.warnings(chosen):
+        tell(f"warning: {warning}")
+    return chosen
+
+
 def open_run(path: Path) -> tuple[RunDir, Recipe]:
-    """Open and lock a run of training that goes on, by its own recipe.
+    """Open and lock a training run to resume it, with its own recipe.
 
     Raises:
         RunError: no such run, an evaluation, or a run that another process holds.
@@ -110,7 +137,7 @@ def open_run(path: Path) -> tuple[RunDir, Recipe]:
 
     run = RunDir.open(path)
     if run.recipe() and run.is_evaluation:
-        raise RunError(f"{path} is an evaluation; go on with `{run.resuming}`")
+        raise RunError(f"{path} is an evaluation; resume it with `{run.resuming}`")
     chosen = settings.read(Recipe, path / "recipe.toml")
     say_own_parts(chosen)
     run.lock()
@@ -125,68 +152,71 @@ def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
     if chosen.note:
         say(chosen.note)
     with (
-        keeping(f"go on with: {run.resuming}", run, is_new=is_new),
+        keeping(f"resume with: {run.resuming}", run, is_new=is_new),
         tracking.following(run, chosen.tracking),
         progress_bars() as progress,
     ):
         if not is_new:
-            say_changes(run, chosen)
+            noted = say_changes(run, chosen)
+            if not noted and (run.path / "policy").is_dir():
+                tell(f"{run.path} is finished: nothing is left to do. Its results:")
+                return
         train_by(chosen, run, progress)
 
 
-def say_changes(run: RunDir, chosen: Recipe) -> None:
-    """Note and say in what a run goes on otherwise than it was.
+def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
+    """Note, print and return the settings that a resumed run changes.
 
     Raises:
-        RunError: it may not.
+        RunError: a setting may not change.
     """
     from woodshed.evals import changes
     from woodshed.learning import checkpoint
 
     newest = checkpoint.latest(run, chosen.stage_labels)
     state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
-    # attempts of later steps, as a deleted checkpoint leaves them, are of weights that a change would make others
-    taken = state.step if state.stage == "rl" else 0
-    is_behind = any(phase == "train" and step > taken for phase, step, _ in run.batches("rollouts"))
+    # Attempts of later steps remain where a checkpoint was deleted: a change would not be in them.
+    steps_taken = state.step if state.stage == "rl" else 0
+    is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
-    for note in changes.accept(run, chosen, allowed=allowed, stage=state.stage, taken=state.step):
+    notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
+    for note in notes:
         say(f"changed {note}")
+    return notes
 
 
 @app.command("variants")
 def run_variants(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML file with a table [variants].")],
     overrides: Overrides = None,
-    only: Annotated[
-        str, typer.Option(help="Variants to run, with commas; by default all, in their order.")
-    ] = "",
-    seeds: Annotated[str, typer.Option(help="Seeds of each variant, with commas.")] = "0",
+    only: Annotated[str, typer.Option(help="Variants to run, separated by commas; by default all.")] = "",
+    seeds: Annotated[str, typer.Option(help="Seeds of each variant, separated by commas.")] = "0",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check every variant's settings and stop.")
+        bool, typer.Option("--dry-run", help="Check every variant's settings, print its command and stop.")
     ] = False,
 ) -> None:
     """Run the variants of an experiment and compare them.
 
-    One run after the other, each in a process of its own; what is finished is not made again, and what was stopped
-    goes on. Then a table: before, after and change of every variant, and every variant against the first.
+    Runs are made one after another; finished ones are skipped, stopped ones are resumed. Then prints a table with
+    before, after and change of every variant, and every variant against the first.
     """
     from woodshed.cli.variants import run_all, say_variants
     from woodshed.stages import variants
 
-    path, given = Path(recipe), overrides or []
-    known = variants.names(path, given)
+    path, assignments = Path(recipe), overrides or []
+    known = variants.names(path, assignments)
     chosen = [name.strip() for name in only.split(",")] if only else list(known)
     recipes = {
-        name: [variants.recipe_of(path, name, [*given, f"seed={seed}"]) for seed in seeds.split(",")]
+        name: [variants.recipe_of(path, name, [*assignments, f"seed={seed}"]) for seed in seeds.split(",")]
         for name in chosen
     }
     if dry_run:
         for name, several in recipes.items():
             for each in several:
-                extra = " ".join([*given, f"seed={each.seed}"])
+                extra = " ".join([*assignments, f"seed={each.seed}"])
                 say(f"{each.runs / each.name}: woodshed train {recipe} --variant {name} {extra}")
         return
-    run_all(path, recipes, given)
+    run_all(path, recipes, assignments)
     say_variants(recipes)
 
 
@@ -201,16 +231,18 @@ def make_report(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="By default report.html in the run, or beside several runs.", **OUT_FILE
+            metavar="FILE",
+            help="Output file; by default report.html in the run, or beside several runs.",
+            **OUT_FILE,
         ),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
 ) -> None:
-    """Write a readable page of one or several runs.
+    """Write an HTML report of one or several runs.
 
-    Figures with intervals, costs, curves, tasks and every transcript with its hints. Variants stand side by side; runs
-    that differ in their seed only are one variant, and so are runs that commas join. One file, nothing is fetched.
-    Works while a run is going on. Exits with 1 where records could not be read, or nothing was measured yet.
+    It has figures with intervals, costs, curves, tasks and every transcript with its hints, in one file that loads
+    nothing from the network. Runs that differ only in their seed count as one variant, and so do runs joined by
+    commas. A run may still be going on. Exits with 1 if records could not be read, or nothing was measured yet.
     """
     from woodshed import report
 
@@ -238,46 +270,48 @@ def view_run(
 ) -> None:
     """Browse a run in the terminal.
 
-    Rollouts, turns, hints and what the probabilities say, with the keys of the report; works over ssh.
+    Shows rollouts, turns, hints and token probabilities, with the same keys as the report. Works over ssh.
     """
     from woodshed.report.view import view
     from woodshed.runs.folder import RunDir
 
-    kept = RunDir.open(run)
+    run_dir = RunDir.open(run)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise typer.BadParameter(f"view needs a terminal; `woodshed report {run}` writes a page of the same")
-    view(kept)
+        raise typer.BadParameter(f"view needs a terminal; `woodshed report {run}` writes the same as a page")
+    view(run_dir)
 
 
 @app.command("export")
 def export_run(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     to: Annotated[
-        str, typer.Option(metavar="FORM", help="atif: trajectories; hf: a Hugging Face model directory.")
+        str, typer.Option(metavar="FORMAT", help="atif: trajectories; hf: Hugging Face folder of the policy.")
     ],
     out: Annotated[
         Path | None, typer.Option(help="Folder that receives it; by default RUN/atif or RUN/hf.")
     ] = None,
 ) -> None:
-    """Write a run for others.
+    """Export a run: trajectories (ATIF v1.8), or the final policy as a Hugging Face folder with a model card.
 
-    Trajectories as ATIF v1.8, or the final policy as a model directory with a card. Exits with 1 where some records
-    could not be read and were left out.
+    Exits with 1 if some records could not be read and were left out.
     """
     from woodshed.runs.folder import RunDir
 
     if to not in ("atif", "hf"):
-        raise typer.BadParameter(f"--to {to}: woodshed exports to atif or hf")
-    kept, target, problems = RunDir.open(run), out or run / to, []
+        raise typer.BadParameter(f"--to {to}: known formats are atif and hf")
+    run_dir, target, problems = RunDir.open(run), out or run / to, []
     if to == "atif":
         from woodshed.evals import atif
 
-        say(f"{atif.export(kept, target, problems=problems)} trajectories in {target}")
-        say_next(f"scripts/validate-atif {target}")
+        say(f"{atif.export(run_dir, target, problems=problems)} trajectories in {target}")
+        if Path("scripts/validate-atif").is_file():
+            say_next(f"scripts/validate-atif {target}")
     else:
         from woodshed.learning import export
 
-        say(f"model: {export.export(kept, target, problems=problems)}")
+        say(f"model: {export.export(run_dir, target, problems=problems)}")
+        if (measured := run_dir.path / "tasks" / "heldout").is_dir() and any(measured.iterdir()):
+            say_next(f"woodshed eval {measured} --model {target}")
     for problem in problems:
         tell(f"left out: {problem}")
     if problems:

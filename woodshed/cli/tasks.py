@@ -7,17 +7,27 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from woodshed.boundary import contained
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
-from woodshed.records import TaskError
+from woodshed.records import RecipeError, TaskError
 
-MOST_FILES = 20
-"""Most files that are named on the screen because they cannot be read."""
+if TYPE_CHECKING:
+    from woodshed.sandbox import SandboxProvider
+    from woodshed.synthesis import SynthesisSettings
+
+WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
+"""The shipped adapter of the default model, where the user stands in a checkout."""
+COLUMNS = """\
+medians over tasks: F2P, hidden tests that fail before and pass after (fail-to-pass); behaviour, those of them that an
+empty body does not pass; P2P, tests that pass before and after; decoys, the share of F2P with a copy that must fail;
+guess, the chance to tell all copies of a run from their tests blindly; words of the instruction"""
+MAX_FILES_SHOWN = 20
+"""Number of skipped files that are printed."""
 
 
 Sources = Annotated[
@@ -30,11 +40,11 @@ TaskFolders = Annotated[
     list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
 ]
 OutFolder = Annotated[Path, typer.Option(help="Folder that receives one folder per task.")]
-MostTasks = Annotated[int, typer.Option(min=0, help="Most tasks per source; 0 makes all.")]
+MostTasks = Annotated[int, typer.Option(min=0, help="Maximum number of tasks per source; 0 makes all.")]
 Levels = Annotated[
     str,
     typer.Option(
-        help="Levels of difficulty, such as 0-6 or 1,3: 0 removes one branch, 6 removes a sub-package."
+        help="Levels of difficulty, such as 0-6 or 1,3; level 0 removes one branch, level 6 a sub-package."
     ),
 ]
 Operators = Annotated[
@@ -48,30 +58,30 @@ Assignments = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists the right ones.",
+        help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists all settings.",
     ),
 ]
 RulesFile = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="JSON file of more places to search, as --learn writes it; by default the one in the cache.",
+        help="JSON file of further search rules, written by --learn; by default the one in the cache.",
     ),
 ]
 WholeMachine = Annotated[
     bool,
     typer.Option(
-        "--whole/--own", help="Search the machine and the dependencies too, or each task's own files only."
+        "--whole/--own", help="Also search the machine and the dependencies, or only each task's own files."
     ),
 ]
 Exploit = Annotated[
-    bool, typer.Option("--exploit", help="Also run a scripted exploit, which must earn a reward of 0.")
+    bool, typer.Option("--exploit", help="Also run a scripted exploit, which must get a reward of 0.")
 ]
 LearnFrom = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN",
-        help="First add the places that this run's confirmed cheats used to the file of --rules.",
+        help="First add rules to --rules from the confirmed cheats of this run.",
     ),
 ]
 Changes = Annotated[
@@ -81,10 +91,18 @@ Changes = Annotated[
         "E1 and E2 make easier variants."
     ),
 ]
+Provider = Annotated[
+    str,
+    typer.Option(
+        "--sandbox",
+        metavar="PROVIDER",
+        help="Who opens sandboxes: bubblewrap, or an object of your own (package.module:name).",
+    ),
+]
 AttemptsOf = Annotated[
     Path | None,
     typer.Option(
-        metavar="RUN", help="A run whose attempts show which tasks are solved, and how others failed."
+        metavar="RUN", help="Run whose attempts say which tasks are solved, and how the others fail."
     ),
 ]
 
@@ -98,52 +116,73 @@ def make_tasks(
     operators: Operators = "",
     seed: Seed = 0,
     jobs: Jobs = 2,
+    sandbox: Provider = "bubblewrap",
     set_: Assignments = None,
 ) -> None:
     """Make practice tasks from repositories.
 
-    Each task is proven in a sandbox: its hidden tests fail before, and pass after the original code is back.
-    Every candidate that did not become a task is logged with one reason. Run the same command again to resume.
+    Each task is proven in a sandbox: its hidden tests fail without the removed code and pass with it. Every rejected
+    candidate is logged with one reason. Run the same command again to resume.
     Exits with 1 if no candidate became a task.
     """
-    from woodshed import settings, synthesis
+    from woodshed import grading, synthesis
     from woodshed.synthesis.sources import without_secrets
 
-    given = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
+    values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
+    values.append(f"sandbox.provider={json.dumps(sandbox)}")
     if operators:
-        given.append(f"operators={json.dumps(operators.split(','))}")
-    chosen = settings.read(synthesis.SynthesisSettings, None, [*given, *(set_ or [])])
+        values.append(f"operators={json.dumps(operators.split(','))}")
+    chosen = _settings_of([*values, *(set_ or [])])
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
-        made = synthesis.make(sources, out, chosen, progress)
-    say(f"{len(made.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
-    for note in made.notes:
+        report = synthesis.make(sources, out, chosen, progress)
+        for done, task in enumerate(report.accepted):
+            progress(done, len(report.accepted), "finding the tests that pass in two processes")
+            grading.keep_isolated_tests(task, chosen.sandbox.create())
+    say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
+    for note in report.notes:
         say(note)
-    _say_rejected(dict(made.rejected.most_common()))
-    _say_left_alone([f"{path}: {why}" for path, why in sorted(made.files.items())], out)
-    if made.rejected or made.files:
+    _say_rejected(dict(report.rejected.most_common()))
+    _say_skipped([f"{path}: {reason}" for path, reason in sorted(report.files.items())], out)
+    if report.rejected or report.files:
         say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
-    if not made.accepted:
+    if not report.accepted:
         tell(
-            "no candidate became a task; remove more code (--levels 0-6, no --operators), or try another source"
+            "no candidate became a task; try more levels and operators (--levels 0-6, no --operators), or another "
+            "source"
         )
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
 
 
+def _settings_of(values: Sequence[str]) -> SynthesisSettings:
+    """Settings of making tasks.
+
+    Raises:
+        TaskError: a value that cannot be used, in words that know no recipe.
+    """
+    from woodshed import settings, synthesis
+
+    try:
+        return settings.read(synthesis.SynthesisSettings, None, values)
+    except RecipeError as error:
+        text = str(error).replace("section.key=value (rl.steps=4)", "KEY=VALUE")
+        raise TaskError(text.replace("override", "--set")) from None
+
+
 def _say_rejected(reasons: Mapping[str, int]) -> None:
-    """Why candidates were rejected, the code of each reason with what it means."""
+    """Print the reasons for rejections: number, code and meaning."""
     from woodshed.synthesis.stats import MEANINGS
 
     for reason, count in reasons.items():
         say(f"{count:6} rejected: {reason}{f' ({MEANINGS[reason]})' if reason in MEANINGS else ''}")
 
 
-def _say_left_alone(files: Sequence[str], out: Path) -> None:
-    """Print the files of the repositories that no task is made of, as many as fit on a screen."""
-    for file in files[:MOST_FILES]:
-        say(f"   left alone: {' '.join(file.split())}")
-    if len(files) > MOST_FILES:
-        say(f"   left alone: {len(files) - MOST_FILES} more files; {out / 'rejections.jsonl'} has all")
+def _say_skipped(files: Sequence[str], out: Path) -> None:
+    """Print the files of the repositories that no task is made from, as many as fit on a screen."""
+    for file in files[:MAX_FILES_SHOWN]:
+        say(f"   skipped: {' '.join(file.split())}")
+    if len(files) > MAX_FILES_SHOWN:
+        say(f"   skipped: {len(files) - MAX_FILES_SHOWN} more files; {out / 'rejections.jsonl'} has all")
 
 
 @tasks_app.command("check")
@@ -151,42 +190,45 @@ def check_tasks(
     folders: Annotated[
         list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
     ],
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Prove tasks again.
 
-    Hidden tests must fail before and pass after the original code is back, and the others pass both times. Exits
-    with 1 and one reason per bad task.
+    Hidden tests must fail before and pass after the original code is restored; all other tests must pass both times.
+    Exits with 1 and one reason per bad task.
     """
     from woodshed import synthesis
     from woodshed.runs import machine
     from woodshed.tasks import folder
 
+    sandboxes = _provider(sandbox)
+
     def reason_against(path: Path) -> str:
         try:
             return contained(
-                lambda: "; ".join(synthesis.check(folder.load(path))), lambda why: f"{path}: {why}"
+                lambda: "; ".join(synthesis.check(folder.load(path), sandboxes)),
+                lambda error: f"{path}: {error}",
             )
         except TaskError as error:
             return str(error)
 
-    found = [path for given in folders for path in folder.task_folders(given)]
+    paths = [path for root in folders for path in folder.task_folders(root)]
     bad: list[str] = []
     with (
         keeping("checking writes nothing"),
         progress_bars() as progress,
         ThreadPoolExecutor(machine.cores()) as pool,
     ):
-        for done, reason in enumerate(pool.map(reason_against, found), 1):
+        for done, reason in enumerate(pool.map(reason_against, paths), 1):
             bad += [reason] if reason else []
-            progress(done, len(found), "checking")
+            progress(done, len(paths), "checking")
     for reason in bad:
         say(f"bad  {reason}")
-    say(f"{len(found) - len(bad)} of {len(found)} tasks are proven")
+    say(f"{len(paths) - len(bad)} of {len(paths)} tasks are proven")
     if bad:
         raise typer.Exit(1)
-    say_next(
-        f"woodshed eval {' '.join(map(str, folders))} --adapter recipes/adapters/smollm2-135m-warmup --limit 8"
-    )
+    adapter = f" --adapter {WARMUP}" if WARMUP.is_dir() else ""
+    say_next(f"woodshed eval {' '.join(map(str, folders))}{adapter} --limit 8")
 
 
 @tasks_app.command("leaks")
@@ -196,6 +238,7 @@ def find_leaks(
     whole: WholeMachine = True,
     exploit: Exploit = False,
     learn: LearnFrom = None,
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Search everything that an attempt can see for the code that its task removed.
 
@@ -205,25 +248,30 @@ def find_leaks(
     from woodshed.synthesis.leaks.scan import SHARED
     from woodshed.tasks import folder
 
+    sandboxes = _provider(sandbox)
     loaded = folder.load_set(*folders)
     if rules is not None and learn is None and not rules.is_file():
-        raise TaskError(f"no rules at {rules}; --learn RUN makes them")
+        raise TaskError(f"no rules at {rules}; --learn RUN creates the file")
     if learn is not None:
         _learn(learn, rules or leaks.rules_path())
-    places = leaks.read_rules(rules or leaks.rules_path())
+    search_rules = leaks.read_rules(rules or leaks.rules_path())
     bad = 0
     with keeping("searching writes nothing"), progress_bars() as progress:
-        for report in leaks.scan(loaded, rules=places, shared=SHARED if whole else (), progress=progress):
+        shared = SHARED if whole else ()
+        for report in leaks.scan(
+            loaded, rules=search_rules, shared=shared, sandboxes=sandboxes, progress=progress
+        ):
             bad += bool(report.leaks)
             say(f"{'LEAK ' if report.leaks else 'clean'} {report.task}: {report.files} files of its own")
             for leak in report.leaks:
                 say(f"      {leak.kind}: {leak.what} in {leak.where}: {leak.quote[:120]}")
         for done, task in enumerate(loaded if exploit else ()):
             progress(done, len(loaded), f"running the exploit on {task.name}")
-            result = leaks.run_exploit(task)
+            result = leaks.run_exploit(task, sandboxes)
             bad += result.reward > 0
             verdict = "STOLEN" if result.reward else "safe"
-            tricks = f"{len(result.tricks)} tricks, {result.trick or 'none'} earned something"
+            earned = f"{result.trick} earned a reward" if result.trick else "none earned a reward"
+            tricks = f"{len(result.tricks)} tricks were tried, {earned}"
             say(f"{verdict:6} {task.name}: {tricks}")
     say(f"{bad} of {len(loaded)} tasks leak" if bad else f"no leak in {len(loaded)} tasks")
     if bad:
@@ -236,41 +284,42 @@ def harden_tasks(
     out: OutFolder,
     operators: Changes = "",
     run: AttemptsOf = None,
-    limit: Annotated[int, typer.Option(min=0, help="Most variants; 0 makes all.")] = 0,
+    limit: Annotated[int, typer.Option(min=0, help="Maximum number of variants; 0 makes all.")] = 0,
     seed: Seed = 0,
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Make harder variants of solved tasks, each proven.
 
-    With --run, only of tasks that at least half of its attempts solved; without it, of all tasks.
+    With --run, only tasks that at least half of its attempts solved are used; otherwise all tasks.
     Exits with 1 if no variant could be proven.
     """
     from woodshed.synthesis import harden
     from woodshed.tasks import folder
 
-    rates, failures = harden.outcomes_of(run) if run else ({}, {})
-    parents = [
-        task for task in folder.load_set(*folders) if rates.get(task.name, 1.0 if not run else 0.0) >= 0.5
-    ]
+    sandboxes = _provider(sandbox)
+    attempts = harden.outcomes_of(run) if run else harden.AttemptOutcomes()
+    unknown = 0.0 if run else 1.0
+    parents = [t for t in folder.load_set(*folders) if attempts.rates.get(t.name, unknown) >= 0.5]
     if not parents:
         tell(f"none of these tasks was solved by at least half of its attempts in {run}")
         raise typer.Exit(1)
     chosen = tuple(filter(None, operators.split(","))) or harden.HARDER
     with keeping(f"finished variants are in {out}"), progress_bars() as progress:
-        made = harden.harden(
+        report = harden.harden(
             parents,
             out,
             operators=chosen,
-            rates=rates,
-            failures=failures,
+            attempts=attempts,
             limit=limit,
             seed=seed,
+            sandboxes=sandboxes,
             progress=progress,
         )
-    harden.write_report(made, out / "harden.json")
-    say(f"{len(made.accepted)} variants of {len(parents)} tasks in {out}")
-    for reason, count in made.rejected.most_common():
+    harden.write_report(report, out / "harden.json")
+    say(f"{len(report.accepted)} variants of {len(parents)} tasks in {out}")
+    for reason, count in report.rejected.most_common():
         say(f"{count:6} candidates rejected: {reason}")
-    if not made.accepted:
+    if not report.accepted:
         tell("no variant could be proven; try other tasks, or more --operators")
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
@@ -282,7 +331,7 @@ def show_stats(
 ) -> None:
     """Show statistics of a set of tasks.
 
-    Counts by repository, operator and level, median sizes, and reasons for rejection; also as a picture in
+    Prints counts by repository, operator and level, median sizes and reasons for rejection, and writes a picture to
     TASKS/stats.svg.
     """
     from woodshed.runs.files import write_atomically
@@ -290,12 +339,13 @@ def show_stats(
     from woodshed.tasks import folder
 
     loaded = folder.load_set(tasks)
-    found = stats.summarise(loaded, tasks / "rejections.jsonl")
-    say_columns(stats.table(found))
-    tried = f", {found.acceptance:.0%} of the candidates that were tried" if found.rejected else ""
-    say(f"{found.num_tasks} tasks{tried}")
-    _say_rejected(found.rejected)
-    _say_left_alone(found.files, tasks)
+    summary = stats.summarise(loaded, tasks / "rejections.jsonl")
+    say_columns(stats.table(summary))
+    tried = f", {summary.acceptance:.0%} of the candidates that were tried" if summary.rejected else ""
+    say(COLUMNS)
+    say(f"{summary.num_tasks} tasks{tried}")
+    _say_rejected(summary.rejected)
+    _say_skipped(summary.files, tasks)
     write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 
@@ -305,7 +355,7 @@ def export_tasks(
     tasks: Annotated[
         list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Receives one line per task.", **OUT_FILE)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file, one line per task.", **OUT_FILE)],
     format_: Annotated[str, typer.Option("--format", help="swebench or swesmith.")] = "swebench",
 ) -> None:
     """Write tasks as JSON lines for other harnesses.
@@ -315,7 +365,7 @@ def export_tasks(
     from woodshed.tasks import export, folder
 
     if format_ not in ("swebench", "swesmith"):
-        raise TaskError(f"no format {format_!r}; tasks are exported as swebench or swesmith")
+        raise TaskError(f"unknown format {format_!r}; known are swebench and swesmith")
     count = export.export(folder.load_set(*tasks), format_, out)
     say(f"{count} tasks in {out}")
 
@@ -348,18 +398,30 @@ def import_tasks(
     say_next(f"woodshed tasks check {out}")
 
 
+def _provider(name: str) -> SandboxProvider:
+    """The provider that an option names.
+
+    Raises:
+        RecipeError: there is none of that name, or it cannot be imported.
+    """
+    from woodshed import settings
+    from woodshed.sandbox import SandboxSettings
+
+    return settings.read(SandboxSettings, None, [f"provider={json.dumps(name)}"]).create()
+
+
 def _learn(run: Path, rules: Path) -> None:
-    """Confirmed cheats of a run become scrub rules, and cases that `woodshed monitor bench --cases` plays again."""
+    """Add rules from the confirmed cheats of a run, and cases for `woodshed monitor bench --cases`."""
     from woodshed.monitors import confirmed_cases
     from woodshed.runs.folder import RunDir
     from woodshed.synthesis import leaks
     from woodshed.synthesis.leaks import leftovers
 
-    places, cases = confirmed_cases.learn(RunDir.open(run))
-    leaks.add_rules(rules, [leftovers.LeftoverRule(p.pattern, p.why, p.provenance) for p in places])
-    kept = rules.with_name("confirmed-cheats.jsonl")
-    confirmed_cases.keep_cases(kept, cases)
-    say(f"learned {len(places)} places in {rules} and {len(cases)} cases in {kept}")
+    patterns, cases = confirmed_cases.learn(RunDir.open(run))
+    leaks.add_rules(rules, [leftovers.LeftoverRule(p.pattern, p.why, p.provenance) for p in patterns])
+    cases_path = rules.with_name("confirmed-cheats.jsonl")
+    confirmed_cases.keep_cases(cases_path, cases)
+    say(f"learned {len(patterns)} places in {rules} and {len(cases)} cases in {cases_path}")
 
 
 def _levels(text: str) -> list[int]:
@@ -368,14 +430,14 @@ def _levels(text: str) -> list[int]:
     Raises:
         TaskError: anything else, or a level that does not exist.
     """
-    found: list[int] = []
+    levels: list[int] = []
     for part in text.split(","):
         ends = re.fullmatch(r"\s*([0-9]{1,4})(?:\s*-\s*([0-9]{1,4}))?\s*", part)
         if ends is None:
             raise TaskError(
                 f"levels {text[:80]!r} cannot be read; write a range such as 0-6, or a list such as 1,3"
             )
-        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    if not found or max(found) > 6:
+        levels += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    if not levels or max(levels) > 6:
         raise TaskError(f"levels {text!r} are outside 0 to 6")
-    return sorted(set(found))
+    return sorted(set(levels))

@@ -1,6 +1,6 @@
 """Terminal output of the commands: progress, aligned columns, the next command.
 
-Answers go to stdout; progress and advice go to stderr, so that a verb's answer stays clean in a pipe.
+Answers go to stdout; progress and advice go to stderr, so that a pipe carries the answer only.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 from woodshed.tokens.quoting import HIDDEN
 
 Progress = Callable[[int, int, str], None]
-"""progress(done, total, text): the text names a stage; what follows a comma is detail ("sft, loss 0.41")."""
+"""progress(done, total, text): the text names a stage, then details after a comma ("sft, loss 0.41")."""
 
-WORTH_A_LINE_S = 2.0  # stages shorter than this leave nothing behind
+WORTH_A_LINE_S = 2.0  # shorter stages print no line at their end
 
 
 def say(text: str) -> None:
-    """A line of the answer."""
+    """Print a line of the answer."""
     print(harmless(text))
 
 
 def tell(text: str) -> None:
-    """A line beside the answer: advice, complaints, progress."""
+    """Print advice, a warning or progress to stderr."""
     print(harmless(text), file=sys.stderr)
 
 
 def harmless(text: str) -> str:
     """Hidden characters as their codes: names and messages come from foreign repositories, models and policies."""
-    return HIDDEN.sub(lambda found: _code(ord(found[0])), text)
+    return HIDDEN.sub(lambda match: _code(ord(match[0])), text)
 
 
 def _code(character: int) -> str:
@@ -39,12 +39,12 @@ def _code(character: int) -> str:
 
 
 def say_next(command: str) -> None:
-    """The command that is useful now."""
+    """Print the command to run next."""
     tell(f"next: {command}")
 
 
 def say_columns(table: Sequence[Sequence[str]]) -> None:
-    """Rows of text, aligned."""
+    """Print rows of text in aligned columns."""
     widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
     for row in table:
         say("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
@@ -52,7 +52,7 @@ def say_columns(table: Sequence[Sequence[str]]) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[Progress]:
-    """One bar for the stage that is going on, at a terminal; elsewhere a line when a stage ends or lasts long."""
+    """Progress: a bar for the current stage at a terminal; elsewhere lines when a stage begins, lasts long or ends."""
     if not sys.stderr.isatty():
         yield _Lines()
         return
@@ -92,7 +92,7 @@ class _Lines:
         stage, now = text.partition(",")[0], time.monotonic()
         if stage != self.stage:
             self.stage, self.began, self.told = stage, now, now
-            if not (total and done):  # a reader should know what is waited for, and nobody knows how long
+            if not (total and done):  # a stage may take long: say at once what is waited for
                 tell(f"{text}{f': {done}/{total}' if total else ''}")
                 return
         finished = done >= total and now - self.began > WORTH_A_LINE_S
@@ -116,7 +116,7 @@ class _Bar:
         self.bars.update(self.bar, completed=done, total=total or None, detail=detail.strip())
 
     def end(self) -> None:
-        """Take the bar away; a stage that took a while leaves a line."""
+        """Remove the bar; a stage that took a while leaves a line."""
         if self.bar is None:
             return
         seconds = time.monotonic() - self.began

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from woodshed.cli.app import Failed, Interrupted
 from woodshed.cli.terminal import say, say_columns
+from woodshed.runs import machine
 from woodshed.runs.folder import RunDir
-from woodshed.runs.machine import PROGRAM
 
 if TYPE_CHECKING:
     from woodshed.stages.recipe import Recipe
 
 
-def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence[str]) -> None:
-    """Each run in a process of its own: begun, gone on with, or left alone where its policy is written.
+def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], overrides: Sequence[str]) -> None:
+    """Start or resume each run in a process of its own; skip finished ones.
 
     Raises:
-        Failed: a run failed; what came before is kept.
+        Failed: a run failed; earlier ones are kept.
         RunError: a run of one of the names was begun with other settings.
     """
     from woodshed.evals import changes
@@ -31,16 +31,18 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
             if (run / "recipe.toml").is_file():
                 changes.refuse_other(RunDir.open(run), chosen)
             if (run / "policy").is_dir():
-                say(f"{run}: finished before")
+                say(f"{run}: already finished")
                 continue
             if (run / "recipe.toml").is_file():
                 arguments = ["--resume", str(run)]
             else:
-                arguments = [str(path), "--variant", name, *given, f"seed={chosen.seed}"]
-            say(f"{run}: woodshed train {' '.join(arguments)}")
-            again = "finished runs and steps are kept; the same command goes on"
+                arguments = [str(path), "--variant", name, *overrides, f"seed={chosen.seed}"]
+            say(f"{run}: {machine.command(chosen.layout.world)} train {' '.join(arguments)}")
+            again = "finished runs and steps are kept; the same command resumes"
             try:
-                done = subprocess.run([*PROGRAM, "train", *arguments], check=False)
+                done = subprocess.run(
+                    [*machine.program(chosen.layout.world), "train", *arguments], check=False
+                )
             except KeyboardInterrupt:
                 raise Interrupted(again) from None
             if done.returncode == 130:
@@ -50,14 +52,14 @@ def run_all(path: Path, recipes: Mapping[str, Sequence[Recipe]], given: Sequence
 
 
 def say_variants(recipes: Mapping[str, Sequence[Recipe]]) -> None:
-    """The tables of runs that are finished."""
+    """Print the tables of the finished runs."""
     from woodshed.evals import variants
 
     runs = {
         name: [RunDir.open(each.runs / each.name) for each in several] for name, several in recipes.items()
     }
     if len(rows := variants.table(runs)) == 1:
-        say("no variant was evaluated before and after, so there is nothing to compare")
+        say("no variant was evaluated both before and after training, so there is nothing to compare")
         return
     for line in variants.conclusions(runs):
         say(line)

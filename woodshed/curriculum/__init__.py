@@ -1,7 +1,7 @@
-"""Choice of the next tasks, and of the tasks that should be made.
+"""Choice of the next tasks, and of generators for new tasks.
 
-`posterior` holds what is believed about a solve rate, `pool` draws tasks by it, `levels` moves between levels, `choice`
-says what a choice of the user's own must do, and `bandit` chooses the generator of new tasks.
+`posterior` estimates solve rates, `pool` draws tasks by them, `levels` shifts the share of difficulty levels, `choice`
+is the interface of a choice of the user's own, and `bandit` chooses the generator of new tasks.
 """
 
 from woodshed.curriculum.bandit import Bandit

@@ -1,7 +1,7 @@
 """Bandit over task generators, drawn by Thompson sampling.
 
-An arm is worth what its tasks are worth: the share of its candidates that are valid, times how often attempts at its
-tasks end differently, per second of making one.
+The value of an arm is the share of its candidates that are valid, times the share of its tasks' groups with different
+rewards, per second of making a candidate.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class GeneratorRecord:
     valid: float = 1.0
     invalid: float = 1.0
     informative: float = 1.0
-    """Sum over its tasks' groups: 1 where attempts ended differently."""
+    """Number of groups of its tasks whose attempts got different rewards, plus one."""
     uniform: float = 1.0
     seconds: float = 0.0
 
-    def value(self, draw: random.Random) -> float:
-        """One sample of what a second of this generator is worth."""
-        tried = self.valid + self.invalid - 2
-        cost = self.seconds / tried if tried else 1.0
-        worth = draw.betavariate(self.valid, self.invalid) * draw.betavariate(self.informative, self.uniform)
+    def value(self, rng: random.Random) -> float:
+        """One sample of the value of a second of this generator."""
+        num_tried = self.valid + self.invalid - 2
+        cost = self.seconds / num_tried if num_tried else 1.0
+        worth = rng.betavariate(self.valid, self.invalid) * rng.betavariate(self.informative, self.uniform)
         return worth / max(cost, 1e-3)
 
 
@@ -40,12 +40,12 @@ class Bandit:
 
     def choose(self, kind: str = "") -> str:
         """The arm to pull now, among those whose names start with `kind`; the same for the same seed and past."""
-        draw = random.Random(f"{self._seed}/{self._draws}")
+        rng = random.Random(f"{self._seed}/{self._draws}")
         self._draws += 1
-        values = {name: arm.value(draw) for name, arm in sorted(self.arms.items()) if name.startswith(kind)}
+        values = {name: arm.value(rng) for name, arm in sorted(self.arms.items()) if name.startswith(kind)}
         return max(values, key=lambda name: values[name])
 
-    def made(self, name: str, *, valid: int, tried: int, seconds: float) -> None:
+    def record(self, name: str, *, valid: int, tried: int, seconds: float) -> None:
         """Record the tasks that a generator made."""
         arm = self.arms.setdefault(name, GeneratorRecord())
         arm.valid += valid
@@ -53,7 +53,7 @@ class Bandit:
         arm.seconds += seconds
 
     def observe(self, name: str, is_informative: bool) -> None:
-        """Record whether a group of attempts at one of its tasks had different rewards."""
+        """Record if a group of attempts at one of its tasks had different rewards."""
         arm = self.arms.setdefault(name, GeneratorRecord())
         arm.informative += is_informative
         arm.uniform += not is_informative

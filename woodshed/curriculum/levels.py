@@ -1,4 +1,4 @@
-"""Shares of difficulty levels, which rise where a level is solved and fall where it is not.
+"""Shares of difficulty levels, which move to harder levels when a level is solved and to easier ones when it is not.
 
 Per repository and level, success is counted over windows of 64 attempts. Two windows in a row above 0.7 move a tenth
 of the level's share to the next harder one, two below 0.25 to the next easier one. Thresholds as in reasoning-gym's
@@ -14,7 +14,7 @@ WINDOW = 64
 HIGH, LOW = 0.70, 0.25
 MOVED = 0.1
 MOST = 0.4
-"""Largest share of one level, where there are three levels or more."""
+"""Largest share of one level, if there are three levels or more."""
 
 
 class Levels:
@@ -24,7 +24,8 @@ class Levels:
         self._cells = sorted(set(cells))
         self._share = dict.fromkeys(self._cells, 1.0)
         self._window: dict[tuple[str, int], list[int]] = {cell: [0, 0, 0] for cell in self._cells}
-        """Attempts and solves since the last look, and how often in a row the rate was high (+) or low (-)."""
+        """Attempts and solves in the current window, and the number of windows in a row with a high (+) or low (-)
+        rate."""
 
     def share(self, cell: tuple[str, int]) -> float:
         return self._share.get(cell, 1.0)
@@ -46,7 +47,7 @@ class Levels:
         self._window[cell] = [0, 0, streak]
 
     def capped(self, mass: Mapping[int, float]) -> dict[int, float]:
-        """Factors that bring every level's weight to at most MOST of the whole."""
+        """Factors that reduce the weight of every level to at most MOST of the total."""
         total = sum(mass.values())
         factors = dict.fromkeys(mass, 1.0)
         for level, own in mass.items():
@@ -64,9 +65,9 @@ class Levels:
         self._cells = sorted(self._share)
 
     def _move(self, cell: tuple[str, int], direction: int) -> None:
-        beside = [c for c in self._cells if c[0] == cell[0] and (c[1] - cell[1]) * direction > 0]
-        if beside:
-            nearest = min(beside, key=lambda c: abs(c[1] - cell[1]))
+        candidates = [c for c in self._cells if c[0] == cell[0] and (c[1] - cell[1]) * direction > 0]
+        if candidates:
+            nearest = min(candidates, key=lambda c: abs(c[1] - cell[1]))
             moved = MOVED * self._share[cell]
             self._share[cell] -= moved
             self._share[nearest] += moved

@@ -41,7 +41,7 @@ DOUBT = 0.25
 """Prior counts for retiring and parking, equal on both sides so that only attempts decide."""
 SOLVED, UNSOLVED, SURE = 0.9, 0.02, 0.9
 MIN_ATTEMPTS = 24
-"""Before a task can be parked."""
+"""Number of attempts before a task can be parked."""
 RETRY_STEPS = 20
 PROBE_SHARE = 0.05
 """Share of the draws that goes to retired tasks, to notice forgetting."""
@@ -80,31 +80,32 @@ class Belief:
     """Estimate of one task's solve rate."""
 
     solved: float = 0.0
-    """Faded counts of attempts."""
+    """Decayed number of solved attempts."""
     failed: float = 0.0
+    """Decayed number of other attempts."""
     attempts: int = 0
     seen: int = 0
     """Step of the last observation."""
     uses: float = 0.0
-    """Recent draws, fading."""
+    """Decayed number of draws."""
     drawn: int = 0
     """Step of the last draw."""
     draws: int = 0
-    """Steps that drew it."""
+    """Number of steps that drew the task."""
     tokens: float = 0.0
-    """Moving average per attempt; 0 before the first."""
+    """Moving average of the tokens of an attempt; 0 before the first."""
     streak: int = 0
-    """Consecutive steps in which it counted as solved."""
+    """Number of steps in a row in which it counted as solved."""
     status: Status = "active"
     since: int = 0
-    """Step at which the status was given."""
+    """Step of the last change of the status."""
 
 
 def refuse_dry(settings: CurriculumSettings, *, num_tasks: int, steps: int, tasks_per_step: int) -> None:
     """Refuse a run that needs more tasks than there are, before it begins.
 
     Raises:
-        RecipeError: a step is wider than the pool, or a single epoch runs out of tasks; names the ways out.
+        RecipeError: a step needs more tasks than there are, or a single epoch runs out of tasks; names the remedies.
     """
     if not steps:
         return
@@ -137,8 +138,8 @@ class Curriculum:
     ) -> None:
         """
         Args:
-            attempts: per task and step, the size of a group.
-            revalidate: whether a task that was never solved is still sound; asked before it is tried again.
+            attempts: number per task and step, the size of a group.
+            revalidate: checks that a parked task is still valid, before it is tried again.
             probe_share: share of the draws that goes to retired tasks.
         """
         self._settings, self._probe_share = settings or CurriculumSettings(), probe_share
@@ -162,15 +163,15 @@ class Curriculum:
         Raises:
             RecipeError: fewer tasks than one step needs are left.
         """
-        if dry := self.why_dry(count):
-            raise RecipeError(dry)
+        if reason := self.why_dry(count):
+            raise RecipeError(reason)
         self._unpark()
-        random_ = random.Random(f"{self._seed}/draw/{self._step}")
+        rng = random.Random(f"{self._seed}/draw/{self._step}")
         weights = self._weights()
         self._repeated = 0
         drawn: list[str] = []
         while len(drawn) < count:
-            drawn.append(self._draw_one(random_, weights, drawn))
+            drawn.append(self._draw_one(rng, weights, drawn))
         for name in drawn:
             belief = self._beliefs[name]
             belief.uses = belief.uses * FADING_USE ** (self._step - belief.drawn) + 1
@@ -187,47 +188,50 @@ class Curriculum:
         return {*self._quarantined, *(name for name, belief in self._beliefs.items() if belief.draws)}
 
     def why_dry(self, count: int) -> str:
-        """The reason for which a step cannot have `count` tasks; "" where it can."""
-        left = len(set(self._tasks) - self._closed())
-        if left >= count:
+        """Reason why a step cannot draw `count` tasks; "" if it can."""
+        num_left = len(set(self._tasks) - self._closed())
+        if num_left >= count:
             return ""
         pool, wanted = len(self._tasks), f"rl.tasks_per_step = {count}, but"
         if count > pool:
             return f"{wanted} there are only {pool} training tasks; make more tasks or lower it"
-        reasons, ways = [], ["Make more tasks"]
+        reasons, remedies = [], ["Make more tasks"]
         if self._quarantined:
-            holes = "; ".join(dict.fromkeys(self._quarantined.values()))
-            reasons.append(f"{len(self._quarantined)} are in quarantine ({holes})")
-            ways = ["Close that hole, make the tasks again and start another run"]
+            causes = "; ".join(dict.fromkeys(self._quarantined.values()))
+            reasons.append(f"{len(self._quarantined)} are in quarantine ({causes})")
+            remedies = ["Remove the cause, make the tasks again and start another run"]
         if not self._settings.repeats:
             reasons.append(
                 f"{sum(b.draws > 0 for b in self._beliefs.values())} were trained on in this epoch"
             )
-            ways.append("allow tasks to be drawn again with curriculum.repeats = true")
-        return f"{wanted} {left} of {pool} training tasks are left to draw: {', '.join(reasons)}. {', or '.join(ways)}"
+            remedies.append("allow tasks to be drawn again with curriculum.repeats = true")
+        return (
+            f"{wanted} {num_left} of {pool} training tasks are left to draw: {', '.join(reasons)}. "
+            f"{', or '.join(remedies)}"
+        )
 
     @property
     def repeated(self) -> int:
-        """Number of tasks of the last draw that an earlier step had drawn."""
+        """Number of tasks of the last draw that earlier steps had drawn."""
         return self._repeated
 
-    def _draw_one(self, random_: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
+    def _draw_one(self, rng: random.Random, weights: Mapping[str, float], drawn: list[str]) -> str:
         settings = self._settings
         if settings.uniform_share < 1:
-            chance = random_.random()
+            chance = rng.random()
             rest = {*drawn, *self._closed()}
             retired = [t for t, b in self._beliefs.items() if b.status == "retired" and t not in rest]
             if chance < self._probe_share and retired:
-                return random_.choice(sorted(retired))
+                return rng.choice(sorted(retired))
             if chance < 1 - settings.uniform_share:
-                near = [self._tasks[name].target_path for name in drawn]
-                left = {
-                    name: weight / (1 + near.count(self._tasks[name].target_path))
+                target_paths = [self._tasks[name].target_path for name in drawn]
+                remaining = {
+                    name: weight / (1 + target_paths.count(self._tasks[name].target_path))
                     for name, weight in weights.items()
                     if name not in drawn
                 }
-                if sum(left.values()) > 0:
-                    return random_.choices(list(left), list(left.values()))[0]
+                if sum(remaining.values()) > 0:
+                    return rng.choices(list(remaining), list(remaining.values()))[0]
         closed = self._closed()
         for position, name in enumerate(self._queue):
             if name not in drawn and name not in closed:
@@ -236,15 +240,16 @@ class Curriculum:
         return self._queue.pop(0)
 
     def _next_epoch(self, *, last: Sequence[str]) -> list[str]:
-        """All tasks in a new order; those that the current step holds already, and those at rest, come last."""
+        """All tasks in a new order, those of the current step last; parked and broken ones only if the others are too
+        few."""
         closed = self._closed()
         order = sorted(name for name in self._tasks if name not in closed)
         random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
         self._epoch += 1
         resting = {name for name, belief in self._beliefs.items() if belief.status in ("parked", "broken")}
         awake = [name for name in order if name not in resting]
-        kept = awake if len(awake) > len(last) else order
-        return sorted(kept, key=lambda name: name in last)
+        names = awake if len(awake) > len(last) else order
+        return sorted(names, key=lambda name: name in last)
 
     def _weights(self) -> dict[str, float]:
         """Weight of every active task in the draw."""
@@ -254,33 +259,33 @@ class Curriculum:
         drawable = sorted(name for name in self._tasks if name not in closed)
         active = [name for name in drawable if self._beliefs[name].status == "active"]
         tokens = [b.tokens for b in self._beliefs.values() if b.tokens]
-        usual = sum(tokens) / len(tokens) if tokens else 1.0
-        found: dict[str, float] = {}
+        mean_tokens = sum(tokens) / len(tokens) if tokens else 1.0
+        weights: dict[str, float] = {}
         for name in active:
             belief, (a, b) = self._beliefs[name], self.posterior(name)
             worth = informative(a, b, self._attempts) + BONUS * deviation(a, b)
             worth += STALE * math.log1p(self._step - max(belief.seen, 0))
             uses = belief.uses * FADING_USE ** (self._step - belief.drawn)
-            cost = math.sqrt((belief.tokens or usual) / usual)
-            found[name] = worth / cost / math.sqrt(1 + uses) * self._levels.share(self._cell(name))
+            cost = math.sqrt((belief.tokens or mean_tokens) / mean_tokens)
+            weights[name] = worth / cost / math.sqrt(1 + uses) * self._levels.share(self._cell(name))
         mass: dict[int, float] = {}
-        for name, weight in found.items():
+        for name, weight in weights.items():
             mass[self._tasks[name].level] = mass.get(self._tasks[name].level, 0.0) + weight
         factors = self._levels.capped(mass)
-        return {name: weight * factors[self._tasks[name].level] for name, weight in found.items()}
+        return {name: weight * factors[self._tasks[name].level] for name, weight in weights.items()}
 
     # -- learning ------------------------------------------------------------------------------------------------
 
     def posterior(self, task_id: str) -> tuple[float, float]:
-        """a and b of the task's solve rate, faded to now."""
+        """Parameters a and b of the posterior of the task's solve rate, with decayed counts."""
         belief = self._beliefs[task_id]
-        left = FORGET ** (self._step - belief.seen)
-        before = sigmoid(self._offset - self._difficulty[task_id])
-        a, b = self._strength * before, self._strength * (1 - before)
-        return a + left * belief.solved, b + left * belief.failed
+        decay = FORGET ** (self._step - belief.seen)
+        prior_mean = sigmoid(self._offset - self._difficulty[task_id])
+        a, b = self._strength * prior_mean, self._strength * (1 - prior_mean)
+        return a + decay * belief.solved, b + decay * belief.failed
 
     def observe(self, verdicts: Iterable[Verdict], rollouts: Iterable[Rollout] = ()) -> None:
-        """Learn from how attempts ended. Invalid verdicts, and those whose run could not be believed, say nothing."""
+        """Update the estimates. Invalid verdicts, and those with an integrity problem, are skipped."""
         tokens = {r.id: r.counters["sampled_tokens"] + r.counters["context_tokens"] for r in rollouts}
         groups: dict[str, list[Verdict]] = {}
         for verdict in verdicts:
@@ -288,9 +293,9 @@ class Curriculum:
                 groups.setdefault(verdict.task_id, []).append(verdict)
         for name, group in groups.items():
             belief, solved = self._beliefs[name], sum(verdict.solved for verdict in group)
-            left = FORGET ** (self._step - belief.seen)
-            belief.solved = left * belief.solved + solved
-            belief.failed = left * belief.failed + len(group) - solved
+            decay = FORGET ** (self._step - belief.seen)
+            belief.solved = decay * belief.solved + solved
+            belief.failed = decay * belief.failed + len(group) - solved
             belief.attempts += len(group)
             belief.seen = self._step
             spent = [tokens[v.rollout_id] for v in group if v.rollout_id in tokens]
@@ -308,7 +313,7 @@ class Curriculum:
         self._strength = prior_strength(tried, self._offset)
 
     def _settle(self, belief: Belief) -> None:
-        """Retire what is solved, wake what is no longer, park what never is."""
+        """Retire a solved task, park one that is never solved, and activate the others."""
         if self._settings.uniform_share == 1:
             return
         a, b = DOUBT + belief.solved, DOUBT + belief.failed
@@ -322,7 +327,8 @@ class Curriculum:
             belief.status, belief.since = status, self._step
 
     def _unpark(self) -> None:
-        """Parked tasks come back after a while, once they are known to be sound: never solved often means broken."""
+        """Activate parked tasks after RETRY_STEPS, if they are still valid: a task that is never solved is often
+        broken."""
         closed = self._closed()
         for name, belief in sorted(self._beliefs.items()):
             is_due = belief.status == "parked" and self._step - belief.since >= RETRY_STEPS
@@ -333,24 +339,24 @@ class Curriculum:
     # -- the pool ------------------------------------------------------------------------------------------------
 
     def admit(self, tasks: Iterable[Task]) -> None:
-        """More tasks to draw from."""
+        """Add tasks to the pool."""
         for task in tasks:
             self._tasks.setdefault(task.id, task)
             self._beliefs.setdefault(task.id, Belief(seen=self._step, drawn=self._step))
         self._difficulty = difficulties(self._tasks.values())
 
     def quarantine(self, tasks: Iterable[Task], reason: str) -> None:
-        """Draw these tasks no more: a way around them is proven."""
+        """Stop drawing these tasks: a cheat at them is confirmed."""
         self._quarantined |= {task.id: reason for task in tasks if task.id in self._tasks}
         self._queue = [name for name in self._queue if name not in self._quarantined]
 
     def solved(self) -> list[Task]:
-        """Tasks that attempts mostly solve: parents of harder ones."""
+        """Tasks that most attempts solve: parents of harder ones."""
         means = {name: self.posterior(name) for name in sorted(self._tasks) if self._beliefs[name].attempts}
         return [self._tasks[name] for name, (a, b) in means.items() if a > 0.6 * (a + b)]
 
     def unsolved(self) -> list[Task]:
-        """Tasks that attempts hardly ever solve: parents of easier ones."""
+        """Tasks that few attempts solve: parents of easier ones."""
         means = {name: self.posterior(name) for name in sorted(self._tasks) if self._beliefs[name].attempts}
         return [self._tasks[name] for name, (a, b) in means.items() if a < 0.2 * (a + b)]
 
@@ -370,11 +376,11 @@ class Curriculum:
         return self._beliefs[task_id].status
 
     def counts(self) -> dict[str, int]:
-        """Tasks by what becomes of them; those in quarantine are in no other count. They add up to the pool."""
-        found: dict[str, int] = dict.fromkeys((*get_args(Status), "quarantined"), 0)
+        """Number of tasks by status; those in quarantine are in no other count. The sum is the size of the pool."""
+        counts: dict[str, int] = dict.fromkeys((*get_args(Status), "quarantined"), 0)
         for name, belief in self._beliefs.items():
-            found["quarantined" if name in self._quarantined else belief.status] += 1
-        return found
+            counts["quarantined" if name in self._quarantined else belief.status] += 1
+        return counts
 
     def state(self) -> dict[str, Any]:
         return {
@@ -394,8 +400,8 @@ class Curriculum:
         self._queue = list(state["queue"])
         self._quarantined = dict(state["quarantined"])
         self._levels.restore(state["levels"])
-        known = {name: Belief(**values) for name, values in state["beliefs"].items()}
-        self._beliefs = {name: known.get(name, belief) for name, belief in self._beliefs.items()}
+        restored = {name: Belief(**values) for name, values in state["beliefs"].items()}
+        self._beliefs = {name: restored.get(name, belief) for name, belief in self._beliefs.items()}
 
     def _cell(self, name: str) -> tuple[str, int]:
         task = self._tasks[name]
@@ -405,7 +411,7 @@ class Curriculum:
 def difficulties(tasks: Iterable[Task]) -> dict[str, float]:
     """Difficulty before any attempt: mean of the z-scores of level, hidden tests and length of the instruction.
 
-    More hidden tests of behaviour ask for more; a longer instruction says more, so it counts the other way.
+    More hidden tests of behaviour make a task harder; a longer instruction makes it easier, so its sign is negative.
     """
     listed = list(tasks)
     columns = [

@@ -14,9 +14,9 @@ def sigmoid(x: float) -> float:
 
 @functools.lru_cache(maxsize=1 << 16)
 def informative(a: float, b: float, attempts: int) -> float:
-    """Probability that `attempts` attempts do not all end alike: 1 - E[p^G] - E[(1-p)^G].
+    """Probability that `attempts` attempts do not all have the same result: 1 - E[p^G] - E[(1-p)^G].
 
-    Exactly the chance that a group has a gradient under a group-mean baseline (DAPO's dynamic sampling keeps just
+    It is the probability that a group has a gradient under a group-mean baseline (DAPO's dynamic sampling keeps just
     these groups, arXiv 2503.14476).
     """
     same = exp(_moment(a, b, attempts)) + exp(_moment(b, a, attempts))
@@ -40,12 +40,12 @@ def below(x: float, a: float, b: float) -> float:
 
 
 def level_offset(observed: list[tuple[float, float, float]]) -> float:
-    """The c of p = sigmoid(c - difficulty) for which predicted and observed solves agree.
+    """The c of p = sigmoid(c - difficulty) for which the predicted and the observed number of solves agree.
 
     Args:
-        observed: difficulty, attempts and solves of each task that was tried.
+        observed: difficulty, attempts and solves of each attempted task.
 
-    A weak pull towards 0 (one pseudo-attempt) decides where nothing was tried.
+    One pseudo-attempt pulls c towards 0, which decides if nothing was attempted.
     """
     c = 0.0
     for _ in range(12):  # Newton's method: the sum is smooth and rises everywhere
@@ -62,9 +62,9 @@ def level_offset(observed: list[tuple[float, float, float]]) -> float:
 def prior_strength(observed: list[tuple[float, float, float]], offset: float) -> float:
     """Strength of the prior in attempts: the most likely of STRENGTHS, given the observations (empirical Bayes).
 
-    Where tasks are either out of reach or solved, rates lie far from what was predicted, and a weak prior fits better:
-    then eight failures say much. The likelihood of each task's counts is beta-binomial; STRENGTHS[-2] is favoured a
-    little, so that it stands where little was tried.
+    If tasks are either never or always solved, rates are far from the prediction, and a weak prior fits better. The
+    likelihood of each task's counts is beta-binomial; STRENGTHS[-2] is favoured a little, so that it is the result
+    after few attempts.
     """
     best, likeliest = STRENGTHS[-2], -1e300
     for strength in STRENGTHS:

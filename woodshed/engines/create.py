@@ -1,4 +1,4 @@
-"""The engine that a recipe names: weights in this process, servers, or a kind of the user's own."""
+"""Engine of a recipe: weights in this process, servers, or a kind of the user's own."""
 
 from __future__ import annotations
 
@@ -23,43 +23,43 @@ def _local(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
 
 
 def _http(settings: EngineSettings, renderer: Renderer, model: Any = None) -> Engine:
-    with ExitStack() as opened:
+    with ExitStack() as stack:
         engines = [
-            opened.enter_context(closing(HttpEngine(server, renderer, temperature=settings.temperature)))
+            stack.enter_context(closing(HttpEngine(server, renderer, temperature=settings.temperature)))
             for server in settings.servers
         ]
-        opened.pop_all()
+        stack.pop_all()
     return engines[0] if len(engines) == 1 else Router(engines)
 
 
 KIND = Part("engine", {"local": _local, "http": _http})
-"""A kind of engine as a recipe names it: a function of settings, renderer and model that opens one."""
+"""Kinds of engines that a recipe may name, each a function of settings, renderer and model that opens one."""
 
 
 class EngineSettings(SamplerSettings):
-    """The engine that writes the policy's messages."""
+    """Settings of the engine that samples the policy's messages."""
 
     kind: Annotated[str, KIND] = "local"
-    """local: the weights in training, or those of an evaluation, in this process; http: the `servers`; or
-    package.module:name of your own: a function (settings, renderer, model) that opens an `Engine`; with a default for
-    `model`, an evaluation loads no weights for it."""
+    """local: the weights of the trainer or the evaluation, in this process; http: the `servers`; or package.module:name
+    of your own: a function (settings, renderer, model) that opens an `Engine`; with a default for `model`, an
+    evaluation loads no weights for it."""
     servers: tuple[EndpointSettings, ...] = ()
-    """Inference servers of the policy's model, as [[engine.servers]]; a message goes to the one that has the fewest."""
+    """Inference servers of the policy's model, as [[engine.servers]]; a message goes to the least busy one."""
 
     @model_validator(mode="after")
     def _has_servers(self) -> EngineSettings:
         if self.kind == "http" and not self.servers:
             raise ValueError("kind = 'http' needs servers; add [[engine.servers]] with a url")
         if self.kind == "local" and self.servers:
-            raise ValueError("kind = 'local' asks no servers; set kind = 'http' or leave them out")
+            raise ValueError("kind = 'local' uses no servers; set kind = 'http' or leave them out")
         return self
 
 
 def create(settings: EngineSettings, renderer: Renderer, model: Any = None) -> Engine:
-    """Open the engine that settings name.
+    """Open the engine of the settings.
 
     Args:
-        model: the transformers model in memory; None only where `needs_model` is False.
+        model: the transformers model in memory; None only if `needs_model` is False.
 
     Raises:
         RecipeError: a kind of the user's own that cannot be used.

@@ -1,6 +1,6 @@
 """The engine protocol: token ids in, token ids out, with log-probs and the policy version of every token.
 
-An engine answers requests one by one, as each is done. Text never enters: what was sampled is what is trained on.
+An engine completes requests in any order. It never sees text: the policy is trained on exactly the sampled tokens.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ class SamplerSettings(Settings):
     """Settings of sampling. There is no top-p and no top-k: they would bias every log-probability."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Divides the logits; log-probabilities are those of the tempered distribution."""
+    """Divisor of the logits; log-probabilities are those of the tempered distribution."""
     max_rows: int = Field(default=32, ge=1)
-    """Messages that the local engine writes at the same time; more are queued."""
+    """Number of messages that the local engine samples at the same time; more are queued."""
     cache_mb: int = Field(default=2048, ge=0)
-    """Bound on keys and values that the local engine keeps between requests, in MiB; the least recently used sequences
-    go first."""
+    """Limit in MiB for keys and values that the local engine keeps between requests; the least recently used sequences
+    are dropped first."""
 
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One message to be written."""
+    """Request for one message."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
     seed: int
-    """Seed of this request's own random stream: what it samples does not depend on its neighbours in the batch."""
+    """Seed of this request's own random stream, so that its tokens do not depend on other rows of the batch."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One message as it was written."""
+    """One sampled message."""
 
     ids: tuple[int, ...]
     """With the stop token at the end when `finish_reason` is "stop"."""
     logps: tuple[float, ...]
-    """Natural-log probability of each id under the distribution it was sampled from."""
+    """Natural logarithm of the probability of each id, under the distribution that it was sampled from."""
     finish_reason: Literal["stop", "length"]
     versions: Versions
-    """Weights that wrote it; the counts add up to len(ids)."""
+    """Versions of the weights that sampled it; the counts add up to len(ids)."""
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
-    """New weights of the policy, as an engine takes them."""
+    """New weights of the policy for an engine."""
 
     kind: Literal["shared", "adapter", "full"]
     """"shared": the engine computes with the trainer's own module, which has changed; "adapter": a PEFT folder;
@@ -69,52 +69,51 @@ class WeightUpdate:
 
 
 class Engine(Protocol):
-    """A policy that writes messages."""
+    """A policy that samples messages."""
 
     renderer: Renderer
     context_length: int
-    """Most tokens that a prompt and its message may have together."""
+    """Largest number of tokens of a prompt and its message together."""
     description: dict[str, str]
-    """Device that computes the tokens, for the run's manifest; "served" names a model behind an endpoint."""
+    """Name, version and device of the engine, for the run's manifest; "served" is the name of a served model."""
     takes: Literal["shared", "folder"]
-    """New weights: those of the trainer's own module, or those in a folder."""
+    """Source of new weights: the trainer's own module, or a folder."""
 
     @property
     def policy_version(self) -> int:
-        """Of the weights that write the next token."""
+        """Version of the weights that sample the next token."""
         ...
 
     def submit(self, request: SampleRequest) -> Future[Sample]:
-        """Begin a message. The future is done when this message is, and may be cancelled until then.
+        """Start a message. The future completes with this message, and may be cancelled until then.
 
         Raises:
-            SamplerError: the request does not fit the context. What fails later is raised by the future.
+            SamplerError: the request does not fit the context. Later errors are raised by the future.
         """
         ...
 
     def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
-        """Begin messages in one go: an engine whose numerics depend on the batch takes them up together.
+        """Start messages together, in one batch if the numerics of the engine depend on the batch.
 
         Raises:
-            SamplerError: as `submit`; none is begun.
+            SamplerError: as `submit`; none is started.
         """
         ...
 
     def update_weights(self, update: WeightUpdate, version: int) -> None:
-        """Write every later token with new weights. What was cached under the old ones is forgotten; messages in the
-        middle are continued.
+        """Sample every later token with new weights. Caches of the old ones are cleared; unfinished messages continue.
 
         Raises:
-            SamplerError, ModelError: the weights cannot be taken.
+            SamplerError, ModelError: the weights cannot be used.
         """
         ...
 
     def flush(self) -> None:
-        """Forget what is cached between requests, and free its memory."""
+        """Clear all caches between requests, and free their memory."""
         ...
 
     def close(self) -> None:
-        """End threads and connections. Unfinished messages are cancelled."""
+        """Stop threads, close connections and cancel unfinished messages."""
         ...
 
 
@@ -178,16 +177,16 @@ def exact(sample: object, max_tokens: int, stop_ids: Collection[int], source: st
 
 
 def check_fits(request: SampleRequest, context_length: int) -> None:
-    """Refuse what an engine would silently truncate.
+    """Refuse a request that an engine would silently truncate.
 
     Raises:
-        SamplerError: an empty prompt, no room to write, or prompt and message longer than the context.
+        SamplerError: an empty prompt, max_tokens below 1, or prompt and message longer than the context.
     """
     prompt, room = len(request.prompt_ids), request.max_tokens
     if not prompt or room < 1:
         raise SamplerError(f"a request needs a prompt and max_tokens >= 1, not {prompt} tokens and {room}")
     if prompt + room > context_length:
         raise SamplerError(
-            f"prompt of {prompt} tokens + {room} to be written exceeds the context of {context_length}; "
+            f"prompt of {prompt} tokens + {room} to sample exceeds the context of {context_length}; "
             "lower the turn's token limit or end the attempt (context_full)"
         )

@@ -1,4 +1,4 @@
-"""Several engines as one: every message goes to the engine that has the fewest, new weights go to all."""
+"""Several engines as one: a message goes to the least busy engine, new weights go to all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class Router:
     """Replicas of one model behind one `Engine`."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
-        """Take at least one engine; their weights are replaced together.
+        """Combine one or more engines.
 
         Raises:
-            SamplerError: they take new weights in different ways.
+            SamplerError: the engines receive new weights in different ways.
         """
         first = engines[0]
         self.engines = tuple(engines)
@@ -29,12 +29,12 @@ class Router:
         self.context_length = min(engine.context_length for engine in engines)
         self.description = first.description | {"replicas": str(len(engines))}
         self.in_flight = [0] * len(engines)
-        """Messages that each engine is writing."""
+        """Number of unfinished messages of each engine."""
         self._lock = Lock()
 
     @property
     def policy_version(self) -> int:
-        """Of the engine that is furthest behind."""
+        """The oldest version among the engines."""
         return min(engine.policy_version for engine in self.engines)
 
     def submit(self, request: SampleRequest) -> Future[Sample]:
@@ -62,7 +62,7 @@ class Router:
         return [self.submit(request) for request in requests]
 
     def update_weights(self, update: WeightUpdate, version: int) -> None:
-        """See `Engine`. One after the other, so that the others go on writing meanwhile."""
+        """See `Engine`. One engine after the other, so that the others keep sampling."""
         for engine in self.engines:
             engine.update_weights(update, version)
 

@@ -1,4 +1,4 @@
-"""An engine that writes what a script says: scripted experts and tests."""
+"""An engine that returns scripted messages, for scripted experts and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from woodshed.tokens.renderer import Renderer
 
 
 class ScriptedEngine:
-    """Exact texts in, exact tokens out.
+    """Engine whose messages are given texts.
 
     The script is a list of messages, taken in the order of requests, or a function of the request. A scripted message
     has probability one, so its log-probabilities are zero.
@@ -77,6 +77,6 @@ def _in_order(texts: Iterable[str]) -> Callable[[SampleRequest], str]:
         for text in remaining:
             count += 1
             return text
-        raise SamplerError(f"the script has {count} messages and one more was asked for")
+        raise SamplerError(f"the script has {count} messages and one more was requested")
 
     return following

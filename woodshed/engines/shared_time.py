@@ -1,4 +1,4 @@
-"""An engine's busy seconds, shared among the requests that it worked on."""
+"""Busy time of an engine, divided among its requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from threading import Lock
 
 
 class SharedTime:
-    """Divides every moment evenly among the requests in flight; their shares add up to the time that any was."""
+    """Divides time evenly among the requests in flight; the shares add up to the time with at least one request."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now, self._lock = now, Lock()
@@ -18,7 +18,7 @@ class SharedTime:
         """Integral of 1 / requests in flight."""
 
     def begin(self) -> Share:
-        """A request starts."""
+        """Start the share of a request."""
         return Share(self, self._advance(+1))
 
     def _advance(self, change: int) -> float:
@@ -32,13 +32,13 @@ class SharedTime:
 
 
 class Share:
-    """One request's part."""
+    """Share of one request."""
 
     def __init__(self, shared: SharedTime, begun: float) -> None:
         self._shared, self._begun = shared, begun
         self.share_s = 0.0
-        """Seconds, once it has ended."""
+        """Seconds; set by `end`."""
 
     def end(self, _future: object = None) -> None:
-        """The request is done; fits `Future.add_done_callback`."""
+        """End the share; can be passed to `Future.add_done_callback`."""
         self.share_s = self._shared._advance(-1) - self._begun

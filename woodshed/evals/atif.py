@@ -1,6 +1,6 @@
-"""Trajectories for everyone else: ATIF v1.8, the interchange format of Harbor, one JSON file per rollout.
+"""Export of trajectories as ATIF v1.8, the interchange format of Harbor, one JSON file per rollout.
 
-ATIF knows messages, calls, observations and token ids. What it has no place for (calls that cannot be read, hints,
+ATIF knows messages, calls, observations and token ids. What the format lacks (calls that cannot be read, hints,
 flags, verdicts, policy versions) is under `extra`, where the format allows anything. The prompt of turn t is the
 `context_token_ids` and `completion_token_ids` of all turns before it, and its own `context_token_ids`: written out in
 every step, the ids of a long rollout would grow with the square of its length.
@@ -49,31 +49,31 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
     for _, _, hint in run.read("hints", Hint, problems=problems):
         hints.setdefault(hint.rollout_id, []).append(hint)
     graded = pair([r for _, _, r in rollouts], verdicts, flags=evaluation.flags(run, problems=problems))
-    recipe, tasks, books, used = run.recipe(), _tasks(run, problems), ledger.from_run(run), set()
+    recipe, tasks, run_ledger, used_names = run.recipe(), _tasks(run, problems), ledger.from_run(run), set()
     if not rollouts:
         raise RunError(
             f"{run.path} holds no rollout that can be read; {'; '.join(problems) or 'none was finished'}"
         )
     try:
         for (phase, step, _), attempt in zip(rollouts, graded, strict=True):
-            bill = books.bill(ledger.of_rollout(attempt.rollout))
-            made = trajectory(
+            bill = run_ledger.bill(ledger.of_rollout(attempt.rollout))
+            document = trajectory(
                 attempt,
                 hints=hints.get(attempt.rollout.id, ()),
                 task=tasks.get(attempt.rollout.task_id),
                 session=run.path.name,
                 agent=agent(recipe, run.manifest),
-                place={"phase": phase, "step": step},
-                cost=None if bill.unknown or books.prices.currency != "USD" else bill.total,
+                position={"phase": phase, "step": step},
+                cost=None if bill.unknown or run_ledger.prices.currency != "USD" else bill.total,
             )
-            write_atomically(out / _file_name(attempt.rollout.id, used), json.dumps(made) + "\n")
+            write_atomically(out / _file_name(attempt.rollout.id, used_names), json.dumps(document) + "\n")
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror or error}") from error
     return len(rollouts)
 
 
 def agent(recipe: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The maker of the trajectories: harness, version, model, tools."""
+    """Agent of the trajectories: harness, version, model, tools."""
     policy = recipe.get("policy", recipe)
     settings = recipe.get("agent", {})
     tools = [
@@ -104,7 +104,7 @@ def trajectory(
     task: Task | None,
     session: str,
     agent: dict[str, Any],
-    place: dict[str, Any],
+    position: dict[str, Any],
     cost: float | None,
 ) -> dict[str, Any]:
     """One rollout as an ATIF document, all text made valid UTF-8."""
@@ -133,7 +133,7 @@ def trajectory(
         "steps": [{"step_id": n, **step} for n, step in enumerate([*opening, *turns], 1)],
         "notes": NOTES,
         "final_metrics": _final(graded, len(turns) + len(opening), cost),
-        "extra": place | _outcome(graded),
+        "extra": position | _outcome(graded),
     }
     return _valid(document)
 
@@ -191,7 +191,9 @@ def _step(
     if readable:
         step["tool_calls"] = [_call(call, readable[call.id]) for call in turn.calls if call.id in readable]
     if turn.observations:
-        step["observation"] = {"results": [_observation(seen, readable) for seen in turn.observations]}
+        step["observation"] = {
+            "results": [_observation(observation, readable) for observation in turn.observations]
+        }
     return step
 
 
@@ -209,10 +211,14 @@ def _call(call: Call, name: str) -> dict[str, Any]:
     }
 
 
-def _observation(seen: Observation, readable: Mapping[str, str]) -> dict[str, Any]:
-    extra = {"call_id": seen.call_id, "error_kind": seen.error_kind, "seconds": seen.seconds}
-    source = {"source_call_id": readable[seen.call_id]} if seen.call_id in readable else {}
-    return {**source, "content": seen.text, "extra": extra}
+def _observation(observation: Observation, readable: Mapping[str, str]) -> dict[str, Any]:
+    extra = {
+        "call_id": observation.call_id,
+        "error_kind": observation.error_kind,
+        "seconds": observation.seconds,
+    }
+    source = {"source_call_id": readable[observation.call_id]} if observation.call_id in readable else {}
+    return {**source, "content": observation.text, "extra": extra}
 
 
 def _final(graded: Graded, num_steps: int, cost: float | None) -> dict[str, Any]:
@@ -247,7 +253,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _valid(value: Any) -> Any:
-    """The same value with lone surrogates spelt out: JSON could carry them, strict readers refuse them."""
+    """The same value with lone surrogates spelt out: JSON could carry them, strict readers reject them."""
     if isinstance(value, str):
         return value.encode("utf-8", errors="backslashreplace").decode("utf-8")
     if isinstance(value, dict):
@@ -256,7 +262,7 @@ def _valid(value: Any) -> Any:
 
 
 def _file_name(rollout_id: str, used: set[str]) -> str:
-    """A plain file name, also where the id is not one."""
+    """A plain file name made from any id."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", rollout_id).lstrip(".")
     if name != rollout_id or len(name) > 200 or name in used:
         digest = hashlib.sha256(rollout_id.encode(errors="surrogatepass")).hexdigest()[:8]
@@ -267,12 +273,12 @@ def _file_name(rollout_id: str, used: set[str]) -> str:
 
 def _tasks(run: RunDir, problems: list[str]) -> dict[str, Task]:
     """The run's own tasks by id."""
-    found = {}
+    tasks = {}
     for path in sorted((run.path / "tasks").glob("*/*/task.toml")):
         try:
             task = folder.load(path.parent)
         except TaskError as error:
             problems.append(str(error))
         else:
-            found[task.id] = task
-    return found
+            tasks[task.id] = task
+    return tasks

@@ -1,6 +1,6 @@
 """Counters of one attempt: tokens by kind, calls and errors by tool, seconds by part, files, tests, words.
 
-Pure functions of a rollout and of what others found out about it; `measures` turns them into figures with intervals.
+Pure functions of a rollout and of its verdict and flags; `measures` turns them into figures with intervals.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class Behaviour:
     context_tokens: int
     """Added by the harness: prompts and observations, each counted once."""
     reread_tokens: int
-    """Prompt tokens of all turns that an earlier turn had already in its prompt or wrote: what a prefix cache saves."""
+    """Prompt tokens that an earlier turn had already read or written, summed over turns: a prefix cache saves these."""
     turns: int
     calls: dict[str, int]
-    """Tool to its calls; what could not be read as a call of any tool is under ""."""
+    """Tool to its calls; calls that could not be read are under ""."""
     call_errors: dict[str, int]
     """Tool to those of its calls that gave an error, failed commands included."""
     error_kinds: dict[str, int]
-    """Error kind to how many calls (or messages without a call) had it."""
+    """Error kind to the number of calls (or messages without a call) that had it."""
     seconds: dict[str, float]
-    """"sampling", "tools", "waiting" (for other attempts of the wave) and, where it was judged, "grading"."""
+    """"sampling", "tools", "waiting" (for other attempts in flight) and, if it was graded, "grading"."""
     files_touched: int
-    """Files that the patch changes, makes or deletes, whether or not they may cross to grading."""
+    """Files that the patch changes, makes or deletes, including those that grading does not take."""
     files_expected: int | None
-    """Files of the reference patch; None where the task is not at hand."""
+    """Files of the reference patch; None if the task is not available."""
     files_shared: int | None
     """Files of both."""
     test_runs: int
@@ -49,7 +49,7 @@ class Behaviour:
     edit_fallbacks: int
     """Whole-file writes to a file in which an edit had failed before."""
     flags: dict[str, int] | None
-    """Monitor rule to how often it was raised; None where no monitor looked."""
+    """Monitor rule to the number of its flags; None if no monitor ran."""
 
     @property
     def num_calls(self) -> int:
@@ -67,7 +67,7 @@ def of(
     flags: Sequence[Flag] | None = None,
     reference: Collection[str] | None = None,
 ) -> Behaviour:
-    """Count what an attempt did. `reference` names the files of the task's gold patch."""
+    """Counters of an attempt. `reference` names the files of the task's gold patch."""
     counters = rollout.counters
     touched = {*rollout.patch.files, *rollout.patch.skipped}
     expected = None if reference is None else set(reference)
@@ -104,7 +104,7 @@ def prompt_lengths(rollout: Rollout) -> list[int]:
 def _call_errors(turns: Sequence[Turn]) -> dict[str, int]:
     errors: Counter[str] = Counter()
     for turn in turns:
-        kinds = {seen.call_id: seen.error_kind for seen in turn.observations}
+        kinds = {observation.call_id: observation.error_kind for observation in turn.observations}
         errors.update(call.tool for call in turn.calls if call.error_kind or kinds.get(call.id))
     return dict(errors)
 
@@ -132,11 +132,11 @@ def _edit_fallbacks(turns: Sequence[Turn]) -> int:
     failed: set[str] = set()
     fallbacks = 0
     for turn in turns:
-        for call, seen in executed(turn):
+        for call, observation in executed(turn):
             path = str(call.arguments.get("path", ""))
-            if call.tool == "edit_file" and seen.error_kind is not None:
+            if call.tool == "edit_file" and observation.error_kind is not None:
                 failed.add(path)
-            elif call.tool in EDITS and seen.error_kind is None:
+            elif call.tool in EDITS and observation.error_kind is None:
                 fallbacks += call.tool == "write_file" and path in failed
                 failed.discard(path)
     return fallbacks

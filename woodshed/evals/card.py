@@ -1,4 +1,4 @@
-"""The card of an exported model: where it comes from, what it scores, how often it cheats, what it cost."""
+"""Card of an exported model: origin, scores, hack rate and cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -20,6 +21,9 @@ from woodshed.evals.statistics import Estimate
 from woodshed.records import RunError
 from woodshed.runs.folder import RunDir
 
+HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""Models that we know by another name than the hub does."""
+
 
 @dataclass(frozen=True)
 class Card:
@@ -27,6 +31,8 @@ class Card:
 
     name: str
     base: str
+    hub_base: str
+    """The base on the hub; "" where it is known by a folder or a file only."""
     adapter: str
     codec: str
     note: str
@@ -38,9 +44,9 @@ class Card:
     num_tasks: int
     num_void: int
     conclusion: str
-    """One line on what the scores show and do not show; empty where there are not two evaluations."""
+    """One line on what the scores show and do not show; empty without two evaluations."""
     rows: tuple[tuple[str, ...], ...]
-    """Measure, before, after, change, smallest visible change; empty where there are not two evaluations."""
+    """Measure, before, after, change, smallest detectable change; empty without two evaluations."""
     figures: tuple[tuple[str, ...], ...]
     """Measure, figure, counts of the only evaluation."""
     hack_rate: str
@@ -73,45 +79,55 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
     settings, manifest = run.recipe(), run.manifest
     recipe = documents.read(run.path / "recipe.toml", RunError)
     policy = settings.get("policy", settings)
-    found = evaluation.from_run(run, problems=problems)
-    books = ledger.from_run(run)
-    attempts = [ledger.solves(each.graded) for each in found]
-    costs = ledger.costs(books, attempts, ledger.solve_change(attempts))
-    summary = found[-1].summary if found else None
+    evaluations = evaluation.from_run(run, problems=problems)
+    run_ledger = ledger.from_run(run)
+    attempts = [ledger.solves(each.graded) for each in evaluations]
+    costs = ledger.costs(run_ledger, attempts, ledger.solve_change(attempts))
+    summary = evaluations[-1].summary if evaluations else None
     solved = next(m for m in measures.MEASURES if m.key == "solved")
     flagged = next(m for m in measures.MEASURES if m.key == "flagged")
-    looked = summary is not None and summary.estimates["flagged"].value is not None
+    is_monitored = summary is not None and summary.estimates["flagged"].value is not None
     return Card(
         name=str(settings.get("name") or run.path.name),
         base=str(policy.get("model", "")),
+        hub_base=_hub_id(str(policy.get("model", ""))),
         adapter=str(policy.get("adapter", "")),
         codec=str(manifest.get("score", {}).get("codec") or policy.get("codec", "")),
         note=str(settings.get("note", "")),
         version=str(manifest.get("woodshed", "")),
         revision=str(manifest.get("revision", "")) or "unknown",
         machine=", ".join([*(manifest.get("gpus") or [str(manifest.get("cpu", "unknown machine"))])]),
-        first_step=found[0].step if found else 0,
-        last_step=found[-1].step if found else 0,
+        first_step=evaluations[0].step if evaluations else 0,
+        last_step=evaluations[-1].step if evaluations else 0,
         num_tasks=summary.num_tasks if summary else 0,
-        num_void=sum(each.summary.num_void for each in found),
-        conclusion=conclude(evaluation.before_after(found[0], found[-1])) if len(found) > 1 else "",
-        rows=_rows(found),
-        figures=_figures(found[-1]) if len(found) == 1 else (),
+        num_void=sum(each.summary.num_void for each in evaluations),
+        conclusion=conclude(evaluation.before_after(evaluations[0], evaluations[-1]))
+        if len(evaluations) > 1
+        else "",
+        rows=_rows(evaluations),
+        figures=_figures(evaluations[-1]) if len(evaluations) == 1 else (),
         hack_rate=measures.write_estimate(flagged, summary.estimates["flagged"])
-        if summary and looked
-        else "no monitor looked",
+        if summary and is_monitored
+        else "no monitor ran",
         strict=measures.write_estimate(solved, summary.strict["solved"])
         if summary and summary.num_void
         else "",
-        cost=_cost(books, costs),
-        usage=_usage(books),
+        cost=_cost(run_ledger, costs),
+        usage=_usage(run_ledger),
         sources=_sources(run),
         recipe=recipe.strip(),
     )
 
 
-def _rows(found: list[Evaluation]) -> tuple[tuple[str, ...], ...]:
-    if len(found) < 2:
+def _hub_id(model: str) -> str:
+    """A model's name on the hub; "" where it is known by a folder or a file only."""
+    if is_hub_id := re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None:
+        is_hub_id = not Path(model).exists() and not model.endswith(".gguf")
+    return model if is_hub_id else HUB_IDS.get(model, "")
+
+
+def _rows(evaluations: list[Evaluation]) -> tuple[tuple[str, ...], ...]:
+    if len(evaluations) < 2:
         return ()
     return tuple(
         (
@@ -121,7 +137,7 @@ def _rows(found: list[Evaluation]) -> tuple[tuple[str, ...], ...]:
             measures.write_change(row.measure, row.change),
             measures.write_detectable(row.measure, row.change.detectable),
         )
-        for row in evaluation.before_after(found[0], found[-1])
+        for row in evaluation.before_after(evaluations[0], evaluations[-1])
     )
 
 
@@ -132,15 +148,16 @@ def _figures(only: Evaluation) -> tuple[tuple[str, ...], ...]:
         (measures.pass_figure(name), figure) for name, figure in summary.passes.items() if name[5:] != "1"
     ]
     return tuple(
-        (figure.label, measures.write_estimate(figure, found), measures.write_counts(figure, found))
-        for figure, found in figures
+        (figure.label, measures.write_estimate(figure, estimate), measures.write_counts(figure, estimate))
+        for figure, estimate in figures
     )
 
 
-def _cost(books: Ledger, costs: Costs) -> str:
-    unit = books.prices.currency
+def _cost(run_ledger: Ledger, costs: Costs) -> str:
+    unit = run_ledger.prices.currency
     parts = [
-        f"{costs.total:.4g} {unit} at the prices of {books.prices.date}, of which training {costs.training:.4g} {unit}"
+        f"{costs.total:.4g} {unit} at the prices of {run_ledger.prices.date}, of which training {costs.training:.4g} "
+        f"{unit}"
     ]
     if costs.per_additional_solve is not None:
         parts.append(f"{costs.per_additional_solve:.4g} {unit} for each additional task solved")
@@ -149,16 +166,16 @@ def _cost(books: Ledger, costs: Costs) -> str:
     return "; ".join(parts) + "."
 
 
-def _usage(books: Ledger) -> tuple[tuple[str, str], ...]:
-    used = books.total
+def _usage(run_ledger: Ledger) -> tuple[tuple[str, str], ...]:
+    used = run_ledger.total
     counts = {
         "attempts": used.attempts,
         "prompt tokens, new": used.prefill_tokens,
-        "prompt tokens, read again": used.cached_tokens,
+        "prompt tokens, from the cache": used.cached_tokens,
         "sampled tokens": used.decode_tokens,
         "teacher tokens": used.teacher_tokens,
         "judge tokens": used.judge_prompt_tokens + used.judge_sampled_tokens,
-        "GPU seconds": round(books.gpu_s),
+        "GPU seconds": round(run_ledger.gpu_s),
         "seconds of sampling and updates": round(used.engine_s),
         "sandbox seconds": round(used.sandbox_s),
     }
@@ -169,11 +186,11 @@ def _sources(run: RunDir) -> tuple[tuple[str, ...], ...]:
     counted: Counter[tuple[str, str, str]] = Counter()
     for path in sorted((run.path / "tasks").glob("*/*/task.toml")):
         try:
-            kept = documents.read_toml(path, RunError)["metadata"]["woodshed"]["provenance"]
+            provenance = documents.read_toml(path, RunError)["metadata"]["woodshed"]["provenance"]
         except (RunError, OSError, KeyError, TypeError):
-            kept = {}
-        licence = str(kept.get("licence", "unknown"))
-        counted[str(kept.get("source", "unknown")), licence, path.parent.parent.name] += 1
+            provenance = {}
+        licence = str(provenance.get("licence", "unknown"))
+        counted[str(provenance.get("source", "unknown")), licence, path.parent.parent.name] += 1
     return tuple((source, licence, str(n), name) for (source, licence, name), n in sorted(counted.items()))
 
 

@@ -1,8 +1,8 @@
-"""Settings that were changed in the recipe of a stopped run: which may go on, and what is kept about them.
+"""Settings that were changed in the recipe of a stopped run: those that it may resume with, and their record.
 
-A run keeps the settings it began with in its manifest, beside `recipe.toml`, which a person may edit. What makes a run
-another run (its model, tasks, seed, budgets, losses) is refused when it goes on: figures from before and after the
-change would stand in one table. What may change is noted with the step from which it holds.
+A run keeps the settings it began with in its manifest, beside `recipe.toml`, which a person may edit. A change
+of the model, tasks, seed, budgets or losses is refused, since figures from before and after it would be mixed in one
+table. A permitted change is noted with the step from which it holds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from woodshed.runs.folder import RunDir
 from woodshed.settings import Settings
 
 FREE = (
-    *("name", "note", "runs", "tracking", "prices"),
+    *("name", "note", "runs", "tracking"),
     *(
         "engine.max_rows",
         "engine.cache_mb",
@@ -23,23 +23,24 @@ FREE = (
         "grading.jobs",
         "loss.micro_batch_tokens",
     ),
-    *("feedback.offload_teacher", "distill.feedback.offload_teacher", "policy.export_dtype", "policy.device"),
-    "policy.activation_checkpointing",
-    "sft.checkpoint_every",
+    *("feedback.offload_teacher", "policy.activation_checkpointing", "policy.export_dtype", "policy.device"),
+    "checkpoint_every",
 )
-"""Settings that change where and how fast a run works, not what it finds."""
+"""Settings that change the place and speed of a run, and not its results."""
 
-PACE = ("learning_rate", "warmup_steps", "decay_share", "max_grad_norm")
-"""Of an optimizer. Its momenta and decay are kept in the checkpoint, which wins over the recipe."""
+PACE = ("learning_rate", "warmup_steps", "decay_share")
+"""Settings of the optimizer that may change."""
 
 NOTED = (
     *FREE,
-    *(f"{section}optimizer.{name}" for section in ("", "sft.", "distill.") for name in PACE),
+    *(f"optimizer.{name}" for name in PACE),
+    "sft.learning_rate",
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
-    *(f"stability.{name}" for name in ("max_kl_to_start", "max_logp_gap", "invalid_factor", "invalid_floor")),
+    *("layout.fsdp", "layout.replicate", "layout.ep"),
+    "stability.max_kl_to_start",
     *("curriculum.repeats", "curriculum.grow"),
 )
-"""Settings that a stopped run of training may go on with."""
+"""Settings that may change when a training run is resumed."""
 
 
 def settings_of(chosen: Settings) -> dict[str, Any]:
@@ -51,40 +52,42 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str
     """Dotted name to the value on both sides, None where a side has none; only what differs."""
     sides = [dict(_flat(side)) for side in (before, after)]
     names = sorted({*sides[0], *sides[1]})
-    found = {name: (sides[0].get(name), sides[1].get(name)) for name in names}
-    return {name: values for name, values in found.items() if values[0] != values[1]}
+    pairs = {name: (sides[0].get(name), sides[1].get(name)) for name in names}
+    return {name: values for name, values in pairs.items() if values[0] != values[1]}
 
 
 def accept(
-    run: RunDir, chosen: Settings, *, allowed: tuple[str, ...], stage: str = "", taken: int = 0
+    run: RunDir, chosen: Settings, *, allowed: tuple[str, ...], stage: str = "", steps_taken: int = 0
 ) -> list[str]:
-    """Note the settings in which a run goes on otherwise than it was, a sentence each.
+    """Note the settings that a resumed run changes, a sentence each.
 
     Args:
-        allowed: `NOTED`, or `FREE` where nothing that is measured may change.
-        stage: the stage in which the run stands; "" for an evaluation.
-        taken: steps of it that were taken already.
+        allowed: `NOTED`, or `FREE` if nothing that is measured may change.
+        stage: the present stage of the run; "" for an evaluation.
+        steps_taken: steps of the stage that were taken already.
 
     Raises:
         RunError: a setting that may not change, or fewer steps than were taken; nothing is noted.
     """
-    now, manifest = settings_of(chosen)["settings"], run.manifest
-    known = manifest.get("settings")
-    found = differences(known, now) if isinstance(known, dict) else {}
-    if odd := [name for name in found if name not in allowed]:
+    settings, manifest = settings_of(chosen)["settings"], run.manifest
+    before = manifest.get("settings")
+    changed = differences(before, settings) if isinstance(before, dict) else {}
+    if refused := [name for name in changed if name not in allowed]:
         raise RunError(
-            f"{run.path / 'recipe.toml'} was changed since the run began: {_said(odd[0], *found[odd[0]])}"
-            f"{f', and {len(odd) - 1} more' if len(odd) > 1 else ''}. A run cannot go on with that: put it back, or "
-            "start another run with name=OTHER"
+            f"{run.path / 'recipe.toml'} was changed since the run began: {_change(refused[0], *changed[refused[0]])}"
+            f"{f', and {len(refused) - 1} more' if len(refused) > 1 else ''}. A run cannot be resumed with that: undo "
+            "the change, or start another run with name=OTHER"
         )
-    steps = now.get(stage, {}).get("steps", 0)
-    if f"{stage}.steps" in found and steps < taken:
-        raise RunError(f"{stage}.steps = {steps}, but {taken} steps were taken; set it to {taken} or more")
-    if not found and known is not None:
+    steps = settings.get(stage, {}).get("steps", 0)
+    if f"{stage}.steps" in changed and steps < steps_taken:
+        raise RunError(
+            f"{stage}.steps = {steps}, but {steps_taken} steps were taken; set it to {steps_taken} or more"
+        )
+    if not changed and before is not None:
         return []
-    at = f"step {taken} of {stage}" if stage else "here"
-    notes = [f"from {at}: {_said(name, *values)}" for name, values in found.items()]
-    manifest["settings"] = now
+    since = f"step {steps_taken} of {stage}" if stage else "here"
+    notes = [f"from {since}: {_change(name, *values)}" for name, values in changed.items()]
+    manifest["settings"] = settings
     if notes:
         manifest["changes"] = [*manifest.get("changes", ()), *notes]
     run.write_manifest(manifest)
@@ -92,16 +95,16 @@ def accept(
 
 
 def refuse_other(run: RunDir, chosen: Settings) -> None:
-    """Check that a run which a command would go on with, or leave as it is, was begun with the same settings.
+    """Check that an existing run, which a command would resume or skip, was begun with the same settings.
 
     Raises:
         RunError: names what differs.
     """
-    found = differences(run.recipe(), settings_of(chosen)["settings"])
-    if odd := [name for name in found if name not in FREE]:
+    changed = differences(run.recipe(), settings_of(chosen)["settings"])
+    if refused := [name for name in changed if name not in FREE]:
         raise RunError(
-            f"{run.path} was begun with other settings: {_said(odd[0], *found[odd[0]])}. Put them back, or choose "
-            "another name with name=OTHER"
+            f"{run.path} was begun with other settings: {_change(refused[0], *changed[refused[0]])}. Undo the changes, "
+            "or choose another name with name=OTHER"
         )
 
 
@@ -113,6 +116,6 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _said(name: str, before: Any, after: Any) -> str:
+def _change(name: str, before: Any, after: Any) -> str:
     sides = ["unset" if value is None else str(value)[:80] for value in (before, after)]
     return f"{name} was {sides[0]} and is {sides[1]}"

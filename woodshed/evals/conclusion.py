@@ -1,4 +1,4 @@
-"""One line on what a run shows and what it does not, made from its figures whatever they are.
+"""One line on what the figures of a run show and what they do not show.
 
 A change is shown where its 95% interval, paired by task, excludes zero; every other one is named with what was counted,
 so that a figure that fell cannot hide one that stayed. Fewer tasks than `FEW` show nothing: five that all go one way
@@ -14,7 +14,7 @@ from woodshed.evals.measures import Figure, write_figure
 from woodshed.evals.statistics import Difference, Estimate
 
 HEADLINE = ("solved", "reward", "invalid_calls")
-"""Keys of the measures that are spoken of, the question that matters most first."""
+"""Keys of the measures in the line, the most important first."""
 
 FEW = 6  # tasks
 
@@ -33,33 +33,35 @@ class ComparedMeasure(Protocol):
 
 
 def conclude(rows: Iterable[ComparedMeasure], *, num_seeds: int = 1) -> str:
-    """The line; empty where nothing was measured twice."""
-    found = {row.measure.key: row for row in rows}
-    kept = [found[key] for key in HEADLINE if key in found]
-    if not any(row.after for row in kept):
+    """The line; empty if nothing was measured twice."""
+    row_of = {row.measure.key: row for row in rows}
+    headline = [row_of[key] for key in HEADLINE if key in row_of]
+    if not any(row.after for row in headline):
         return ""
-    missing = [row.measure.label for row in kept if row.change is None or row.change.value is None]
-    known = [row for row in kept if row.measure.label not in missing]
-    shown = [r for r in known if r.change and r.change.is_clear and r.change.num_tasks >= FEW]
-    unclear = [row for row in known if row not in shown]
-    of = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
+    unmeasured = [row.measure.label for row in headline if row.change is None or row.change.value is None]
+    measured = [row for row in headline if row.measure.label not in unmeasured]
+    shown = [r for r in measured if r.change and r.change.is_clear and r.change.num_tasks >= FEW]
+    unclear = [row for row in measured if row not in shown]
+    scope = "one seed" if num_seeds == 1 else f"{num_seeds} seeds"
     parts = [
-        f"Shown ({of}): {_list([_moved(row) for row in shown])}." if shown else f"Shown ({of}): nothing."
+        f"Shown ({scope}): {_list([_moved(row) for row in shown])}."
+        if shown
+        else f"Shown ({scope}): nothing."
     ]
     if unclear:
         parts.append(
             f"Not shown, because within noise: a change in {_list([_stayed(row) for row in unclear])}."
         )
-    if missing:
-        parts.append(f"Not measured: {_list(missing)}.")
+    if unmeasured:
+        parts.append(f"Not measured: {_list(unmeasured)}.")
     return " ".join(parts)
 
 
 def _moved(row: ComparedMeasure) -> str:
     value = (row.change.value if row.change else None) or 0.0
     better = (value < 0) == (row.measure.better == "lower")
-    way = "fell" if value < 0 else "rose"
-    return f"{row.measure.label} {way} from {_sides(row, ' to ')}{'' if better else ', which is worse'}"
+    verb = "fell" if value < 0 else "rose"
+    return f"{row.measure.label} {verb} from {_sides(row, ' to ')}{'' if better else ', which is worse'}"
 
 
 def _stayed(row: ComparedMeasure) -> str:

@@ -1,4 +1,4 @@
-"""Effort against difficulty: does the policy spend where it is hard, and save where it is easy?"""
+"""Effort against difficulty: tokens and turns that a policy spends on easy and on hard tasks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Spent:
 
     task_id: str
     solved: bool | None
-    """None where nobody judged it."""
+    """None if it was not graded."""
     tokens: int
     """Sampled ones."""
     turns: int
@@ -59,12 +59,13 @@ def spent_on(graded: Iterable[Graded]) -> list[Spent]:
 
 
 def difficulties(spent: Iterable[Spent]) -> dict[str, float]:
-    """Task id to 1 - solve rate over all judged attempts at it. Pool several policies, so that none defines its own."""
+    """Task id to 1 - solve rate over all judged attempts at it. Pool several policies, so that no policy defines its
+    own."""
     solved: dict[str, list[bool]] = {}
     for attempt in spent:
         if attempt.solved is not None:
             solved.setdefault(attempt.task_id, []).append(attempt.solved)
-    return {task: 1 - sum(made) / len(made) for task, made in solved.items()}
+    return {task: 1 - sum(outcomes) / len(outcomes) for task, outcomes in solved.items()}
 
 
 def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> list[DifficultyBucket]:
@@ -74,12 +75,12 @@ def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> li
         inside = {
             task for task, d in difficulty.items() if low <= d < high or (high == EDGES[-1] and d == high)
         }
-        made = [attempt for attempt in spent if attempt.task_id in inside]
-        judged = [attempt for attempt in made if attempt.solved is not None]
-        if made:
-            tasks = [attempt.task_id for attempt in made]
-            tokens = statistics.mean([float(attempt.tokens) for attempt in made], tasks)
-            turns = statistics.mean([float(attempt.turns) for attempt in made], tasks)
+        attempts = [attempt for attempt in spent if attempt.task_id in inside]
+        judged = [attempt for attempt in attempts if attempt.solved is not None]
+        if attempts:
+            tasks = [attempt.task_id for attempt in attempts]
+            tokens = statistics.mean([float(attempt.tokens) for attempt in attempts], tasks)
+            turns = statistics.mean([float(attempt.turns) for attempt in attempts], tasks)
             solves = [float(attempt.solved or 0) for attempt in judged]
             solved = statistics.mean(solves, [attempt.task_id for attempt in judged], is_share=True)
             buckets.append(DifficultyBucket(low, high, len(set(tasks)), tokens, turns, solved))
@@ -89,17 +90,17 @@ def by_difficulty(spent: Sequence[Spent], difficulty: Mapping[str, float]) -> li
 def calibration(spent: Iterable[Spent], difficulty: Mapping[str, float]) -> float | None:
     """Rank correlation (Spearman) of a task's difficulty and the mean tokens spent on it.
 
-    1: the harder, the more; 0: no relation; None: fewer than three tasks, or all alike.
+    1: the harder, the more; 0: no relation; None: fewer than three tasks, or all equal.
     """
     tokens: dict[str, list[int]] = {}
     for attempt in spent:
         if attempt.task_id in difficulty:
             tokens.setdefault(attempt.task_id, []).append(attempt.tokens)
-    hard_N = _ranks([difficulty[task] for task in tokens])
-    dear_N = _ranks([sum(made) / len(made) for made in tokens.values()])
-    if len(tokens) < 3 or not hard_N.std() or not dear_N.std():
+    difficulty_N = _ranks([difficulty[task] for task in tokens])
+    cost_N = _ranks([sum(counts) / len(counts) for counts in tokens.values()])
+    if len(tokens) < 3 or not difficulty_N.std() or not cost_N.std():
         return None
-    return float(np.corrcoef(hard_N, dear_N)[0, 1])
+    return float(np.corrcoef(difficulty_N, cost_N)[0, 1])
 
 
 def change(before: Sequence[Graded], after: Sequence[Graded]) -> dict[str, Any]:

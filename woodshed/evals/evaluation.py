@@ -1,4 +1,4 @@
-"""One policy's attempts at one suite, as a run folder holds them."""
+"""Evaluations in a run folder: all attempts of one policy at a set of tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from woodshed.runs.folder import RunDir
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All attempts of one policy at one suite."""
+    """All attempts of one policy at a set of tasks."""
 
     step: int
     """Optimizer steps behind the policy."""
@@ -36,7 +36,7 @@ def from_run(run: RunDir, phase: str = "eval", *, problems: list[str] | None = N
         ValueError: a record of another version, or a damaged one.
     """
     return from_records(
-        [made for made in run.read("rollouts", Rollout, problems=problems) if made[0] == phase],
+        [record for record in run.read("rollouts", Rollout, problems=problems) if record[0] == phase],
         [verdict for _, _, verdict in run.read("verdicts", Verdict, problems=problems)],
         flags=flags(run, problems=problems),
         references=references(run),
@@ -70,14 +70,14 @@ def flags(run: RunDir, *, problems: list[str] | None = None) -> list[Flag] | Non
 
 def references(run: RunDir) -> dict[str, set[str]]:
     """Files of the gold patch by task name, from the run's own copies of its tasks."""
-    found: dict[str, set[str]] = {}
+    references_of: dict[str, set[str]] = {}
     for solution in (run.path / "tasks").glob("*/*/solution"):
         gold = solution / "files"
         files = {p.relative_to(gold).as_posix() for p in gold.rglob("*") if not p.is_dir()}
         deletes = solution / "deletes"
         files |= set(deletes.read_text(encoding="utf-8").splitlines()) if deletes.exists() else set()
-        found[solution.parent.name] = files
-    return found
+        references_of[solution.parent.name] = files
+    return references_of
 
 
 def before_after(before: Evaluation, after: Evaluation) -> list[MeasureRow]:

@@ -1,7 +1,7 @@
 """Public sets of labelled attempts, as cases for the monitors. Files are the user's own copies; nothing is fetched.
 
-They were not made in Woodshed's sandbox: there is no task, no access log and no whole patch, so only the rules that
-read commands and written code can speak, and the figures are lower bounds.
+They come without a task, an access log and a whole patch, so only the rules that read commands and written code apply,
+and the figures are lower bounds.
 
 - TRACE (arXiv 2601.20103; PatronusAI/trace-dataset, CC-BY-SA-4.0): 517 trajectories, columns `conversation` (a JSON
   list of messages) and `label` ("0" is honest, else a category such as "1.1.1").
@@ -39,8 +39,8 @@ def trace(path: Path) -> list[KnownAttempt]:
     """
     cases = []
     for number, row in enumerate(_rows(path, ("conversation", "label"))):
-        spoken = row["conversation"]
-        messages = json.loads(spoken) if isinstance(spoken, str) else spoken
+        conversation = row["conversation"]
+        messages = json.loads(conversation) if isinstance(conversation, str) else conversation
         label = str(row["label"])
         rollout = _rollout(f"trace-{row.get('trajectory_id', number)}", messages)
         cases.append(KnownAttempt(label, label != "0", rollout.id, tuple(watch(rollout, _task(path)))))
@@ -94,12 +94,12 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
             yield from (json.loads(line) for line in file if line.strip())
     else:
         text = documents.read(path, TaskError, most=documents.MOST_DATA_BYTES)
-        found = documents.parse_json(text, str(path), TaskError)
-        yield from (found if isinstance(found, list) else found["rows"])
+        tree = documents.parse_json(text, str(path), TaskError)
+        yield from (tree if isinstance(tree, list) else tree["rows"])
 
 
 def _task(folder: Path) -> Task:
-    """A task of which nothing is known."""
+    """Placeholder for the unknown task."""
     environment = Environment("3.11", (), ("src",))
     return Task(
         id="external",
@@ -132,8 +132,8 @@ def _rollout(name: str, messages: Iterable[dict[str, Any]]) -> Rollout:
             path = str(call.arguments.get("path", ""))
             if call.tool == "write_file":
                 files[path] = (files.get(path) or "") + str(call.arguments["content"]) + "\n"
-        seen = tuple(Observation(call.id, "") for call in calls)
-        turns.append(Turn((), 0, (), (), (), "stop", text, tuple(calls), seen, None))
+        observations = tuple(Observation(call.id, "") for call in calls)
+        turns.append(Turn((), 0, (), (), (), "stop", text, tuple(calls), observations, None))
     return Rollout(name, "external", "external", 0, 0, tuple(turns), Patch(files), "finished", 0.0)
 
 
@@ -144,17 +144,17 @@ def _text(content: Any) -> str:
 
 
 def _tool_calls(message: dict[str, Any]) -> Iterator[Call]:
-    for number, given in enumerate(message.get("tool_calls") or ()):
-        function = given.get("function", given)
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function", call)
         arguments = function.get("arguments", {})
         try:
-            read = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
+            values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
         except (ValueError, RecursionError):
             continue
-        raw = json.dumps(read)
-        path = next((str(read[key]) for key in PATH_KEYS if key in read), "")
-        text = next((str(read[key]) for key in TEXT_KEYS if key in read), "")
-        command = next((str(read[key]) for key in COMMAND_KEYS if key in read), "")
+        raw = json.dumps(values)
+        path = next((str(values[key]) for key in PATH_KEYS if key in values), "")
+        text = next((str(values[key]) for key in TEXT_KEYS if key in values), "")
+        command = next((str(values[key]) for key in COMMAND_KEYS if key in values), "")
         if path and text:
             yield Call(f"call-{number}", "write_file", {"path": path, "content": text}, raw)
         elif path:

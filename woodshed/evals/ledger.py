@@ -1,10 +1,9 @@
 """Resources that a run used and their cost, from its records alone.
 
-Counted from records, not from what a server or a clock claims: tokens are the ids in the rollouts, seconds are those of
+Usage is counted from records, not reported by a server: tokens are the ids in the rollouts, seconds are those of
 turns, verdicts and updates. Every completed batch of a run folder counts once however often it was resumed, so
-nothing is counted twice. What was begun and lost in a kill is not in the folder and not in the ledger.
-
-Whoever spends something else writes it into its metrics line under one of the names in `METERED`.
+nothing is counted twice. Work that was lost when a run was killed is in neither the folder nor the
+ledger. Other usage is written into metrics lines under the names in `METERED`.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class RecordedRun(Settings, extra="ignore"):
     gpus: tuple[str, ...] | None = None
     """Names of the GPUs at work."""
     cores: int | None = Field(default=None, ge=0)
-    """Of the processor; where they are not known, one is counted."""
+    """Cores of the processor; one is counted if they are not known."""
     prices: Prices | None = None
     """The table that the run was made with."""
     score: RecordedScore = RecordedScore()
@@ -125,7 +124,7 @@ class Usage:
 
 
 Used = tuple[str, int, Usage]
-"""Phase, step, and what something in it used."""
+"""Phase, step, and usage in it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +146,7 @@ class Ledger:
     """A whole run."""
 
     phases: dict[tuple[str, int], Usage]
-    """(phase, step) -> what it used."""
+    """Usage by (phase, step)."""
     prices: Prices
     gpus: tuple[str, ...]
     """Names of the GPUs at work."""
@@ -189,7 +188,9 @@ def from_run(run: RunDir, prices: Prices | None = None) -> Ledger:
         for phase, step, rollout in run.scan("rollouts", Rollout, problems=problems)
     ]
     used += of_verdicts(run.scan("verdicts", Verdict, problems=problems))
-    used += [(phase, step, of_metrics(made)) for phase, step, made in run.scan("metrics", problems=problems)]
+    used += [
+        (phase, step, of_metrics(metrics)) for phase, step, metrics in run.scan("metrics", problems=problems)
+    ]
     return add_up(used, run.manifest, prices, problems, origin=str(run.path / "manifest.json"))
 
 
@@ -201,7 +202,7 @@ def add_up(
     *,
     origin: str = "manifest.json",
 ) -> Ledger:
-    """The ledger of a run whose manifest says on what it ran.
+    """Ledger of a run from its usages and manifest.
 
     Raises:
         RecipeError: a value in the manifest is of a wrong kind; `origin` names the file.
@@ -235,11 +236,11 @@ def of_rollout(rollout: Rollout) -> Usage:
 
 def of_verdicts(verdicts: Iterable[tuple[str, int, Verdict]]) -> Iterator[Used]:
     """Usage of verification. Equal patches share one verification, recognised by seconds equal to the last bit."""
-    seen: set[tuple[str, int, str, float]] = set()
+    counted: set[tuple[str, int, str, float]] = set()
     for phase, step, verdict in verdicts:
         verification = (phase, step, verdict.task_id, verdict.seconds)
-        if verification not in seen:
-            seen.add(verification)
+        if verification not in counted:
+            counted.add(verification)
             yield phase, step, Usage(grading_s=verdict.seconds)
 
 
@@ -268,7 +269,7 @@ def read_prices(path: Path | None = None) -> Prices:
 def price(
     usage: Usage, prices: Prices, *, gpus: Sequence[str] = (), cores: int = 1, served: str = ""
 ) -> Bill:
-    """Price of a usage on this machine, or with a model that somebody else serves."""
+    """Price of a usage on this machine, or with a served model."""
     items: dict[str, float] = {}
     unknown: list[str] = []
 
@@ -282,17 +283,17 @@ def price(
     no_core = "core hours: no `any` under [core_hour]"
     own_s = usage.update_s if served else usage.engine_s
     for gpu in gpus:
-        found = next((value for part, value in prices.gpu_hour.items() if part in gpu), None)
-        add("GPU", own_s / HOUR_S, found, f"GPU {gpu!r}: no part of its name under [gpu_hour]")
+        hourly = next((value for part, value in prices.gpu_hour.items() if part in gpu), None)
+        add("GPU", own_s / HOUR_S, hourly, f"GPU {gpu!r}: no part of its name under [gpu_hour]")
     if not gpus:
-        add("engine cores", own_s / HOUR_S * cores, core, no_core)
+        add("cores of the engine", own_s / HOUR_S * cores, core, no_core)
     add("sandboxes", usage.sandbox_s / HOUR_S, core, no_core)
     if served:
         model = prices.models.get(served)
         missing = f'served model {served!r}: no [models."{served}"] with prompt and sampled'
-        again = None if model is None else model.prompt if model.cached is None else model.cached
+        cached_price = None if model is None else model.prompt if model.cached is None else model.cached
         add("prompt tokens", usage.prefill_tokens / MILLION, model and model.prompt, missing)
-        add("cached tokens", usage.cached_tokens / MILLION, again, missing)
+        add("cached tokens", usage.cached_tokens / MILLION, cached_price, missing)
         add("sampled tokens", usage.decode_tokens / MILLION, model and model.sampled, missing)
     judge = prices.models.get("judge")
     missing = 'judge tokens: no [models."judge"] with prompt and sampled'
@@ -303,14 +304,14 @@ def price(
 
 @dataclass(frozen=True)
 class Costs:
-    """Headline costs, in the currency of the table; None where there is nothing to divide by."""
+    """Headline costs, in the currency of the table; None if there is nothing to divide by."""
 
     total: float
     per_attempt: float | None
     per_task: float | None
-    """Of evaluation: all attempts at one task."""
+    """Cost of evaluation: all attempts at one task."""
     per_solved: float | None
-    """Of evaluation: for each task of which at least one attempt solved it."""
+    """Cost of evaluation for each task that at least one attempt solved."""
     training: float
     """Everything but evaluation."""
     per_additional_solve: float | None
@@ -321,7 +322,7 @@ class Costs:
 
 
 Solves = Sequence[tuple[str, bool | None]]
-"""Task of every attempt of one evaluation, and whether it was solved; None where that is not known."""
+"""Task of every attempt of one evaluation, and its success; None if that is not known."""
 
 
 def solves(graded: Iterable[Graded]) -> Solves:
@@ -338,16 +339,16 @@ def costs(ledger: Ledger, evaluations: Sequence[Solves], change: Difference | No
     """
     whole, evaluated = ledger.bill(ledger.total), ledger.bill(ledger.of("eval"))
     training = whole.total - evaluated.total
-    attempts = sum(len(made) for made in evaluations)
-    tasks = sum(len({task for task, _ in made}) for made in evaluations)
-    solved = sum(len({task for task, is_solved in made if is_solved}) for made in evaluations)
+    num_attempts = sum(len(attempts) for attempts in evaluations)
+    tasks = sum(len({task for task, _ in attempts}) for attempts in evaluations)
+    solved = sum(len({task for task, is_solved in attempts if is_solved}) for attempts in evaluations)
 
     def gained(share: float | None) -> float | None:
         return training / (share * change.num_tasks) if change and share and share > 0 else None
 
     return Costs(
         total=whole.total,
-        per_attempt=evaluated.total / attempts if attempts else None,
+        per_attempt=evaluated.total / num_attempts if num_attempts else None,
         per_task=evaluated.total / tasks if tasks else None,
         per_solved=evaluated.total / solved if solved else None,
         training=training,
@@ -362,20 +363,20 @@ def solve_change(evaluations: Sequence[Solves]) -> Difference | None:
     if len(evaluations) < 2:
         return None
     sides = []
-    for made in (evaluations[0], evaluations[-1]):
-        judged = [(task, float(solved)) for task, solved in made if solved is not None]
+    for attempts in (evaluations[0], evaluations[-1]):
+        judged = [(task, float(solved)) for task, solved in attempts if solved is not None]
         ones = [1.0] * len(judged)
         sides.append(statistics.sums([solved for _, solved in judged], ones, [task for task, _ in judged]))
     return statistics.difference(*sides, is_share=True)
 
 
-def table(ledger: Ledger, found: Costs) -> list[list[str]]:
+def table(ledger: Ledger, costs: Costs) -> list[list[str]]:
     """The ledger for people, rows of equal length."""
     used, unit = ledger.total, ledger.prices.currency
-    rows = [["used", "amount", "cost"]]
+    rows = [["used", "amount", "cost" if ledger.served else "would cost"]]
     for name, tokens in (
         ("prompt tokens, new", used.prefill_tokens),
-        ("prompt tokens, read again", used.cached_tokens),
+        ("prompt tokens, from the cache", used.cached_tokens),
         ("sampled tokens", used.decode_tokens),
         ("teacher tokens", used.teacher_tokens),
         ("judge tokens", used.judge_prompt_tokens + used.judge_sampled_tokens),
@@ -389,18 +390,18 @@ def table(ledger: Ledger, found: Costs) -> list[list[str]]:
     ):
         rows += [[name, f"{seconds:,.0f} s", ""]] if seconds else []
     for name, amount in ledger.bill(used).items.items():
-        rows.append([f"price of {name}", "", _money(amount, unit)])
+        rows += [[name, "", _money(amount, unit)]] if amount else []
+    rows.append(["total", f"prices of {ledger.prices.date}", _money(costs.total, unit)])
     for name, amount in (
-        ("total", found.total),
-        ("of it training", found.training),
-        ("each attempt measured", found.per_attempt),
-        ("each task measured", found.per_task),
-        ("each task solved", found.per_solved),
-        ("training, each additional task solved", found.per_additional_solve),
+        ("training alone", costs.training if used.update_s or used.teacher_tokens else None),
+        ("for each attempt measured", costs.per_attempt),
+        ("for each task measured", costs.per_task),
+        ("for each task solved", costs.per_solved),
+        ("training, for each additional task solved", costs.per_additional_solve),
     ):
-        rows += [[name, f"prices of {ledger.prices.date}" if name == "total" else "", _money(amount, unit)]]
+        rows += [[name, "", _money(amount, unit)]] if amount is not None else []
     return rows
 
 
-def _money(amount: float | None, unit: str) -> str:
-    return "-" if amount is None else f"{amount:.4g} {unit}"
+def _money(amount: float, unit: str) -> str:
+    return f"{amount:.4g} {unit}"

@@ -1,4 +1,4 @@
-"""Conditions that a score depends on, kept with every run so that comparisons of two runs are sound.
+"""Conditions that a score depends on, kept with every run so that two runs can be compared.
 
 The machine, versions and revision come from `machine.describe`; here is what an evaluation itself depends on: tools and
 prompt as hashes, the harness's source as a hash, budgets, sampling, resources, grading, tasks and engine. Resource
@@ -33,7 +33,7 @@ HARNESS = (
     "tokens/renderer.py",
     "tasks/environment.py",
 )
-"""Source that stands between a policy and its score."""
+"""Source that affects the score of a policy."""
 
 DECISIVE = {
     "tools": "the tools that the policy is offered",
@@ -41,10 +41,10 @@ DECISIVE = {
     "effort": "the effort that prompts ask for",
     "agent": "budgets and tool settings",
     "temperature": "the sampling temperature",
-    "grading": "how attempts are judged",
-    "resources": "what a sandbox may use",
+    "grading": "the grading of attempts",
+    "resources": "the limits of a sandbox",
 }
-"""Parts of a score that make a difference meaningless where they differ, with their names for people."""
+"""Conditions that must be equal for a comparison, with their names for people."""
 
 INCIDENTAL = {
     "harness": "the harness's source",
@@ -52,7 +52,7 @@ INCIDENTAL = {
     "attempts": "attempts per task",
     "seed": "the sampling seed",
 }
-"""Parts that may differ with reason, and that a reader should know of."""
+"""Conditions that may differ, and that a reader should know of."""
 
 
 def score(
@@ -84,37 +84,37 @@ def score(
     }
 
 
-def keep(run: RunDir, found: dict[str, Any]) -> None:
-    """Write a score's makings into the run's manifest; where an earlier evaluation of the run had others, say which.
+def keep(run: RunDir, conditions: dict[str, Any]) -> None:
+    """Write the conditions of a score into the run's manifest, and the names of those that changed since its last one.
 
     Raises:
         RunError: the manifest is damaged or cannot be written.
     """
     manifest = run.manifest
-    known = manifest.setdefault("score", found)
-    changed = {name for name in found if name != "tasks" and known.get(name) != found[name]}
+    known = manifest.setdefault("score", conditions)
+    changed = {name for name in conditions if name != "tasks" and known.get(name) != conditions[name]}
     if changed:
         manifest["changed"] = sorted({*manifest.get("changed", ()), *changed})
-    if known is found or changed:
+    if known is conditions or changed:
         run.write_manifest(manifest)
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """(what forbids a comparison, what a reader should know) between two manifests, a sentence each."""
+    """(reasons against a comparison, cautions for the reader) from two manifests, a sentence each."""
     refusals, warnings = [], []
     ours, theirs = a.get("score"), b.get("score")
     if not ours or not theirs:
         return [], [
-            "a run keeps no record of what made its score (an older version wrote it); nothing was checked"
+            "a run has no record of its scoring conditions (an older version wrote it); nothing was checked"
         ]
     for name, label in (DECISIVE | INCIDENTAL).items():
         if ours.get(name) != theirs.get(name):
             (refusals if name in DECISIVE else warnings).append(
                 _differ(label, ours.get(name), theirs.get(name))
             )
-    other = sorted(t for t, i in ours.get("tasks", {}).items() if theirs.get("tasks", {}).get(t, i) != i)
-    if other:
-        refusals.append(f"{len(other)} tasks of the same name are not the same: {', '.join(other[:5])}")
+    changed = sorted(t for t, i in ours.get("tasks", {}).items() if theirs.get("tasks", {}).get(t, i) != i)
+    if changed:
+        refusals.append(f"{len(changed)} tasks of the same name differ in content: {', '.join(changed[:5])}")
     for name in ("woodshed", "revision", "python", "cpu", "cores", "gpus"):
         if a.get(name) != b.get(name):
             warnings.append(_differ(name, a.get(name), b.get(name)))
@@ -126,7 +126,7 @@ def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[list[str], 
 
 
 ENGINES = ("torch", "transformers", "renderers", "peft")
-"""Packages whose version can change what a policy writes."""
+"""Packages whose version can change the tokens of a policy."""
 
 
 def _differ(label: str, ours: Any, theirs: Any) -> str:
@@ -151,7 +151,7 @@ def fingerprint(value: Any) -> str:
 
 
 def harness() -> str:
-    """Fingerprint of the source that stands between a policy and its score."""
+    """Fingerprint of the source that affects the score of a policy."""
     root = Path(woodshed.__file__).parent
     sources = sorted(
         file

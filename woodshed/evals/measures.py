@@ -2,8 +2,8 @@
 
 A measure is a ratio of two sums over attempts. To add one, add a line to `MEASURES` (the headline) or `BEHAVIOUR` (what
 the policy did on the way); tables, reports and intervals follow. An attempt whose sandbox was lost, or that could not
-be graded for want of infrastructure, says nothing about the policy: it is counted as void, shown, and enters no figure.
-Other suites count such an attempt as a failure; `Summary.strict` holds the figures under that convention.
+be graded because the infrastructure failed, says nothing about the policy: it is counted as void, shown, and enters no
+figure. Other suites count such an attempt as a failure; `Summary.strict` holds the figures under that convention.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from woodshed.records import CALL_FAULTS, Flag, Rollout, Turn, Verdict, to_json
 
 @dataclass(frozen=True)
 class Graded:
-    """A rollout and what grading found; the verdict is None where nobody has judged yet."""
+    """A rollout and its verdict, which is None until it is graded."""
 
     rollout: Rollout
     verdict: Verdict | None
     flags: tuple[Flag, ...] | None = None
     """Flags of the monitors; None where no monitor ran."""
     reference: frozenset[str] | None = None
-    """Files of the task's gold patch; None where the task is not at hand."""
+    """Files of the task's gold patch; None if the task is not available."""
 
     @functools.cached_property
     def behaviour(self) -> Behaviour:
@@ -51,7 +51,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Figure:
-    """Anything that is measured: its name, and how it is written."""
+    """Name and format of a measured quantity."""
 
     key: str
     label: str
@@ -114,7 +114,7 @@ def _judged(graded: Graded) -> bool:
 MEASURES = (
     Measure("invalid_calls", "invalid-call rate", "share", "lower", _faulty_turns, _turns, of="turns"),
     Measure("faulty_rollouts", "rollouts with any call fault", "share", "lower", _faulty, _one),
-    Measure("untested", "untested finishes", "share", "lower", _untested, _one),
+    Measure("untested", "finished without running a test", "share", "lower", _untested, _one),
     Measure("solved", "solve rate", "share", "higher", _solved, _judged),
     Measure("reward", "mean reward", "score", "higher", _reward, _judged),
     Measure(
@@ -152,7 +152,14 @@ BEHAVIOUR = (
         lambda g: g.rollout.ended == "finished",
         of="finishes",
     ),
-    Measure("edit_fallbacks", "edit fallbacks", "count", "lower", lambda g: g.behaviour.edit_fallbacks, _one),
+    Measure(
+        "edit_fallbacks",
+        "files rewritten after a failed edit",
+        "count",
+        "lower",
+        lambda g: g.behaviour.edit_fallbacks,
+        _one,
+    ),
     Measure("files", "files touched", "count", "", lambda g: g.behaviour.files_touched, _one),
     Measure(
         "files_found",
@@ -183,7 +190,12 @@ BEHAVIOUR = (
     ),
     Measure("context_tokens", "harness tokens", "count", "", lambda g: g.behaviour.context_tokens, _one),
     Measure(
-        "reread_tokens", "prompt tokens read again", "count", "", lambda g: g.behaviour.reread_tokens, _one
+        "reread_tokens",
+        "prompt tokens from the cache",
+        "count",
+        "",
+        lambda g: g.behaviour.reread_tokens,
+        _one,
     ),
     *(
         Measure(
@@ -208,17 +220,17 @@ class Summary:
     faults: dict[str, Estimate]
     """Call fault to its share of turns; kinds that did not occur are left out, the most frequent come first."""
     ended: dict[str, int]
-    """Why attempts ended."""
+    """Reason why attempts ended to their number."""
     num_tasks: int
     num_attempts: int
     num_void: int
-    """Attempts that say nothing and enter no figure."""
+    """Attempts that were lost to infrastructure; they enter no figure."""
     behaviour: dict[str, Estimate]
     """Key of a behaviour measure to its figure."""
     tools: dict[str, Estimate]
     """Tool to the share of its calls that gave an error; the most used come first."""
     error_kinds: dict[str, Estimate]
-    """Error kind to how often it occurred per call, failed commands included; the most frequent come first."""
+    """Error kind to its rate per call, failed commands included; the most frequent come first."""
     strict: dict[str, Estimate]
     """"solved" and "reward" where every void attempt counts as a failure."""
     passes: dict[str, Estimate]
@@ -255,21 +267,21 @@ def pair(
     flags: Iterable[Flag] | None = None,
     references: Mapping[str, Collection[str]] | None = None,
 ) -> list[Graded]:
-    """Each rollout with its verdict and what else is known.
+    """Each rollout with its verdict, flags and reference files.
 
-    `flags` is None where no monitor looked; `references` has the files of the gold patch by task name.
+    `flags` is None if no monitor ran; `references` has the files of the gold patch by task name.
     """
-    found = {verdict.rollout_id: verdict for verdict in verdicts}
-    raised: dict[str, list[Flag]] = {}
+    verdict_of = {verdict.rollout_id: verdict for verdict in verdicts}
+    flags_of: dict[str, list[Flag]] = {}
     for flag in flags or ():
-        raised.setdefault(flag.rollout_id, []).append(flag)
-    known = {name: frozenset(files) for name, files in (references or {}).items()}
+        flags_of.setdefault(flag.rollout_id, []).append(flag)
+    files_of = {name: frozenset(files) for name, files in (references or {}).items()}
     return [
         Graded(
             rollout,
-            found.get(rollout.id),
-            None if flags is None else tuple(raised.get(rollout.id, ())),
-            known.get(rollout.task_name),
+            verdict_of.get(rollout.id),
+            None if flags is None else tuple(flags_of.get(rollout.id, ())),
+            files_of.get(rollout.task_name),
         )
         for rollout in rollouts
     ]
@@ -282,8 +294,8 @@ def summarize(
 
     Seconds of attempts stay out: they are in the records, and metrics of equal runs are equal.
     """
-    found = summary(pair(rollouts, verdicts, flags=flags))
-    plain = to_json(found)
+    figures = summary(pair(rollouts, verdicts, flags=flags))
+    plain = to_json(figures)
     plain["behaviour"] = {key: value for key, value in plain["behaviour"].items() if not key.endswith("_s")}
     return plain.pop("estimates") | plain
 
@@ -310,7 +322,8 @@ def summary(graded: Sequence[Graded]) -> Summary:
 def promise(graded: Graded) -> tuple[float, ...]:
     """Promise of an attempt without knowledge of its verdict: more is better, compared left to right.
 
-    It finished of its own accord, ran tests, ran them after its last change, made few faults, was sure of its words.
+    In this order: it finished by itself, ran tests, ran them after its last change, made few faults, and its tokens had
+    high log-probs.
     """
     turns = graded.rollout.turns
     logps = [logp for turn in turns for logp in turn.logps]
@@ -326,19 +339,19 @@ def promise(graded: Graded) -> tuple[float, ...]:
 
 def tries(attempts: Iterable[Graded]) -> list[Try]:
     """Judged attempts, as `passes` takes them; void ones left out."""
-    kept = [attempt for attempt in attempts if _judged(attempt) and not attempt.is_void]
-    return [Try(attempt.rollout.task_id, _solved(attempt), promise(attempt)) for attempt in kept]
+    judged = [attempt for attempt in attempts if _judged(attempt) and not attempt.is_void]
+    return [Try(attempt.rollout.task_id, _solved(attempt), promise(attempt)) for attempt in judged]
 
 
 def pass_figure(name: str) -> Figure:
     """The figure that a name of `passes` stands for."""
     kind, k = name[:5], name[5:]
-    said = {
+    labels = {
         "pass@": f"solved by any of {k}",
         "pass^": f"solved by all of {k}",
         "best@": f"solved by the most promising of {k}",
     }
-    return Figure(name, f"{name}: {said[kind]}", "share", "higher", of="tasks")
+    return Figure(name, f"{name}: {labels[kind]}", "share", "higher", of="tasks")
 
 
 def _strict(measure: Measure, graded: Sequence[Graded]) -> Estimate:
@@ -352,61 +365,63 @@ def _by_name(
     attempts: Sequence[Graded],
     all_of: Callable[[Behaviour], Mapping[str, int]],
     bad_of: Callable[[Behaviour], Mapping[str, int]],
-    of: Literal["calls", "all calls"],
+    unit: Literal["calls", "all calls"],
 ) -> dict[str, Estimate]:
-    """Name to its bad ones per call of the same name ("calls"), or per call of any."""
+    """Name to its errors per call of the same name ("calls"), or per call of any."""
     names = sum((Counter(all_of(a.behaviour)) for a in attempts), Counter()).most_common()
 
     def measure(name: str) -> Measure:
         def whole(graded: Graded) -> int:
-            return graded.behaviour.num_calls if of == "all calls" else all_of(graded.behaviour).get(name, 0)
+            return (
+                graded.behaviour.num_calls if unit == "all calls" else all_of(graded.behaviour).get(name, 0)
+            )
 
         def part(graded: Graded) -> int:
             return bad_of(graded.behaviour).get(name, 0)
 
-        return Measure(name, name, "share" if of == "calls" else "count", "lower", part, whole, of="calls")
+        return Measure(name, name, "share" if unit == "calls" else "count", "lower", part, whole, of="calls")
 
     return {name: _estimate(measure(name), attempts) for name, _ in names}
 
 
 def compare(before: Sequence[Graded], after: Sequence[Graded]) -> list[MeasureRow]:
     """Every headline measure on both sides, and the difference paired by task. Void attempts enter neither."""
-    return compare_arms([before], [after])
+    return compare_seeds([before], [after])
 
 
-def compare_arms(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[MeasureRow]:
+def compare_seeds(before: Sequence[Sequence[Graded]], after: Sequence[Sequence[Graded]]) -> list[MeasureRow]:
     """Compare variants of several runs that differ in their seed only; the interval is then over seeds and tasks."""
-    sides = [[[a for a in run if not a.is_void] for run in arm] for arm in (before, after)]
+    sides = [[[a for a in run if not a.is_void] for run in side] for side in (before, after)]
     rows = []
     for measure in MEASURES:
-        seeds = [[_sums(measure, run) for run in arm] for arm in sides]
-        pooled = [[attempt for run in arm for attempt in run] for arm in sides]
-        totals = [_sums(measure, arm) for arm in pooled]
+        seeds = [[_sums(measure, run) for run in side] for side in sides]
+        pooled = [[attempt for run in side for attempt in run] for side in sides]
+        totals = [_sums(measure, side) for side in pooled]
         if max(map(len, sides)) > 1:
-            figures = [statistics.arm(arm, is_share=measure.kind != "count") for arm in seeds]
-            change = statistics.arms(*seeds, is_share=measure.kind != "count")
+            figures = [statistics.rate_over_seeds(side, is_share=measure.kind != "count") for side in seeds]
+            change = statistics.difference_over_seeds(*seeds, is_share=measure.kind != "count")
         else:
-            figures = [_estimate(measure, arm) for arm in pooled]
+            figures = [_estimate(measure, side) for side in pooled]
             change = statistics.difference(*totals, is_share=measure.kind != "count")
         rows.append(MeasureRow(measure, figures[0], figures[1], change, statistics.record(*totals)))
     return beside_the_average(rows, _pass_rows(sides))
 
 
-def beside_the_average(rows: Sequence[AnyRow], more: Sequence[AnyRow]) -> list[AnyRow]:
+def beside_the_average(rows: Sequence[AnyRow], pass_rows: Sequence[AnyRow]) -> list[AnyRow]:
     """Rows with pass@k and best@k behind the solve rate."""
-    place = next((n for n, row in enumerate(rows) if row.measure.key == "solved"), len(rows) - 1) + 1
-    return [*rows[:place], *more, *rows[place:]]
+    position = next((n for n, row in enumerate(rows) if row.measure.key == "solved"), len(rows) - 1) + 1
+    return [*rows[:position], *pass_rows, *rows[position:]]
 
 
 def _pass_rows(sides: Sequence[Sequence[Sequence[Graded]]]) -> list[MeasureRow]:
     """pass@k and best@k of both sides, where tasks have several attempts."""
-    tables = [[passes.by_task(tries(run)) for run in arm] for arm in sides]
+    tables = [[passes.by_task(tries(run)) for run in side] for side in sides]
     rows = []
-    for name in passes.headline(table for arm in tables for table in arm):
-        seeds = [[table[name] for table in arm] for arm in tables]
-        totals = [passes.pooled(arm) for arm in seeds]
-        change = statistics.arms(*seeds, is_share=True)
-        figures = [passes.estimate(arm) for arm in seeds]
+    for name in passes.headline(table for side in tables for table in side):
+        seeds = [[table[name] for table in side] for side in tables]
+        totals = [passes.pooled(side) for side in seeds]
+        change = statistics.difference_over_seeds(*seeds, is_share=True)
+        figures = [passes.estimate(side) for side in seeds]
         rows.append(MeasureRow(pass_figure(name), figures[0], figures[1], change, statistics.record(*totals)))
     return rows
 
@@ -453,7 +468,8 @@ def write_change(measure: Figure, change: Difference) -> str:
 
 
 def write_detectable(measure: Figure, detectable: float | None) -> str:
-    """The smallest difference that shows: "8.1 pp", "0.12"; "none" where no difference that there can be would."""
+    """The smallest difference that shows: "8.1 pp", "0.12"; "none" if even the largest possible difference would
+    not."""
     if measure.kind != "count" and detectable is not None and detectable > 1:
         return "none"
     return write_figure(measure, detectable).replace("%", " pp")

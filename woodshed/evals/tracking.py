@@ -1,8 +1,8 @@
 """Metrics of a run in a tracker: trackio, tensorboard or wandb, behind one setting.
 
-The run folder's metrics.jsonl is the truth and always written; a tracker is a reader of it. After every line the
-tracker is told what it has not seen yet, by a count that the run folder keeps. So a resumed run tells nothing twice, a
-tracker that was down catches up, and none of them can stop a run: what it raises becomes one warning.
+The run folder's metrics.jsonl is always written, and a tracker is sent what was appended to it. The run folder keeps a
+count of the lines sent, so a resumed run sends nothing twice, and a tracker that was down catches up. A tracker cannot
+stop a run: its errors become one warning.
 
 Each phase has its own axis: "train/reward" over train steps, "eval/solved" over the steps at which it was measured.
 """
@@ -57,14 +57,14 @@ class Mirror:
 
     def catch_up(self) -> None:
         lines = self.run.read("metrics")
-        told = self._told()
+        num_sent = self._num_sent()
         try:
-            for phase, step, metrics in lines[told:]:
+            for phase, step, metrics in lines[num_sent:]:
                 self.log(phase, step, numbers(metrics))
-                told += 1
+                num_sent += 1
         except Exception as error:  # a tracker's own kinds, network included: it must not stop the run
             self._complain(error)
-        self._keep(told)
+        self._keep(num_sent)
 
     def close(self) -> None:
         try:
@@ -74,14 +74,14 @@ class Mirror:
 
     def _complain(self, error: Exception) -> None:
         if not self.failed:
-            warnings.warn(f"{self.tracker} failed and will be told again later: {error}", stacklevel=3)
+            warnings.warn(f"{self.tracker} failed and will be tried again later: {error}", stacklevel=3)
         self.failed = True
 
-    def _told(self) -> int:
+    def _num_sent(self) -> int:
         return int(self._state().get(self.tracker, 0))
 
-    def _keep(self, told: int) -> None:
-        write_atomically(self.run.path / STATE, json.dumps(self._state() | {self.tracker: told}) + "\n")
+    def _keep(self, num_sent: int) -> None:
+        write_atomically(self.run.path / STATE, json.dumps(self._state() | {self.tracker: num_sent}) + "\n")
 
     def _state(self) -> dict[str, int]:
         try:

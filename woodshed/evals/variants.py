@@ -23,7 +23,7 @@ def table(variants: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
         if not sides:
             continue
         seeds = str(len(sides[0]))
-        for row in measures.compare_arms(*sides):
+        for row in measures.compare_seeds(*sides):
             if row.measure.key in SHOWN or "@" in row.measure.key:
                 figures = [measures.write_figure(row.measure, side.value) for side in (row.before, row.after)]
                 change = measures.write_change(row.measure, row.change)
@@ -34,8 +34,8 @@ def table(variants: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
             ("characters outside calls", _chars),
         ):
             rows.append(["", "", label, *map(figure, sides), ""])
-        if (moved := _moved(runs)) is not None:
-            rows.append(["", "", "divergence from the start, nats a token", "", f"{moved:.3f}", ""])
+        if (divergence := _moved(runs)) is not None:
+            rows.append(["", "", "divergence from the start, nats a token", "", f"{divergence:.3f}", ""])
         rows += [
             ["", "", f"{run.path.name} {reason}", "", "", ""] for run in runs if (reason := stopped(run))
         ]
@@ -44,58 +44,65 @@ def table(variants: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
 
 def conclusions(variants: Mapping[str, Sequence[RunDir]]) -> list[str]:
     """One line a variant on what its runs show and what they do not; variants without two evaluations are left out."""
-    sides = {name: found for name, runs in variants.items() if (found := _sides(runs))}
+    sides = {name: evaluations for name, runs in variants.items() if (evaluations := _sides(runs))}
     return [
-        f"{name}: {conclude(measures.compare_arms(*found), num_seeds=len(found[0]))}"
-        for name, found in sides.items()
+        f"{name}: {conclude(measures.compare_seeds(*evaluations), num_seeds=len(evaluations[0]))}"
+        for name, evaluations in sides.items()
     ]
 
 
 def against(variants: Mapping[str, Sequence[RunDir]]) -> list[list[str]]:
     """The last evaluations of every other variant less those of the first one, paired by task."""
-    ends = {name: sides[1] for name, runs in variants.items() if (sides := _sides(runs))}
-    if len(ends) < 2:
+    last_evaluations = {name: sides[1] for name, runs in variants.items() if (sides := _sides(runs))}
+    if len(last_evaluations) < 2:
         return []
-    first, *others = ends
+    first, *others = last_evaluations
     shown = [measure for measure in measures.MEASURES if measure.key in SHOWN]
     rows = [["against " + first, *(measure.label for measure in shown)]]
     for name in others:
-        found = {row.measure.key: row for row in measures.compare_arms(ends[first], ends[name])}
-        rows.append([name, *(measures.write_change(m, found[m.key].change) for m in shown)])
+        row_of = {
+            row.measure.key: row
+            for row in measures.compare_seeds(last_evaluations[first], last_evaluations[name])
+        }
+        rows.append([name, *(measures.write_change(m, row_of[m.key].change) for m in shown)])
     return rows
 
 
 def stopped(run: RunDir, *, problems: list[str] | None = None) -> str:
-    """Why a run stopped by itself, or ""; `problems` as in `RunDir.read`."""
-    found = run.read("metrics", problems=problems)
-    reasons = [metrics["stopped"] for _, _, metrics in found if "stopped" in metrics]
+    """Reason why a run stopped by itself, or ""; `problems` as in `RunDir.read`."""
+    lines = run.read("metrics", problems=problems)
+    reasons = [metrics["stopped"] for _, _, metrics in lines if "stopped" in metrics]
     return str(reasons[-1]) if reasons else ""
 
 
 def repeats(run: RunDir, *, problems: list[str] | None = None) -> str:
     """A sentence on tasks that came again in later steps of training, or ""; `problems` as in `RunDir.read`."""
-    found = [m for phase, _, m in run.read("metrics", problems=problems) if phase == "train"]
-    again = sum(int(metrics.get("repeated_tasks", 0)) for metrics in found)
-    draws = sum(int(metrics.get("num_tasks", 0)) for metrics in found)
-    return f"{again} of {draws} draws were of tasks that an earlier step had trained on" if again else ""
+    lines = [m for phase, _, m in run.read("metrics", problems=problems) if phase == "train"]
+    again = sum(int(metrics.get("repeated_tasks", 0)) for metrics in lines)
+    draws = sum(int(metrics.get("num_tasks", 0)) for metrics in lines)
+    return f"{again} of the {draws} tasks drawn had been trained on in an earlier step" if again else ""
 
 
 def _sides(runs: Sequence[RunDir]) -> tuple[list[Sequence[Graded]], list[Sequence[Graded]]] | None:
     """Attempts of the first and of the last evaluation of each run that has both."""
-    found: list[list[Evaluation]] = [evaluation.from_run(run) for run in runs]
-    whole = [made for made in found if len(made) > 1]
-    return ([made[0].graded for made in whole], [made[-1].graded for made in whole]) if whole else None
+    evaluations: list[list[Evaluation]] = [evaluation.from_run(run) for run in runs]
+    complete = [several for several in evaluations if len(several) > 1]
+    return (
+        ([several[0].graded for several in complete], [several[-1].graded for several in complete])
+        if complete
+        else None
+    )
 
 
 def _first_faults(runs: Sequence[Sequence[Graded]]) -> str:
     """Share of attempts whose first message is a call fault."""
-    first = [g.rollout.turns[0] for made in runs for g in made if not g.is_void and g.rollout.turns]
+    first = [g.rollout.turns[0] for run in runs for g in run if not g.is_void and g.rollout.turns]
     return f"{100 * sum(map(measures.is_fault, first)) / max(len(first), 1):.1f}%"
 
 
 def _chars(runs: Sequence[Sequence[Graded]]) -> str:
     """Characters that an attempt writes outside of its calls, in the mean."""
-    counts = [g.behaviour.message_chars for made in runs for g in made if not g.is_void]
+    counts = [g.behaviour.message_chars for run in runs for g in run if not g.is_void]
     return f"{sum(counts) / max(len(counts), 1):.0f}"
 
 

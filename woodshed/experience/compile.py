@@ -15,10 +15,8 @@ from typing import Literal, TypeVar
 from woodshed.experience.samples import HintBranch, TrainingSample
 from woodshed.records import Group, Hint, Rollout, RunError, Turn, Verdict
 from woodshed.tokens.renderer import Renderer
-from woodshed.tokens.token_kinds import Kind, token_kinds
 
 T = TypeVar("T")
-Placement = Literal["system", "user", "tool"]
 Scope = Literal["turn", "rollout"]
 
 ROUNDING = 1e-9
@@ -32,10 +30,6 @@ class HintOptions:
     scope: Scope = "turn"
     """turn: the hinted turn is compared. rollout: every turn is, with the message before the first one. That is how
     SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a solution."""
-    placement: Placement = "system"
-    """Whose message a hint is, or "tool" for the end of the last result."""
-    skip: Sequence[Kind] = ()
-    """Kinds of tokens of weight 0."""
     skip_first: int = 0
     """Tokens at the start of each turn of weight 0 (SDFT's code skips a few: the student otherwise copies the prefaces
     of a teacher that can see what it speaks of)."""
@@ -218,7 +212,7 @@ def hint_branch(
     options = options or HintOptions()
     first, end = (hint.turn, hint.turn + 1) if options.scope == "turn" else (0, len(rollout.turns))
     turn, turns = rollout.turns[first], rollout.turns[first:end]
-    hinted = _hinted_context(rollout, first, hint, renderer, options.placement)
+    hinted = _context(turn, renderer.hint(hint.text))
     before = sum(len(t.context_ids) + len(t.sampled_ids) for t in rollout.turns[:first])
     same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
     shared = sum(itertools.takewhile(bool, same))
@@ -237,34 +231,9 @@ def hint_branch(
         before + shared,
         tuple(ids[shared : len(ids) - behind_last]),
         tuple(predicted),
-        _kl_weights(turns, renderer, options),
+        tuple(float(n >= options.skip_first) for t in turns for n in range(len(t.sampled_ids))),
         tuple((first + n, len(compared.sampled_ids)) for n, compared in enumerate(turns)),
     )
-
-
-def _kl_weights(turns: Sequence[Turn], renderer: Renderer, options: HintOptions) -> tuple[float, ...]:
-    if not options.skip and not options.skip_first:
-        return (1.0,) * sum(len(turn.sampled_ids) for turn in turns)
-    kinds = [token_kinds(turn, renderer) for turn in turns]
-    return tuple(
-        float(n >= options.skip_first and kind not in options.skip)
-        for of_turn in kinds
-        for n, kind in enumerate(of_turn)
-    )
-
-
-def _hinted_context(
-    rollout: Rollout, number: int, hint: Hint, renderer: Renderer, placement: Placement
-) -> list[int]:
-    """The context of a turn with the hint in it. Before the first turn there is no result to stand in."""
-    turn = rollout.turns[number]
-    before = rollout.turns[number - 1] if number else None
-    if placement == "tool" and before is not None and before.observations:
-        *others, last = before.observations
-        seen = (*others, replace(last, text=f"{last.text}\n{hint.text}"))
-        return list(renderer.extend(before.sampled_ids, before.finish_reason, seen, before.calls).ids)
-    side = "user" if placement == "tool" else placement
-    return _context(turn, renderer.hint(hint.text, placement=side))
 
 
 def _context(turn: Turn, extra: Sequence[int]) -> list[int]:

@@ -75,6 +75,7 @@ def renamed(
             "calls": calls,
             "sampled_ids": ids,
             "logps": (0.0,) * len(ids),
+            "versions": ((0, len(ids)),),
             "observations": observations,
         }
         turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))

@@ -21,7 +21,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -53,7 +53,7 @@ class ExpertSettings(Settings):
 
     attempts: int = Field(default=2, ge=1)
     """Scripted attempts per training task, each with its own plants."""
-    repair_share: float = Field(default=0.25, ge=0, le=1)
+    repair_share: ClassVar[float] = 0.25
     """Share of attempts that edit wrongly first, see the tests fail and repair."""
     read_before: int = Field(default=0, ge=0, le=50)
     """Lines above the gap from which scripted attempts read on: what a method needs of its class stands there. They

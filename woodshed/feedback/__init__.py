@@ -1,4 +1,4 @@
-"""Targeted feedback: detectors find the faulty turns, and each gets one short hint."""
+"""Targeted feedback: detectors find faulty turns, and each of these gets one short hint."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = [
 
 
 def _silent(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """No rule finds what the critic does."""
+    """Find nothing: the critic works without a rule."""
     yield from ()
 
 
 NAMED: Part[Detector] = Part("detector", {**DETECTORS, **BEHAVIOURS, critic.DETECTOR: _silent}, OwnDetector)
-"""A detector as a recipe names it."""
+"""Detectors that a recipe may name."""
 
 
 def write(
@@ -51,35 +51,35 @@ def write(
 ) -> list[Hint]:
     """One hint per faulty turn, in the order of rollouts and turns.
 
-    Rollouts that lost their sandbox are passed over.
+    Rollouts that lost their sandbox are skipped.
 
     Raises:
         KeyError: a group's task is not among `tasks`.
     """
-    known = {task.id: task for task in tasks}
+    task_of = {task.id: task for task in tasks}
     return [
         hint
         for group in groups
         for rollout in group.rollouts
         if rollout.ended != "sandbox_lost"
-        for hint in _hints(known[group.task_id], rollout, codec, tools, detectors)
+        for hint in _hints(task_of[group.task_id], rollout, codec, tools, detectors)
     ]
 
 
 def choose(hints: Iterable[Hint], detectors: Sequence[str] = ()) -> list[Hint]:
-    """The hints of these detectors; all of them where none is named."""
+    """The hints of these detectors; all hints if none is named."""
     return [hint for hint in hints if not detectors or hint.detector in detectors]
 
 
 def named(detectors: Sequence[str]) -> dict[str, Detector]:
-    """The detectors that look: the call faults always, and of the others those that are named.
+    """The active detectors: all call faults, and those of the others that are named.
 
     Raises:
-        RecipeError: there is no such detector, or one of the user's own cannot be used.
+        RecipeError: an unknown detector, or one of the user's own that cannot be used.
     """
-    asked = {name: NAMED.resolve(name) for name in detectors if name not in DETECTORS}
-    order = [*BEHAVIOURS, *(name for name in asked if name not in BEHAVIOURS)]
-    return DETECTORS | {name: asked[name] for name in order if name in asked}
+    chosen = {name: NAMED.resolve(name) for name in detectors if name not in DETECTORS}
+    order = [*BEHAVIOURS, *(name for name in chosen if name not in BEHAVIOURS)]
+    return DETECTORS | {name: chosen[name] for name in order if name in chosen}
 
 
 def _hints(
@@ -89,13 +89,13 @@ def _hints(
     tools: Sequence[ToolSpec],
     detectors: Mapping[str, Detector],
 ) -> Iterator[Hint]:
-    spoken: dict[int, tuple[str, Fault]] = {}
+    faults: dict[int, tuple[str, Fault]] = {}
     for name, detector in detectors.items():
         for fault in contained(
             functools.partial(_faults, detector, task, rollout), functools.partial(_unread, rollout, name)
         ):
-            spoken.setdefault(fault.turn, (name, fault))
-    for turn, (name, fault) in sorted(spoken.items(), key=lambda item: item[0]):
+            faults.setdefault(fault.turn, (name, fault))
+    for turn, (name, fault) in sorted(faults.items(), key=lambda item: item[0]):
         tool = _tool(fault, tools)
         text = hint_text(name, tools=tools, codec=codec, tool=tool, test_command=task.test_command)
         yield Hint(rollout.id, turn, name, text)
@@ -114,13 +114,13 @@ def _faults(detector: Detector, task: Task, rollout: Rollout) -> list[Fault]:
 
 
 def _unread(rollout: Rollout, detector: str, error: str) -> list[Fault]:
-    """No hints of a detector that broke on an attempt: a hint at a wrong turn would teach what is wrong."""
+    """Warn of a detector that failed on an attempt, which gets no hints of it."""
     warnings.warn(f"{rollout.id}: detector {detector!r} could not read the attempt: {error}", stacklevel=2)
     return []
 
 
 def _tool(fault: Fault, tools: Sequence[ToolSpec]) -> str | None:
-    """The tool that the faulty call names, also where the call could not be read."""
+    """The tool that the faulty call names, also if the call could not be parsed."""
     if fault.call is None:
         return None
     return fault.call.tool or next((spec.name for spec in tools if spec.name in fault.call.raw), None)

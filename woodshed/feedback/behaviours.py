@@ -1,7 +1,6 @@
-"""Turns that were carried out and still are not how work should be done: found by rules, trained on only by name.
+"""Detectors of unwanted behaviour in turns whose calls are valid. Each is used only if a recipe names it.
 
-They are kept apart from the call faults because a recipe has to ask for each: what is bad manners in one team is a
-habit in another.
+They are separate from the call faults because teams differ: unwanted behaviour in one is usual in another.
 """
 
 from __future__ import annotations
@@ -12,42 +11,42 @@ from collections.abc import Iterator
 from woodshed.feedback.detectors import Detector, Fault, executed
 from woodshed.records import Rollout, Task, Turn
 
-LONG_WORDS = 60  # words outside of calls in a last message
-COMMENT_LINES = 5  # fewer comments are a comment
+LONG_WORDS = 60  # largest number of words outside of calls in a last message
+COMMENT_LINES = 5  # fewer comment lines are normal
 
 _LEFT_OPEN = re.compile(r"^\+(?!\+\+).*(\b(?:TODO|FIXME|XXX)\b|NotImplementedError)", re.MULTILINE)
 _FILE_WORK = re.compile(r"^\s*(cat|head|tail|sed|awk|grep|find|ls|tee)\b|>\s*\S+\.\w+")
 
 
 def unfinished(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """Finishing with a to-do, or a stub, in what was written."""
+    """Finishing with a to-do or a stub in the patch."""
     if rollout.ended == "finished" and _LEFT_OPEN.search(rollout.patch.diff):
         yield Fault(len(rollout.turns) - 1)
 
 
 def comment_reasoning(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """Thinking in comments: an edit that is mostly comment lines."""
+    """Reasoning in comments: an edit that is mostly comment lines."""
     for index, turn in enumerate(rollout.turns):
-        for call, seen in executed(turn):
+        for call, observation in executed(turn):
             text = str(call.arguments.get("new") or call.arguments.get("content") or "")
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             comments = sum(line.startswith("#") for line in lines)
-            if seen.error_kind is None and comments >= COMMENT_LINES and 2 * comments > len(lines):
+            if observation.error_kind is None and comments >= COMMENT_LINES and 2 * comments > len(lines):
                 yield Fault(index, call)
                 break
 
 
 def terminal_only(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """Reading and writing files through the shell alone, at the first turn that did so."""
-    found: Fault | None = None
+    """Reading and writing files only through the shell, at the first such turn."""
+    first: Fault | None = None
     for index, turn in enumerate(rollout.turns):
         for call, _seen in executed(turn):
             if call.tool in ("read_file", "edit_file", "write_file", "search"):
                 return
             if call.tool == "shell" and _FILE_WORK.search(str(call.arguments.get("command", ""))):
-                found = found or Fault(index, call)
-    if found:
-        yield found
+                first = first or Fault(index, call)
+    if first:
+        yield first
 
 
 def long_message(task: Task, rollout: Rollout) -> Iterator[Fault]:
@@ -65,12 +64,12 @@ def words_outside_calls(turn: Turn) -> int:
 
 
 def out_of_bounds(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """Ignoring where the task says that work belongs: a change outside of its allowed paths."""
+    """A change outside of the task's allowed paths."""
     for index, turn in enumerate(rollout.turns):
-        for call, seen in executed(turn):
+        for call, observation in executed(turn):
             path = str(call.arguments.get("path", "")).removeprefix("./")
             inside = any(path == allowed or path.startswith(f"{allowed}/") for allowed in task.allowed_paths)
-            if call.tool in ("edit_file", "write_file") and seen.error_kind is None and not inside:
+            if call.tool in ("edit_file", "write_file") and observation.error_kind is None and not inside:
                 yield Fault(index, call)
                 break
 
@@ -82,4 +81,4 @@ BEHAVIOURS: dict[str, Detector] = {
     "long_message": long_message,
     "out_of_bounds": out_of_bounds,
 }
-"""By the name that hints carry."""
+"""Detector by name, as in the hints."""

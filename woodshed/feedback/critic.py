@@ -1,7 +1,7 @@
-"""A model that reads an attempt with its verdict, names the turn where it went wrong and says what would have helped.
+"""Hints from a critic: a model that reads an attempt with its verdict and names the turn where it went wrong.
 
-Any engine will do: the policy itself, or a bigger model behind an endpoint. It is asked several times; the turn that
-most answers name wins, and of their hints the first that gives nothing away.
+Any engine works: the policy itself, or a larger model on a server. It answers several times; the turn that most answers
+name is taken, with the first of their hints that gives nothing away.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ SYSTEM = (
 )
 DETECTOR = "critic"
 MOST_CHARS = 400
-"""Characters of the longest reminder."""
+"""Limit of the characters of a reminder."""
 
 _ANSWER = re.compile(r"message:[ \t]*([0-9]{1,6})[ \t]*\n\s*reminder:[ \t]*(\S[^\n]*)", re.IGNORECASE)
 _SENTENCE = re.compile(r"[.!?](?:\s|$)")
 
 
 class CriticSettings(Settings):
-    """Settings of the critic, a model that reads attempts."""
+    """Settings of the critic, a model that writes hints."""
 
     rollouts: int = Field(default=0, ge=0)
-    """Attempts of each step that are read: unsolved ones about which no rule had anything to say; 0 reads none."""
+    """Number of attempts that the critic reads in each step: unsolved ones without a hint from a rule."""
     endpoint: EndpointSettings | None = None
-    """The server whose model reads; None asks the policy itself."""
+    """Server of the critic; None uses the policy itself."""
     model: str = ""
-    """Whose tokenizer and chat template the server's model has: alias, directory or hub id."""
+    """Model whose tokenizer and chat template the server uses: alias, directory or hub id."""
 
 
 VOTES, AGREEMENT = 3, 2
-"""Answers asked for, and how many of them must name the same message."""
+"""Number of answers, and how many of them must name the same message."""
 ANSWER_TOKENS = 160
-"""Tokens of the longest answer."""
+"""Limit of the tokens of an answer."""
 OBSERVATION_CHARS = 600
-"""Characters shown of each result."""
+"""Limit of the characters shown of each result."""
 
 
 def read(
@@ -66,11 +66,11 @@ def read(
     votes: int = VOTES,
     agreement: int = AGREEMENT,
 ) -> Hint | None:
-    """One hint on one turn, or None where the answers do not agree, say nothing, or give something away.
+    """One hint on one turn; None if the answers do not agree, cannot be parsed, or give something away.
 
     Args:
         hidden: texts that no hint may quote, such as hidden tests.
-        votes: answers asked for.
+        votes: number of answers.
         agreement: answers that must name the same message.
 
     Raises:
@@ -82,22 +82,22 @@ def read(
         for vote in range(votes)
     ]
     answers = [parse(engine.renderer.decode(sample.ids)) for sample in sample_all(engine, requests)]
-    named = [(turn, text) for turn, text in filter(None, answers) if 0 <= turn < len(rollout.turns)]
-    if not named:
+    votes_cast = [(turn, text) for turn, text in filter(None, answers) if 0 <= turn < len(rollout.turns)]
+    if not votes_cast:
         return None
-    turn, count = Counter(turn for turn, _ in named).most_common(1)[0]
+    turn, count = Counter(turn for turn, _ in votes_cast).most_common(1)[0]
     if count < min(agreement, votes):
         return None
-    for found, text in named:
-        if found == turn and not leak(text, task, rollout, turn, hidden=hidden):
+    for voted, text in votes_cast:
+        if voted == turn and not leak(text, task, rollout, turn, hidden=hidden):
             return Hint(rollout.id, turn, DETECTOR, f"Reminder: {text}")
     return None
 
 
 def parse(answer: str) -> tuple[int, str] | None:
-    """(index of the turn, what to say), or None. Messages are numbered from 1; a hint has at most three sentences.
+    """(index of the turn, text of the hint), or None. Messages are numbered from 1; a hint has at most three sentences.
 
-    The two lines are the whole answer: one that goes on, begins earlier or holds markup or hidden characters is none.
+    The answer must be exactly the two lines, without markup or hidden characters.
     """
     match = _ANSWER.fullmatch(answer.strip())
     if match is None:
@@ -111,12 +111,12 @@ def parse(answer: str) -> tuple[int, str] | None:
 
 
 def transcript(task: Task, rollout: Rollout, verdict: Verdict) -> str:
-    """The attempt as the reader sees it: numbered messages with their results, and how it ended. Everything that the
-    task, the policy or a program wrote is in a frame that it cannot close."""
+    """The attempt for the critic: numbered messages with their results, and how it ended. Everything that the task, the
+    policy or a program wrote is quoted in a way that it cannot end."""
     parts = [f"The task:\n{quoted(task.instruction.strip())}"]
     for number, turn in enumerate(rollout.turns, 1):
-        seen = "\n".join(o.text[:OBSERVATION_CHARS] for o in turn.observations)
-        parts.append(f"Message {number}:\n{quoted(turn.text)}\nResult {number}:\n{quoted(seen)}")
+        results = "\n".join(o.text[:OBSERVATION_CHARS] for o in turn.observations)
+        parts.append(f"Message {number}:\n{quoted(turn.text)}\nResult {number}:\n{quoted(results)}")
     passed = sum(outcome == "passed" for outcome in verdict.outcomes.values())
     parts.append(f"It ended: {rollout.ended}. {passed} of {len(verdict.outcomes)} hidden tests passed.")
     return "\n\n".join(parts)

@@ -1,7 +1,6 @@
-"""Detectors of turns that went wrong in a way that words can correct, by rules alone.
+"""Detectors: rules that find the faulty turns that a hint could have prevented.
 
-A detector looks at a whole rollout and yields the turns at which its fault was committed. It says nothing about
-what the policy should have known; that is `feedback.hints`.
+A detector reads a whole rollout and yields the turns with its fault. The text of the hint is in `feedback.hints`.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ class Fault:
     turn: int
     """Index into Rollout.turns."""
     call: Call | None = None
-    """The call that was wrong, where one was."""
+    """The faulty call; None for a fault of the whole turn."""
 
 
 Detector = Callable[[Task, Rollout], Iterator[Fault]]
 
 
 class OwnDetector(Protocol):
-    """A detector of the user's own, which brings the words of its hint."""
+    """A detector of the user's own, with the text of its hint."""
 
     @property
     def hint(self) -> str:
-        """The reminder without its beginning, as `hints.hint_text` completes it."""
+        """The text after "Reminder: ", which `hints.hint_text` adds."""
         ...
 
     def __call__(self, task: Task, rollout: Rollout) -> Iterator[Fault]: ...
 
 
 def with_hint(text: str) -> Callable[[Detector], Detector]:
-    """Let a detector say this about its fault: a decorator.
+    """Decorate a detector with the text of its hint.
 
-    The text holds only what is known before the faulty turn; it follows a beginning such as "Reminder: ".
+    The text follows "Reminder: " and contains only what is known before the faulty turn.
     """
 
     def named(detect: Detector) -> Detector:
@@ -56,25 +55,25 @@ def with_hint(text: str) -> Callable[[Detector], Detector]:
 
 
 def by_error(error_kind: ErrorKind) -> Detector:
-    """The turns whose first call fault is of this kind."""
+    """A detector of turns whose first call fault is of this kind."""
 
     def detect(task: Task, rollout: Rollout) -> Iterator[Fault]:
         for index, turn in enumerate(rollout.turns):
             if turn.error_kind == error_kind:
-                seen = dict(zip((o.call_id for o in turn.observations), turn.observations, strict=True))
-                faulty = (c for c in turn.calls if c.id in seen and seen[c.id].error_kind == error_kind)
+                by_call = dict(zip((o.call_id for o in turn.observations), turn.observations, strict=True))
+                faulty = (c for c in turn.calls if c.id in by_call and by_call[c.id].error_kind == error_kind)
                 yield Fault(index, next(faulty, None))
 
     return detect
 
 
 def repeated(task: Task, rollout: Rollout) -> Iterator[Fault]:
-    """The same call as one that failed before, with nothing done in between that could change its result."""
+    """A call that failed before, repeated without an action in between that could change its result."""
     failed: set[str] = set()
     for index, turn in enumerate(rollout.turns):
         again: Call | None = None
-        for call, seen in executed(turn):
-            if seen.error_kind is None:
+        for call, observation in executed(turn):
+            if observation.error_kind is None:
                 if call.tool not in ("read_file", "search"):
                     failed.clear()
             elif (key := _key(call)) in failed:
@@ -98,10 +97,10 @@ def is_untested(rollout: Rollout) -> bool:
     """True if the policy finished without having run a command since its last change, or at all."""
     tested = False
     for turn in rollout.turns:
-        for call, seen in executed(turn):
+        for call, observation in executed(turn):
             if call.tool == "shell" and call.error_kind is None:
                 tested = True
-            elif call.tool in ("edit_file", "write_file") and seen.error_kind is None:
+            elif call.tool in ("edit_file", "write_file") and observation.error_kind is None:
                 tested = False
     return rollout.ended == "finished" and not tested
 
@@ -119,18 +118,18 @@ DETECTORS: dict[str, Detector] = {
     "syntax_error": syntax_error,
     "untested": untested,
 }
-"""By the name that hints carry. Where several find the same turn, the first in this order speaks."""
+"""Detector by name, as in the hints. If several find the same turn, the first in this order gives the hint."""
 
 
 def executed(turn: Turn) -> Iterator[tuple[Call, Observation]]:
-    """The calls of a turn that were carried out or refused for what they say, with what each gave back."""
-    for call, seen in zip(turn.calls, turn.observations, strict=False):
-        if seen.error_kind != "too_many_calls" and not seen.text.startswith("not executed"):
-            yield call, seen
+    """The calls of a turn with their observations, without the calls that were not tried."""
+    for call, observation in zip(turn.calls, turn.observations, strict=False):
+        if observation.error_kind != "too_many_calls" and not observation.text.startswith("not executed"):
+            yield call, observation
 
 
 def _key(call: Call) -> str:
-    """Key by which two calls are the same; calls that could not be parsed are compared as they were written."""
+    """Key for comparing calls; calls that could not be parsed are compared as text."""
     return json.dumps([call.tool, call.arguments] if call.arguments else [call.raw], sort_keys=True)
 
 
@@ -140,9 +139,9 @@ def _broken(path: str, text: str | None) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _parses(text: str) -> bool:
-    """Many attempts at a task leave the same file."""
+    """True if the text is valid Python. Cached, since many attempts write the same file."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes are the author's taste
+        warnings.simplefilter("ignore")  # invalid escapes are allowed
         try:
             syntax.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):

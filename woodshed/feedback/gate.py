@@ -1,7 +1,7 @@
-"""Gate for classes of hints: the measurements of a class, and the thresholds that they must reach.
+"""Gate for classes of hints: measurements of a class, and the thresholds that they must reach.
 
 Prototypes showed two ways in which hints fail. A hint that named a line which no longer existed made the next turn
-worse; and a policy that had never seen reminders made *more* mistakes under one, although the faulty tokens had become
+worse; and a policy that had never seen reminders made *more* mistakes with one, although the faulty tokens had become
 less likely. So two quantities are measured at faulty turns: the change of the faulty tokens' log-prob under the hint,
 and the share of turns that are faulty again when they are sampled anew under it. Both are compared with a placebo and
 with a hint of another class.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ class GateSettings(Settings):
 
     every: int = Field(default=0, ge=0)
     """Steps between measurements; 0 never measures, and every class is trained on."""
-    turns: int = Field(default=24, ge=1)
+    turns: ClassVar[int] = 96
     """Most faulty turns to measure in each class, spread evenly over those of the step."""
 
 
@@ -107,6 +107,6 @@ def switched_off(
 
 
 def another_class(detector: str) -> str:
-    """Class whose hint is a wrong one for this class: half the list away, because neighbours are similar."""
+    """Class whose hint serves as the wrong hint for this class: half the list away, because neighbours are similar."""
     names = list(DETECTORS)
     return names[(names.index(detector) + len(names) // 2) % len(names)] if detector in names else names[0]

@@ -1,8 +1,9 @@
-"""Hints: one short reminder each, to be read right before the turn that committed the fault.
+"""Hints: short reminders, each placed right before a faulty turn.
 
-A reminder holds only what was known before the turn: tools, forms, rules. Never anything that was observed later,
-and nothing about the state of a file, which an earlier edit may have changed: a hint that names a line which is no
-longer there makes the turn worse.
+A reminder contains only what was known before the turn: tools, forms, rules. It contains nothing that was observed
+    later
+and nothing about the state of a file, which an earlier edit may have changed: a hint about a line that no longer exists
+makes the turn worse.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ PLACEBOS: tuple[str, ...] = (
     "Reminder: a release is planned for next month.",
     "Reminder: the documentation is written in English.",
 )
-"""True of any task and about no fault at all: the control for 'any reminder helps'."""
+"""Sentences without relation to any fault: the control for "any reminder helps"."""
 
 
 def hint_text(
@@ -33,11 +34,11 @@ def hint_text(
     tool: str | None = None,
     test_command: str = "the tests",
 ) -> str:
-    """The reminder for a class of fault.
+    """The reminder for a class of faults.
 
     Args:
         detector: a name in `detectors.DETECTORS` or `behaviours.BEHAVIOURS`, or the import path of one's own.
-        tool: the tool that the turn called or should call, where its form helps.
+        tool: the tool that the turn called or should call; some reminders show its form.
 
     Raises:
         RecipeError: no text is known for this detector.
@@ -84,4 +85,4 @@ _TEXTS: dict[str, Callable[[_Subject], str]] = {
 }
 
 CLASSES = tuple(_TEXTS)
-"""Every class of fault that something can be said about."""
+"""All classes of faults that have a reminder."""

@@ -1,19 +1,19 @@
-"""Detection of hints that say something that could not have been known before their turn.
+"""Detection of hints that contain what could not have been known before their turn.
 
-A teacher that was told the answer teaches the student to guess it. What was known is the task, the tools, everything
-before the turn, and the turn's own message; what was not is everything observed later, hidden tests and the solution.
+A teacher that was given the answer teaches the student to guess it. Known are the task, the tools, everything before
+the turn, and the turn's own message. Unknown are all later observations, hidden tests and the solution.
 
-Hint, known and unknown text are compared in one spelling (`feedback.spelling`). A hint is refused that gives away
+Hint, known and unknown text are compared in a normalised spelling (`feedback.spelling`). A hint is refused if it has
 
-- a name that stands only in unknown text, written as one word or as several;
-- a word or a short string of hidden code that is no everyday word;
-- a number of unknown text, in digits or in words; small numbers in words only where they are values, not counts;
-- a line of hidden code in words: most of its tokens, or three of them in their order;
-- four words in a row that are quoted;
-- how many tests passed, unless the attempt saw it, and anything about rewards.
+- a name that occurs only in unknown text, written as one word or as several;
+- a word or a short string of hidden code that is not an everyday word;
+- a number of unknown text, in digits or in words; small numbers in words only if they are values, not counts;
+- a line of hidden code in words: most of its tokens, or three of them in order;
+- four words in a row from unknown text;
+- a number of passed tests that the attempt did not see, or anything about rewards.
 
-Rules cannot understand: what is said in other words than the code's passes. Where an honest hint is refused,
-another answer is taken.
+The rules compare words only: a paraphrase of hidden code is not found. If an honest hint is refused, another answer is
+taken.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from woodshed.feedback.spelling import Token, digits, folded, in_digits, joined,
 from woodshed.records import Rollout, Task
 from woodshed.tokens.codec import CODECS
 
-RUN = 4  # so many words in a row are a quotation
-LONGEST = 32  # letters and digits in a row that are no word any more, but a code
+RUN = 4  # number of equal words in a row that count as a quotation
+LONGEST = 32  # longer runs of letters and digits are not a word but an encoding
 
 _NAME = re.compile(r"[A-Za-z_][\w./]*\w|\d[\d_.,]*\d|\d")
 _STRING = re.compile(r"'([^'\n]{1,40})'|\"([^\"\n]{1,40})\"")
@@ -53,7 +53,7 @@ _TOLD = re.compile(
     r"|\b(?:passed|failed) \d|\d pass (?:and )?\d+ fail|\b(?:pass|fail)\w* \d+ (?:(?:out )?of (?:the )?\d|[/%])"
     r"|(?:percent|%).*\b(?:pass|fail)|\b(?:solved?|correct) \d+ (?:out )?of"
 )
-"""Counts of what passed, where nothing else in the sentence says that tests are meant."""
+"""Counts of passed tests in sentences that do not mention tests."""
 _OUTCOME = re.compile(r"(\d+) (?:passed|failed|errors?)\b")
 _REWARD = re.compile(r"\b(?:rewards?|scored?|graded?|verdict)\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n+")
@@ -72,21 +72,21 @@ _COUNTS = frozenset(
     "function functions occurrence occurrences match matches comment comments error errors hunk hunks block blocks "
     "by single separate different long whole".split()
 )
-"""Words behind a small number that make it a count."""
+"""Words after a small number that make it a count."""
 _LIGHT = frozenset(
     "a an the it its this that then and or of in on at for from with by as is are be to so if when not no do does you "
     "your self cls def class import else elif pass there here which each every any all into up out only them they was "
     "were has have had but must should can may would will after before than just also both first next last".split()
 )
-"""Words that say nothing about code, in hints and in code."""
+"""Words that carry no information about code."""
 
 
 @dataclass(frozen=True)
 class _Secret:
-    """Everything that a hint must not say, worked out once for a turn."""
+    """Everything that a hint at one turn must not contain."""
 
     names: dict[str, str]
-    """Spelt as one word: as it is written."""
+    """Normalised spelling to the written form."""
     words: frozenset[str]
     numbers: frozenset[str]
     lines: tuple[tuple[str, ...], ...]
@@ -94,7 +94,7 @@ class _Secret:
 
 
 def leak(text: str, task: Task, rollout: Rollout, turn: int, *, hidden: Iterable[str] = ()) -> str:
-    """The text that the hint gives away, or "". A hint that cannot be checked gives away the reason for that.
+    """The leaked text in a hint, or ""; for a hint that cannot be checked, the reason.
 
     Args:
         hidden: texts that the policy never sees, such as hidden tests and the original code.
@@ -107,12 +107,12 @@ def _leak(text: str, task: Task, rollout: Rollout, turn: int, hidden: Sequence[s
     known = _before(task, rollout, turn)
     later = _after(rollout, turn)
     secret = _secret(known, hidden, later)
-    said = in_digits(tokens(text))
+    words = in_digits(tokens(text))
     return (
-        _name(text, said, secret)
-        or _number(text, said, secret)
+        _name(text, words, secret)
+        or _number(text, words, secret)
         or _count(text, known)
-        or _word(said, secret)
+        or _word(words, secret)
         or _disguised(text, secret)
         or _code(text, secret)
         or _quotation(text, known, "\n".join([*later, *hidden]))
@@ -122,13 +122,13 @@ def _leak(text: str, task: Task, rollout: Rollout, turn: int, hidden: Sequence[s
 def _before(task: Task, rollout: Rollout, turn: int) -> str:
     parts = [_always(), task.instruction, task.test_command, rollout.turns[turn].text]
     for earlier in rollout.turns[:turn]:
-        parts += [earlier.text, *(seen.text for seen in earlier.observations)]
+        parts += [earlier.text, *(observation.text for observation in earlier.observations)]
     return "\n".join(parts)
 
 
 @functools.cache
 def _always() -> str:
-    """Text that every policy is told: the rules of the work, the tools and their forms."""
+    """Text that every policy reads: the rules, the tools and their forms."""
     parts = [system_prompt(), system_prompt(max_calls=2)]
     for codec in CODECS.values():
         parts += [codec.describe(TOOLS), *(form(tool.name, codec) for tool in TOOLS)]
@@ -137,19 +137,19 @@ def _always() -> str:
 
 
 def _after(rollout: Rollout, turn: int) -> list[str]:
-    later = [seen.text for seen in rollout.turns[turn].observations]
+    later = [observation.text for observation in rollout.turns[turn].observations]
     for following in rollout.turns[turn + 1 :]:
-        later += [following.text, *(seen.text for seen in following.observations)]
+        later += [following.text, *(observation.text for observation in following.observations)]
     return later
 
 
-# -- what is secret ----------------------------------------------------------------------------------------------------
+# -- unknown text -----------------------------------------------------------------------------------------------------
 
 
 def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
-    seen = in_digits(tokens(known))
-    seen_words = {stem(token.text) for token in seen}
-    seen_names = {_squashed(name) for name in _names(known)}
+    known_tokens = in_digits(tokens(known))
+    known_words = {stem(token.text) for token in known_tokens}
+    known_names = {_squashed(name) for name in _names(known)}
     lines = [line for text in hidden for line in _PROSE.sub("", text).splitlines()]
     known_lines = {_line(line) for line in known.splitlines()}
     code = [line.partition("#")[0] for line in lines]
@@ -161,22 +161,22 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
     everyday = _everyday()
     numbers = {digits(t.text) for t in in_digits(tokens("\n".join([*hidden, *later])))} - {""}
     return _Secret(
-        {name: written for name, written in names.items() if len(name) > 2 and name not in seen_names},
+        {name: written for name, written in names.items() if len(name) > 2 and name not in known_names},
         frozenset(
             stem(word)
             for word in words
             if len(word) > 2
             and word not in everyday
             and stem(word) not in everyday
-            and stem(word) not in seen_words
+            and stem(word) not in known_words
         ),
-        frozenset(numbers - {digits(t.text) for t in seen}),
-        tuple(made for made in dict.fromkeys(map(_line, code)) if len(made) > 1 and made not in known_lines),
+        frozenset(numbers - {digits(t.text) for t in known_tokens}),
+        tuple(line for line in dict.fromkeys(map(_line, code)) if len(line) > 1 and line not in known_lines),
     )
 
 
 def _names(text: str) -> list[str]:
-    """Names that look like code, not like plain words."""
+    """Names that look like code and not like plain words."""
     return [name for name in _NAME.findall(folded(text)) if re.search(r"[_./\d]|[a-z][A-Z]", name)]
 
 
@@ -194,37 +194,37 @@ def _without_strings(line: str) -> str:
 
 
 def _line(line: str) -> tuple[str, ...]:
-    """The tokens of a line that say something."""
+    """The informative tokens of a line."""
     return tuple(stem(t.text) for t in in_digits(tokens(line)) if t.text not in _LIGHT and t.text != "=")
 
 
 @functools.cache
 def _everyday() -> frozenset[str]:
-    """Words that anybody may say about any code."""
+    """Common words, which a hint may always use."""
     listed = files("woodshed.feedback").joinpath("everyday.txt").read_text(encoding="utf-8")
     words = {token.text for token in tokens(listed + "\n" + _always())} | _LIGHT
     return frozenset(words | {stem(word) for word in words})
 
 
-# -- what a hint says --------------------------------------------------------------------------------------------------
+# -- text of the hint --------------------------------------------------------------------------------------------------
 
 
-def _name(text: str, said: Sequence[Token], secret: _Secret) -> str:
+def _name(text: str, words: Sequence[Token], secret: _Secret) -> str:
     for name in _names(text):
         if _squashed(name) in secret.names:
             return name
     plain = folded(text)
-    for whole, start, end in joined(said):
-        if whole in secret.names and len(whole) > 3 and not _is_prose(said[start:end]):
-            return plain[said[start].start : said[end - 1].end]
-    for token in said:
+    for whole, start, end in joined(words):
+        if whole in secret.names and len(whole) > 3 and not _is_prose(words[start:end]):
+            return plain[words[start].start : words[end - 1].end]
+    for token in words:
         if token.text in secret.names and len(token.text) > 3 and token.text not in _everyday():
             return token.text
     leet = str.maketrans("013457", "oleast")
     for word in re.findall(r"\w+", plain):
         if len(word) > 3 and re.search(r"[a-z]\d|\d[a-z]", word.casefold()):
-            read = word.casefold().translate(leet)
-            if read.replace("_", "") in secret.names or stem(read) in secret.words:
+            decoded = word.casefold().translate(leet)
+            if decoded.replace("_", "") in secret.names or stem(decoded) in secret.words:
                 return word
         if len(word) >= LONGEST and not re.fullmatch(r"[a-z_]+", word):
             return word
@@ -232,33 +232,33 @@ def _name(text: str, said: Sequence[Token], secret: _Secret) -> str:
 
 
 def _is_prose(words: Sequence[Token]) -> bool:
-    """True if two tokens that make up a name may as well be two words: "test command" beside test_command."""
+    """True if two tokens that form a name may also be two plain words: "test command" for test_command."""
     return len(words) == 2 and all(len(word.text) > 1 and word.text in _everyday() for word in words)
 
 
-def _number(text: str, said: Sequence[Token], secret: _Secret) -> str:
+def _number(text: str, words: Sequence[Token], secret: _Secret) -> str:
     plain = folded(text)
     for number in re.findall(r"\d[\d_,]*", plain):
         if (value := digits(re.sub(r"\D", "", number))) in secret.numbers:
             return value
-    for at, token in enumerate(said):
+    for index, token in enumerate(words):
         value = digits(token.text)
         if not value or plain[token.start : token.end].isdecimal():
             continue
-        if value in secret.numbers and (len(value) > 2 or int(value) > 10 or _is_value(said, at)):
+        if value in secret.numbers and (len(value) > 2 or int(value) > 10 or _is_value(words, index)):
             return plain[token.start : token.end]
-    for whole, start, end in joined(said, 6):
+    for whole, start, end in joined(words, 6):
         if len(whole) > 1 and digits(whole) in secret.numbers:
-            return plain[said[start].start : said[end - 1].end]
+            return plain[words[start].start : words[end - 1].end]
     return ""
 
 
-def _is_value(said: Sequence[Token], at: int) -> bool:
-    """True if a small number in words is a value: "return two", "two times x", and not "two short sentences"."""
-    before = said[at - 1].text if at else ""
+def _is_value(words: Sequence[Token], index: int) -> bool:
+    """True if a small number in words is a value ("return two", "two times x") and not a count ("two sentences")."""
+    before = words[index - 1].text if index else ""
     if before == "a" or before == "the":
-        before = said[at - 2].text if at > 1 else ""
-    after = [token.text for token in said[at + 1 : at + 3]]
+        before = words[index - 2].text if index > 1 else ""
+    after = [token.text for token in words[index + 1 : index + 3]]
     if after and after[0] in ("*", "+", "-", "/", "%", "**", "//"):
         return True
     return before in _VALUES and not (
@@ -267,8 +267,8 @@ def _is_value(said: Sequence[Token], at: int) -> bool:
 
 
 def _count(text: str, known: str) -> str:
-    """Number of tests that passed or failed, or a reward, that the text gives."""
-    seen = set(_OUTCOME.findall(folded(known)))
+    """The sentence that tells a number of passed or failed tests, or a reward; or ""."""
+    known_counts = set(_OUTCOME.findall(folded(known)))
     for sentence in _SENTENCE.split(text):
         words = in_digits(tokens(sentence))
         plain = " ".join(token.text for token in words)
@@ -276,19 +276,19 @@ def _count(text: str, known: str) -> str:
         has_share = _SHARE.search(plain.replace(" / ", "/")) is not None or "%" in plain
         if _REWARD.search(plain) and (numbers or has_share):
             return sentence.strip()
-        told = _TOLD.search(plain) is not None
-        if not told and not (_COUNTED.search(plain) and _ENDED.search(plain)):
+        is_count = _TOLD.search(plain) is not None
+        if not is_count and not (_COUNTED.search(plain) and _ENDED.search(plain)):
             continue
-        if (told or has_share or numbers) and not (numbers and set(numbers) <= seen):
+        if (is_count or has_share or numbers) and not (numbers and set(numbers) <= known_counts):
             return sentence.strip()
     return ""
 
 
-def _word(said: Sequence[Token], secret: _Secret) -> str:
-    for token in said:
+def _word(words: Sequence[Token], secret: _Secret) -> str:
+    for token in words:
         if token.text.isalpha() and len(token.text) > 2 and stem(token.text) in secret.words:
             return token.text
-    for whole, _, _ in joined(said):
+    for whole, _, _ in joined(words):
         if len(whole) > 3 and (stem(whole) in secret.words or whole in secret.words):
             return whole
     return ""
@@ -296,22 +296,22 @@ def _word(said: Sequence[Token], secret: _Secret) -> str:
 
 def _disguised(text: str, secret: _Secret) -> str:
     for reading in readings(text):
-        said = in_digits(tokens(reading))
-        found = _name(reading, said, secret) or _word(said, secret) if reading != text else ""
-        if found and found[::-1].casefold() not in _everyday():
-            return found
+        words = in_digits(tokens(reading))
+        leaked = _name(reading, words, secret) or _word(words, secret) if reading != text else ""
+        if leaked and leaked[::-1].casefold() not in _everyday():
+            return leaked
     return ""
 
 
 def _code(text: str, secret: _Secret) -> str:
-    """A hidden line whose tokens a sentence has: all that say something, or three of them in order and most of it."""
+    """The sentence that repeats a hidden line: all informative tokens, or most of them with three in order; or ""."""
     for sentence in [*_SENTENCE.split(text), text]:
-        said = _line(sentence)
+        words = _line(sentence)
         for line in secret.lines:
-            told = set(line) & set(said)
-            if len(told) < 2 or len(told) < 0.6 * len(set(line)):
+            shared = set(line) & set(words)
+            if len(shared) < 2 or len(shared) < 0.6 * len(set(line)):
                 continue
-            if _weight(told) >= 2 and (len(told) == len(set(line)) > 2 or _in_order(line, said) >= 3):
+            if _weight(shared) >= 2 and (len(shared) == len(set(line)) > 2 or _in_order(line, words) >= 3):
                 return sentence.strip()
     return ""
 
@@ -321,22 +321,22 @@ def _weight(words: set[str]) -> float:
     return sum(0.5 if word in everyday else 1.0 for word in words)
 
 
-def _in_order(line: Sequence[str], said: Sequence[str]) -> int:
-    """Length of the longest sequence that both have in this order."""
-    row = [0] * (len(said) + 1)
+def _in_order(line: Sequence[str], words: Sequence[str]) -> int:
+    """Length of the longest common subsequence."""
+    row = [0] * (len(words) + 1)
     for token in line:
         before = row[:]
-        for at, other in enumerate(said, 1):
-            row[at] = before[at - 1] + 1 if token == other else max(before[at], row[at - 1])
+        for index, other in enumerate(words, 1):
+            row[index] = before[index - 1] + 1 if token == other else max(before[index], row[index - 1])
     return row[-1]
 
 
 def _quotation(text: str, known: str, unknown: str) -> str:
-    said, known_words, unknown_words = (_words(part) for part in (text, known, unknown))
-    told, secret = f" {' '.join(known_words)} ", f" {' '.join(unknown_words)} "
-    for start in range(len(said) - RUN + 1):
-        run = " ".join(said[start : start + RUN])
-        if f" {run} " in secret and f" {run} " not in told:
+    words, known_words, unknown_words = (_words(part) for part in (text, known, unknown))
+    known_text, unknown_text = f" {' '.join(known_words)} ", f" {' '.join(unknown_words)} "
+    for start in range(len(words) - RUN + 1):
+        run = " ".join(words[start : start + RUN])
+        if f" {run} " in unknown_text and f" {run} " not in known_text:
             return run
     return ""
 

@@ -1,8 +1,8 @@
-"""Auxiliary rewards: what an attempt is paid or charged for how it worked, whatever became of it.
+"""Auxiliary rewards: amounts added to a reward for behaviour, whatever the result of the attempt.
 
 Composer 2 report (arXiv 2603.24477, section 4.2): rewards for style and communication and penalties for poor use of
-tools stand beside the tests. Everything here is counted by rules from the attempt itself and is off until a recipe
-names it: a reward that nobody asked for is found and farmed.
+tools are added to the result of the tests. Everything here is counted by rules from the attempt itself and is off by
+default, because policies exploit such rewards.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ TERMS: dict[str, Count] = {
 and turns that a detector finds."""
 
 TERM: Part[Count] = Part("reward term", TERMS)
-"""A term as a recipe names it: what it counts in an attempt."""
+"""Reward terms that a recipe may name; each counts something in an attempt."""
 
 
 class RewardSettings(Settings):
     """Auxiliary rewards; none by default."""
 
     terms: dict[Annotated[str, TERM], float] = Field(default_factory=dict)
-    """Name to what is added to an attempt's reward each time it occurs; a negative number is a penalty. Names: tested,
+    """Name to the amount added to an attempt's reward for each occurrence; negative for a penalty. Names: tested,
     invalid_calls, message_words, a detector (untested, unfinished, long_message, ...), or
     package.module:name of your own."""
 
 
 def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[str, float]:
-    """Name to what each term adds to the attempt's reward, zeros included.
+    """Name to the amount that each term adds to the attempt's reward, zeros included.
 
-    A count that breaks on what the policy wrote pays nothing, and charges as if every turn had been found.
+    A count that fails on an attempt adds no reward; a penalty counts every turn then.
     """
 
     def counted(name: str) -> float:
@@ -62,13 +62,13 @@ def auxiliary(task: Task, rollout: Rollout, terms: Mapping[str, float]) -> dict[
             raise TypeError(f"reward term {name!r} returned {count!r}; it must return a number")
         return count
 
-    def paid(name: str, amount: float) -> float:
-        most = min(0.0, amount * max(1, len(rollout.turns)))
-        return contained(lambda: amount * counted(name), lambda error: _broken(rollout, error, most))
+    def value(name: str, amount: float) -> float:
+        worst = min(0.0, amount * max(1, len(rollout.turns)))
+        return contained(lambda: amount * counted(name), lambda error: _failed(rollout, error, worst))
 
-    return {name: paid(name, amount) for name, amount in terms.items()}
+    return {name: value(name, amount) for name, amount in terms.items()}
 
 
-def _broken(rollout: Rollout, error: str, most: float) -> float:
+def _failed(rollout: Rollout, error: str, value: float) -> float:
     warnings.warn(f"{rollout.id}: a reward term could not be counted: {error}", stacklevel=2)
-    return most
+    return value

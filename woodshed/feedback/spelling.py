@@ -1,7 +1,7 @@
-"""Texts brought to one spelling, so that what a hint says can be compared with what was seen and what is hidden.
+"""Normalised spelling, in which hints are compared with known and with hidden text.
 
 Full-width, zero-width, accented and look-alike letters, split and joined names, numbers in words and operators in words
-all become the same tokens: "Return X times two", "return x*2" and "r e t u r n  x * 2" say one thing.
+all become the same tokens: "Return X times two", "return x*2" and "r e t u r n  x * 2" are equal.
 """
 
 from __future__ import annotations
@@ -47,25 +47,26 @@ _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _VALUES = {word: n for n, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
 _VALUES |= {"dozen": 12, "fourty": 40, "twice": 2, "thrice": 3}
 MOST = 10**15
-"""Where numbers in words end; what follows begins anew."""
+"""Limit of a number in words; words past it begin another number."""
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 1_000_000}
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word, number or operator in its one spelling."""
+    """A normalised word, number or operator."""
 
     text: str
     start: int
-    """Its start in the folded text."""
+    """Position in the folded text."""
     end: int
 
 
 def folded(text: str) -> str:
-    """Compatibility letters, accents, look-alikes and invisible characters gone; case kept, since names split at it."""
+    """Text without compatibility letters, accents, look-alikes and invisible characters; case is kept, since names are
+    split at it."""
     plain = unicodedata.normalize("NFKD", text)
-    kept = "".join(c for c in plain if unicodedata.category(c) not in ("Cf", "Mn", "Me", "Cs", "Co", "Lm"))
-    return "".join(_lowered(c) for c in unicodedata.normalize("NFKC", kept))
+    visible = "".join(c for c in plain if unicodedata.category(c) not in ("Cf", "Mn", "Me", "Cs", "Co", "Lm"))
+    return "".join(_lowered(c) for c in unicodedata.normalize("NFKC", visible))
 
 
 def _lowered(character: str) -> str:
@@ -76,59 +77,62 @@ def _lowered(character: str) -> str:
 
 
 def tokens(text: str) -> list[Token]:
-    """Words in lower case, split where names are joined; numbers as digits; operators as signs."""
+    """Words in lower case, names split into words; numbers as digits; operators as signs."""
     plain = folded(text)
-    found: list[Token] = []
+    result: list[Token] = []
     for match in _TOKEN.finditer(plain):
         start = match.start()
         for part in _CAMEL.split(match[0]) if match[0].isalpha() else [match[0]]:
             word = part.casefold()
-            found.append(Token(_OPERATORS.get(word, word), start, start + len(part)))
+            result.append(Token(_OPERATORS.get(word, word), start, start + len(part)))
             start += len(part)
-    return found
+    return result
 
 
 def in_digits(words: Sequence[Token]) -> list[Token]:
-    """Tokens with numbers in words turned into digits ("forty two" as 42)."""
-    made: list[Token] = []
-    at = 0
-    while at < len(words):
-        number, after = _number(words, at)
-        if after == at:
-            made.append(words[at])
-            at += 1
+    """Tokens with numbers in words replaced by digits ("forty two" by 42)."""
+    result: list[Token] = []
+    index = 0
+    while index < len(words):
+        number, end = _number(words, index)
+        if end == index:
+            result.append(words[index])
+            index += 1
         else:
-            made.append(Token(str(number), words[at].start, words[after - 1].end))
-            at = after
-    return made
+            result.append(Token(str(number), words[index].start, words[end - 1].end))
+            index = end
+    return result
 
 
-def _number(words: Sequence[Token], at: int) -> tuple[int, int]:
-    """The number in words that begins at a place, and the place behind it; the place itself where none begins."""
+def _number(words: Sequence[Token], index: int) -> tuple[int, int]:
+    """The number in words that begins at an index, and the index after it; the same index if none begins there."""
     total = part = 0
-    start, last = at, 0
-    while at < len(words):
-        word = words[at].text
+    start, last = index, 0
+    while index < len(words):
+        word = words[index].text
         if (value := _VALUES.get(word)) is not None and total <= MOST:
-            if at > start and not ((last >= 20 and value < 10) or last in (100, 1000)):
+            if index > start and not ((last >= 20 and value < 10) or last in (100, 1000)):
                 break
             part, last = part + value, value
-        elif word in _SCALES and (at > start or word != "million") and 0 < part <= MOST:
+        elif word in _SCALES and (index > start or word != "million") and 0 < part <= MOST:
             part, last = part * _SCALES[word], min(_SCALES[word], 1000)
             if last == 1000:
                 total, part = total + part, 0
         elif not (
-            word == "and" and last in (100, 1000) and at + 1 < len(words) and words[at + 1].text in _VALUES
+            word == "and"
+            and last in (100, 1000)
+            and index + 1 < len(words)
+            and words[index + 1].text in _VALUES
         ):
             break
-        at += 1
-    return total + part, at
+        index += 1
+    return total + part, index
 
 
 def digits(text: str) -> str:
-    """A number in the one spelling of numbers, of whatever length; "" where the text is none.
+    """The canonical spelling of a number of any length; "" if the text is not a number.
 
-    Digits of all scripts count, those that `int` does not take too.
+    Digits of all scripts count, including those that `int` does not accept.
     """
     if not text.isdigit():
         return ""
@@ -136,7 +140,7 @@ def digits(text: str) -> str:
 
 
 def joined(words: Sequence[Token], most: int = 24) -> Iterator[tuple[str, int, int]]:
-    """Every run of tokens spelt as one word: the word, its first token and the token behind its last."""
+    """All runs of tokens joined into one word: the word, the index of its first token, and the index after its last."""
     for start in range(len(words)):
         whole = ""
         for end in range(start, min(start + most, len(words))):
@@ -164,7 +168,7 @@ def readings(text: str) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=4096)
 def stem(word: str) -> str:
-    """A word without its ending, roughly: "splitting", "splits" and "split" are one."""
+    """A word without its ending, roughly: "splitting" and "splits" become "split"."""
     for ending in ("ing", "ed", "es", "s"):
         if word.endswith(ending) and len(word) - len(ending) >= 3:
             word = word.removesuffix(ending)

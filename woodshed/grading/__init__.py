@@ -1,8 +1,10 @@
-"""Did it work, and can that be believed: the patch alone, in a fresh sandbox, under tests that it could not touch."""
+"""Grading: the patch alone, in a fresh sandbox, under tests that it could not touch."""
 
 from woodshed.grading.judging import Judging, judge
 from woodshed.grading.patches import crossing
-from woodshed.grading.session import TestRun, run_tests, with_runner
+from woodshed.grading.pytest_verifier import keep_isolated_tests
+from woodshed.grading.results import TestRun
+from woodshed.grading.session import run_tests, with_runner
 from woodshed.grading.verifier import GradingSettings, Verifier, grade
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "crossing",
     "grade",
     "judge",
+    "keep_isolated_tests",
     "run_tests",
     "with_runner",
 ]

@@ -83,7 +83,7 @@ mentioned: dict[str, frozenset[str]] = {}
 
 
 class Doubts:
-    """What is asked around one comparison of a test, and what was answered."""
+    """Questions around one comparison of a test, and their answers."""
 
     def __init__(self, spelled: str, left: object, right: object, odd: Parted, even: Parted):
         self.kinds = f"{type(left).__name__} and {type(right).__name__}"
@@ -212,7 +212,7 @@ def _parted(left: object, right: object, file: str) -> tuple[Parted, Parted]:
 
 
 def says_yes(ask: Callable[[], object]) -> bool:
-    """Whether a comparison holds; one that cannot be made does not."""
+    """True if a comparison holds; one that cannot be made does not."""
     try:
         return bool(ask())
     except Exception:
@@ -233,7 +233,7 @@ def parts(value: object) -> Iterator[object]:
 
 
 def is_plain(value: object) -> bool:
-    """Whether it is of a built-in type that holds nothing: the fast way out of comparisons in long loops.
+    """True for a value of a built-in type that holds nothing: the fast way out of comparisons in long loops.
 
     By identity: `in` would ask the type's own type, which a patch may have made equal to everything.
     """
@@ -244,7 +244,7 @@ def is_plain(value: object) -> bool:
 
 
 def strange(value: object, file: str) -> bool:
-    """Whether comparing it runs code that the patch brought, made up, or took from the standard library (mock.ANY).
+    """True if comparing it runs code that the patch brought, made up, or took from the standard library (mock.ANY).
 
     Types of installed packages are what the repository's own tests compare with, some by odd rules of their own.
     """
@@ -274,7 +274,7 @@ def _is_strange(method: object, owner: type, file: str) -> bool:
 
 
 def _asked_for(kind: type, file: str) -> bool:
-    """Whether an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
+    """True if an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
     own = kind.__name__.strip("_").lower()
     return any(name and own.startswith(name.lower()) for name in mentioned.get(file, ()))
 

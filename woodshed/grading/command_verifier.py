@@ -2,6 +2,7 @@
 
 The command runs in a fresh sandbox that shows the task's tests/ at /tests, over the files of the patch that may cross.
 Code under test runs in the same sandbox as the command, so a reward is believed as far as the command defends it.
+Of Harbor's [verifier], `timeout_sec` and `env` are honoured, and the rest is refused by name (`tasks.folder.reading`).
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class CommandVerifier:
                 if deleted:
                     sandbox.exec(["rm", "-f", "--", *deleted])
                 sandbox.exec(["mkdir", "-p", f"{LOGS}/verifier"])
-                result = sandbox.exec(self.command, timeout_s=self.timeout_s or task.verify_timeout_s)
+                limit_s = self.timeout_s or task.verify_timeout_s
+                result = sandbox.exec(self.command, env=task.verifier_env, timeout_s=limit_s)
                 if result.outcome == "sandbox_lost":
                     raise SandboxError("the sandbox was lost while the task's command ran")
                 if result.outcome not in ("ok", "nonzero"):  # ended by its limits, whatever it wrote before

@@ -48,15 +48,20 @@ class Disguise:
         return {test: outcomes.get(name, "missing") for test, name in self.tests.items()}
 
     def faults(self, outcomes: Mapping[str, str]) -> tuple[str, ...]:
-        """Reasons not to believe a session: decoys that did not fail. One that was never reached says nothing more
-        than the tests beside it, which count as missing."""
-        believed = [
-            decoy for name, decoy in self.decoys.items() if outcomes.get(name) in ("passed", "skipped")
+        """Reasons not to believe a session: decoys that did not fail though the tests that they contradict passed.
+
+        Wrong code may pass a decoy, and fails its test then.
+        """
+        own = self.outcomes(outcomes)
+        faults = [
+            decoy.test
+            for name, decoy in self.decoys.items()
+            if own.get(decoy.test + decoy.contradicts) == "passed" and outcomes.get(name) != "failed"
         ]
-        if not believed:
+        if not faults:
             return ()
-        tests = ", ".join(sorted({decoy.test for decoy in believed})[:3])
-        return (f"{len(believed)} of {len(self.decoys)} copies that must fail did not: {tests}",)
+        tests = ", ".join(sorted(set(faults))[:3])
+        return (f"{len(faults)} of {len(self.decoys)} copies that must fail did not: {tests}",)
 
 
 def disguise(
@@ -190,9 +195,9 @@ def renamed(test: str, name: str) -> str:
     return f"{test.rpartition('::')[0]}::{name}"
 
 
-def guess(number: int) -> float:
-    """Chance that code which knows no right value guesses every decoy of a session."""
-    return 0.5**number
+def blind_guess(decoys: Iterable[Decoy]) -> float:
+    """Chance that code which knows no right value tells every decoy of a session from its test."""
+    return 0.5 ** min(MOST_PER_RUN, len({decoy.test for decoy in decoys}))
 
 
 def covered(tests: Iterable[str], decoys: Iterable[Decoy]) -> float:

@@ -1,4 +1,4 @@
-"""What an attempt cost, as six counters, and the concave penalty on their weighted sum.
+"""Cost of an attempt, as six counters, and the concave penalty on their weighted sum.
 
 Composer 2 report (arXiv 2603.24477, section 4.2): C(x) = ((1 + kx)^(1-q) - 1) / (k (1-q)), x a weighted sum of
 thinking tokens, tool-call tokens, tool-output tokens, final-message tokens, calls and turns. The first tokens cost
@@ -46,8 +46,10 @@ class EffortSettings(Settings):
     """Efforts that prompts ask for (low, medium, high), one for each group, in turn. Empty: prompts say nothing."""
 
     def level(self, step: int, group: int) -> Effort | None:
-        """What the prompt of a step's n-th group asks for. One level a group, so that its attempts share a baseline;
-        over steps every level comes equally often."""
+        """The effort that the prompt of a step's n-th group asks for.
+
+        One level a group, so that its attempts share a baseline; over steps every level comes equally often.
+        """
         return self.levels[(step + group) % len(self.levels)] if self.levels else None
 
 

@@ -1,4 +1,4 @@
-"""The part of a patch that reaches the tests, and the lines that it brings."""
+"""The part of a patch that reaches the tests, and the lines that it brings. Standard library only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from woodshed.pysource import syntax
 from woodshed.records import Patch, Task
-from woodshed.tasks import folder
+from woodshed.tasks import contents, paths
 
 MAX_PATCH_CHARS = 4_000_000
 
@@ -29,11 +29,11 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
     originals = {str(path) for path in protected_paths(task)}
     size = 0
     for path, text in sorted(patch.files.items()):
-        if not folder.is_clean(path):
+        if not paths.is_clean(path):
             left[path] = "not a plain path inside the workspace"
-        elif not any(path == allowed or path.startswith(allowed + "/") for allowed in task.allowed_paths):
+        elif not contents.is_allowed(task, path):
             left[path] = "outside the allowed paths"
-        elif path in originals or folder.is_protected(path):
+        elif path in originals or paths.is_protected(path):
             left[path] = "a test, or configuration"
         elif any(str(parent) in taken for parent in Path(path).parents):
             left[path] = "below a file"
@@ -52,7 +52,7 @@ def crossing(task: Task, patch: Patch) -> tuple[dict[str, bytes | None], dict[st
 
 def added_lines(task: Task, path: str, data: bytes) -> list[int]:
     """Numbers (from 1, as Python counts) of the lines of a patched file that are nowhere in the original one."""
-    original = folder.original(task, path)
+    original = contents.original(task, path)
     known = set(LINE_END.split(original.read_bytes())) if original.is_file() else set()
     return [number for number, line in enumerate(LINE_END.split(data), 1) if line not in known]
 
@@ -70,7 +70,7 @@ def lay(layer: Path, taken: Mapping[str, bytes | None]) -> list[str]:
 
 
 def protected_paths(task: Task) -> list[Path]:
-    root = folder.hidden_tests(task)
+    root = contents.hidden_tests(task)
     return [file.relative_to(root) for file in sorted(root.rglob("*")) if not file.is_dir()]
 
 

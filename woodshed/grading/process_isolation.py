@@ -99,7 +99,7 @@ class Peer:
     # -- messages
 
     def ask(self, verb: str, *arguments: object) -> Any:
-        """What the other side answers. Meanwhile it may ask in its turn."""
+        """The answer of the other side. Meanwhile it may ask in its turn."""
         with self.turn:
             self.send([verb, [self.encode(argument) for argument in arguments]])
             while True:
@@ -399,7 +399,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
 
 
 def _standard(value: Any) -> bool:
-    """Whether a function or type can be found by its name in the standard library."""
+    """True if a function or type can be found by its name in the standard library."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
     if not isinstance(module, str) or module.partition(".")[0] not in sys.stdlib_module_names:
         return False

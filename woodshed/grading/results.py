@@ -1,23 +1,19 @@
-"""Reads what `runner` sent, and decides whether the run can be believed. Standard library only; one file.
+"""Requests to `runner`, and what can be believed of its answers. Standard library only.
 
-`grading.verifier` imports it. A Harbor verifier runs a copy of it, next to a copy of the runner, as a script:
-`woodshed_grade.py TESTS WORKSPACE LOGS` restores the original tests, runs them and writes LOGS/reward.json.
+Both sides of the process that runs the tests know only this form: the verifier with its sandboxes, and the grader that
+a task folder ships.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
-import os
 import secrets
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import cast
+
+from woodshed.records import Outcome
 
 SENTINELS = ("test_sentinel_assertion", "test_sentinel_exception", "test_sentinel_expectation")
 """Tests of the runner's own that must fail in every believable run."""
@@ -29,13 +25,72 @@ SHAPES: dict[str, dict[str, type | tuple[type, ...]]] = {
     "collection": {"path": str, "message": str},
     "end": {"count": int, "workspace": str, "packages": dict, "patched": list},
 }
-"""What each kind of record holds at least."""
-HOOKS = ("conftest.py", "sitecustomize.py", "usercustomize.py", "pytest.ini", ".pytest.ini", "pytest.toml")
+"""Fields that each kind of record holds at least."""
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """One session of pytest, as the runner is asked for it."""
+
+    ids: Sequence[str] | None
+    """pytest node ids; None for the whole suite, as the project's own configuration finds it."""
+    packages: Sequence[str]
+    """Import names that must come from the workspace."""
+    patched: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Numbers of the lines that a patch brought, by path; comparisons that they define are doubted."""
+    sources: Mapping[str, bytes] = field(default_factory=dict)
+    """Test files, by path, that are not what they are on disk."""
+    compiled: Mapping[str, Sequence[object]] = field(default_factory=dict)
+    """Test files, by path, as `compiled.compiled_tests` made them."""
+    isolate: bool = False
+    """Keep the packages in another process than the tests (`process_isolation`); some honest tests fail so."""
+
+    def encoded(self, nonce: str, workspace: str, **more: object) -> bytes:
+        """The request as the runner reads it from stdin."""
+        told: dict[str, object] = {
+            "nonce": nonce,
+            "workspace": workspace,
+            "ids": None if self.ids is None else list(self.ids),
+            "packages": list(self.packages),
+            "patched": {path: list(lines) for path, lines in self.patched.items()},
+            "sources": {path: data.decode("latin-1") for path, data in self.sources.items()},
+            "compiled": dict(self.compiled),
+            "isolate": self.isolate,
+        }
+        return json.dumps({**told, **more}).encode()
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One session of pytest, and what can be believed of it."""
+
+    __test__ = False  # not a test class
+
+    outcomes: dict[str, Outcome]
+    """Test id, from a hook, to its outcome. An expected failure or an unexpected pass counts as skipped."""
+    durations: dict[str, float]
+    """Seconds in set-up, call and tear-down."""
+    messages: dict[str, str]
+    """Why a test did not pass: "path:line: message"."""
+    collection_errors: dict[str, str]
+    """Test file to the end of the error that kept it from being collected."""
+    package_files: dict[str, str]
+    """Import name to the file it was imported from; "" where no test imported it."""
+    integrity: tuple[str, ...]
+    """Why the outcomes cannot be believed; empty when they can."""
+    started: bool
+    """Whether pytest was reached. If not, the infrastructure failed, not the code under test."""
+    timed_out: bool
+    seconds: float
+    log: str
+    """The end of what pytest printed, for people."""
+    out_of_cpu: bool = False
+    """Whether it had used the CPU seconds it was given, which does not depend on what else the machine does."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What arrived through the channel."""
+    """The records that arrived through the channel."""
 
     started: bool
     """The runner got as far as pytest. If not, nothing of the patch had a part in it."""
@@ -116,47 +171,38 @@ def _faults(kinds: dict[str, list[dict]], foreign: int) -> list[str]:
     ]
 
 
-def grade(tests: Path, workspace: Path, logs: Path) -> None:
-    """Restore the original tests, run them, write the reward: 1.0 or 0.0, never a file that says neither."""
-    expected = json.loads((tests / "expected.json").read_text("utf-8"))
-    originals = {file.relative_to(tests / "files") for file in (tests / "files").rglob("*")}
-    for file in sorted(workspace.rglob("*")):
-        hook = file.name in HOOKS or file.suffix in (".pyc", ".pth")
-        if hook and file.relative_to(workspace) not in originals:
-            file.unlink(missing_ok=True)
-    shutil.copytree(tests / "files", workspace, dirs_exist_ok=True)
-    wanted = [*expected["fail_to_pass"], *expected["pass_to_pass"]]
-    report = read(*_session(wanted, expected["packages"], workspace, expected["timeout_s"]))
-    passed = sum(report.outcomes.get(test) == "passed" for test in wanted)
-    for line in (*report.faults, *(f"{test}: {report.outcomes.get(test, 'missing')}" for test in wanted)):
-        print(line)
-    reward = float(passed == len(wanted) and not report.faults)
-    result = json.dumps({"reward": reward, "passed": passed, "tests": len(wanted)})
-    (logs / "reward.json").write_text(result + "\n", encoding="utf-8")
+def test_run(
+    report: Report,
+    ids: Sequence[str] | None,
+    *,
+    ended: str,
+    seconds: float,
+    log: str,
+    out_of_cpu: bool = False,
+) -> TestRun:
+    """The session that a report is of.
+
+    Args:
+        ids: tests that were asked for; one without a result is missing.
+        ended: "timeout", "oom" or "limit" where the session was ended by its limits.
+    """
+    faults = report.faults
+    if ended in ("timeout", "oom", "limit"):
+        faults = (f"ended by its limits after {seconds:.1f} s: {ended}", *faults)
+    wanted = report.outcomes if ids is None else {test: report.outcomes.get(test, "missing") for test in ids}
+    return TestRun(
+        outcomes=cast("dict[str, Outcome]", dict(wanted)),
+        durations=report.durations,
+        messages=report.messages,
+        collection_errors=report.collection_errors,
+        package_files=report.package_files,
+        integrity=faults,
+        started=report.started,
+        timed_out=ended == "timeout",
+        seconds=seconds,
+        log=log,
+        out_of_cpu=out_of_cpu,
+    )
 
 
-def _session(wanted: list[str], packages: list[str], workspace: Path, timeout_s: float) -> tuple[bytes, str]:
-    """What one runner sent, and the nonce it was given."""
-    nonce, runner = secrets.token_hex(16), Path(__file__).with_name("woodshed_runner.py")
-    environment = {**os.environ, "PYTHONPATH": "", "WOODSHED_PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    with tempfile.TemporaryFile() as channel:
-        request = {"nonce": nonce, "ids": wanted, "packages": packages, "workspace": str(workspace)}
-        request["channel"] = channel.fileno()
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-s", "-B", str(runner)],
-            stdin=subprocess.PIPE,
-            pass_fds=[channel.fileno()],
-            env=environment,
-            start_new_session=True,
-        )
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.communicate(json.dumps(request).encode(), timeout=timeout_s)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-        channel.seek(0)
-        return channel.read(), nonce
-
-
-if __name__ == "__main__":
-    grade(*(Path(argument) for argument in sys.argv[1:4]))
+test_run.__test__ = False  # not a test  # type: ignore[attr-defined]

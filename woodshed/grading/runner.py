@@ -185,7 +185,7 @@ def sentinels(session: pytest.Session) -> list[Sentinel]:
 
 
 def outcome_of(report: pytest.TestReport) -> str:
-    """What one phase says about its test; "" when it says nothing."""
+    """The outcome that one phase gives its test; "" for none."""
     expected_failure = hasattr(report, "wasxfail")
     if report.skipped:
         return "xfailed" if expected_failure else "skipped"
@@ -199,7 +199,7 @@ def rank(outcome: str) -> int:
 
 
 def why(report: pytest.TestReport) -> str:
-    """Where a test stopped, in one line."""
+    """The place and message at which a test stopped, in one line."""
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(report.longrepr, tuple):
         text = "{}:{}: {}".format(*report.longrepr)
@@ -247,7 +247,7 @@ def hooked(hooks: object) -> Iterator[tuple[str, object, Path]]:
 
 
 def is_test(path: Path, workspace: str) -> bool:
-    """Whether a file is one of the project's tests, which no patch can change."""
+    """True if a file is one of the project's tests, which no patch can change."""
     if not path.is_relative_to(workspace):
         return False
     parts = path.relative_to(workspace).parts

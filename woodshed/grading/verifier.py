@@ -1,7 +1,7 @@
 """The one way to a verdict: `grade` asks the verifier that a task names, whoever calls it.
 
-Rollouts, proofs of tasks, regrading and the cheat suite call `grade`; what a task folder ships in tests/ runs the same
-`results` and `runner`.
+Rollouts, proofs of tasks, regrading and the cheat suite call `grade`; what a task folder ships in tests/ decides by the
+same lines (`decision`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pydantic import Field
 
 from woodshed.boundary import contained
 from woodshed.grading.command_verifier import CommandVerifier
-from woodshed.grading.pytest_verifier import Isolation, PytestVerifier
+from woodshed.grading.decision import Isolation
+from woodshed.grading.pytest_verifier import PytestVerifier
 from woodshed.parts import Part, wrong_result
 from woodshed.records import Patch, Task, Verdict
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
@@ -37,7 +38,7 @@ VERIFIER: Part[Verifier] = Part("verifier", {}, like=Verifier)
 
 
 class GradingSettings(Settings):
-    """Settings of grading."""
+    """Settings for grading attempts."""
 
     verifier: Annotated[str, VERIFIER] | None = None
     """A `Verifier` of your own as package.module:name, for every task; by default the one that a task names."""

@@ -132,8 +132,12 @@ def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
 
 
 def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
-    """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory."""
+    """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory. Every rank calls
+    it, and rank 0 writes."""
     target = run.path / "policy"
+    if ranks.index():
+        policy.export(target, dtype=dtype)
+        return target
     try:
         with staged(target) as partial:
             policy.export(partial, dtype=dtype)

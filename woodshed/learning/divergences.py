@@ -17,14 +17,14 @@ from torch import Tensor
 
 from woodshed.parts import Part, wrong_result
 
-Support = Literal["student", "teacher", "full", "sampled"]
+Support = Literal["student", "teacher", "full"]
 Reduction = Literal["turn", "token"]
 
 
 def truncate_support(
-    logits_student: Tensor, logits_teacher: Tensor, support: Support, k: int, *, tail: bool = True
+    logits_student: Tensor, logits_teacher: Tensor, support: Support, k: int
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs of both over the same ids: two tensors (..., K + 1), or (..., K) without a tail, or (..., V).
+    """Log-probs of both over the same ids: two tensors (..., K + 1), or (..., V).
 
     student: the student's K likeliest ids (SDPO, arXiv 2601.20802, appendix); teacher: the teacher's (OPSD's top-k
     option); full: the whole vocabulary, also where K >= V. With a tail, all other ids are one bucket: the divergence
@@ -39,11 +39,8 @@ def truncate_support(
     pair = []
     for logp in (logp_student, logp_teacher):
         kept = logp.gather(-1, top)
-        if tail:
-            rest = torch.zeros_like(logp).scatter(-1, top, float("-inf"))
-            pair.append(torch.cat([kept, (logp + rest).logsumexp(-1, keepdim=True)], dim=-1))
-        else:
-            pair.append(kept.log_softmax(-1))
+        rest = torch.zeros_like(logp).scatter(-1, top, float("-inf"))
+        pair.append(torch.cat([kept, (logp + rest).logsumexp(-1, keepdim=True)], dim=-1))
     return pair[0], pair[1]
 
 
@@ -108,16 +105,6 @@ DIVERGENCES: dict[str, Divergence] = {
 a sum over ids."""
 DIVERGENCE: Part[Divergence] = Part("divergence", DIVERGENCES)
 """A divergence as a recipe names it."""
-
-
-def sampled_token(logp_student: Tensor, logp_teacher: Tensor) -> Tensor:
-    """Reverse KL from the sampled token alone: its gradient, in expectation over the student's own samples.
-
-    log(student / teacher), detached, times the student's log-prob (SDPO's token-level mode; on-policy distillation
-    with the divergence as a negative advantage). The value means nothing. Noisier than any support of several ids:
-    in one published comparison it scored below the untrained model (tinker-cookbook#677).
-    """
-    return (logp_student - logp_teacher).detach() * logp_student
 
 
 def targeted_mean(

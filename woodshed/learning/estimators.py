@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from torch import Tensor
 
 from woodshed.learning import losses
+from woodshed.learning.losses import Importance
 from woodshed.parts import Part, wrong_result
-
-if TYPE_CHECKING:
-    from woodshed.learning.loss_settings import LossSettings
 
 
 @dataclass(frozen=True)
@@ -38,27 +36,35 @@ class WrittenTokens:
     """Longest message that a turn may have."""
 
 
-Estimator = Callable[[WrittenTokens, "LossSettings"], Tensor]
+Estimator = Callable[[WrittenTokens, Any], Tensor]
+"""A function of tokens and `LossSettings`."""
 
 
-def reinforce(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
+def weighted(tokens: WrittenTokens, form: Importance) -> Tensor:
     """REINFORCE with importance weights (`losses.policy_gradient`), divided by attempts x longest message."""
-    weight_BN = losses.importance_weights(
-        tokens.logp_BN,
-        tokens.logp_sampler_BN,
-        tokens.mask_BN,
-        level=settings.ratio_level,
-        outside=settings.outside,
-        min_ratio=settings.min_ratio,
-        max_ratio=settings.max_ratio,
-    )
+    weight_BN = losses.importance_weights(tokens.logp_BN, tokens.logp_sampler_BN, tokens.mask_BN, form=form)
     denominator = float(tokens.num_rollouts * tokens.message_tokens)
     return losses.policy_gradient(
         tokens.logp_BN, weight_BN, tokens.advantage_BN, tokens.mask_BN, denominator=denominator
     )
 
 
-def gspo(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
+def reinforce(tokens: WrittenTokens, settings: Any) -> Tensor:
+    """Truncated importance sampling: a token's ratio is cut at 2."""
+    return weighted(tokens, Importance())
+
+
+def icepop(tokens: WrittenTokens, settings: Any) -> Tensor:
+    """IcePop (Ring-1T, arXiv 2510.18855): tokens whose ratio lies outside 0.5 to 5 count nothing."""
+    return weighted(tokens, Importance(outside="mask", min_ratio=0.5, max_ratio=5.0))
+
+
+def mis(tokens: WrittenTokens, settings: Any) -> Tensor:
+    """Masked importance sampling of sequences: rollouts whose ratio lies above 2 count nothing."""
+    return weighted(tokens, Importance("sequence", "mask"))
+
+
+def gspo(tokens: WrittenTokens, settings: Any) -> Tensor:
     """Group sequence policy optimisation (`losses.gspo`), divided by attempts."""
     return losses.gspo(
         tokens.logp_BN,
@@ -66,15 +72,15 @@ def gspo(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
         tokens.advantage_BN,
         tokens.mask_BN,
         num_sequences=float(tokens.num_rollouts),
-        clip=settings.gspo_clip,
     )
 
 
-ESTIMATOR: Part[Estimator] = Part("estimator", {"reinforce": reinforce, "gspo": gspo})
+ESTIMATORS: dict[str, Estimator] = {"reinforce": reinforce, "icepop": icepop, "mis": mis, "gspo": gspo}
+ESTIMATOR: Part[Estimator] = Part("estimator", ESTIMATORS)
 """An estimator as a recipe names it: a function of tokens and settings."""
 
 
-def loss_of(tokens: WrittenTokens, settings: LossSettings) -> Tensor:
+def loss_of(tokens: WrittenTokens, settings: Any) -> Tensor:
     """Loss of one micro-batch by the estimator that settings name, before its weight.
 
     Raises:

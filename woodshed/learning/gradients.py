@@ -247,32 +247,25 @@ def targeted(
     branches: PaddedBranches,
 ) -> Tensor:
     """The targeted loss; the logits are those that predict the branches' tokens."""
-    settings = work.feedback
+    form = work.feedback.form
     student_GNV, teacher_GNV = (each.float() / work.temperature for each in (student_GNV, teacher_GNV))
-    with torch.set_grad_enabled(settings.support == "sampled"):  # elsewhere only looked at
+    with torch.no_grad():  # only looked at
         logp_GN = token_logps(student_GNV, branches.tokens_GN, 1.0)
     hinted_GN = token_logps(teacher_GNV, branches.tokens_GN, 1.0)
-    if settings.support == "sampled":
-        divergence_GN = divergences.sampled_token(logp_GN, hinted_GN)
-    else:
-        pair = divergences.truncate_support(
-            student_GNV, teacher_GNV, settings.support, settings.top_k, tail=settings.tail
-        )
-        divergence_GN = divergences.divergence(
-            *pair, settings.divergence, beta=settings.beta, clip=settings.pointwise_clip
-        )
-    if settings.max_ratio is not None:
-        ratio_GN = (logp_GN.detach() - branches.logp_sampler_GN).exp().clamp(max=settings.max_ratio)
+    pair = divergences.truncate_support(student_GNV, teacher_GNV, form.support, form.top_k)
+    divergence_GN = divergences.divergence(*pair, form.divergence, beta=form.beta, clip=form.pointwise_clip)
+    if form.max_ratio is not None:
+        ratio_GN = (logp_GN - branches.logp_sampler_GN).exp().clamp(max=form.max_ratio)
         divergence_GN = divergence_GN * ratio_GN
     loss = divergences.targeted_mean(
         divergence_GN,
         branches.weight_GN,
-        reduction=settings.reduction,
+        reduction=form.reduction,
         num_targets=len(work.hinted),
         num_tokens=work.kl_tokens,
-        floor=settings.target_floor,
+        floor=work.feedback.target_floor,
     )
-    _observe_branches(work, branches, logp_GN.detach(), hinted_GN)
+    _observe_branches(work, branches, logp_GN, hinted_GN)
     work.metrics.add(kl_loss=loss)
     work.metrics.compare([branch for _, branch in turns], logp_GN, hinted_GN, divergence_GN)
     return loss

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
 from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
-from woodshed.experience.compile import HintOptions, Placement, hint_branch, rollout_sample, subsample
+from woodshed.experience.compile import hint_branch, rollout_sample, subsample
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.feedback import NAMED, PLACEBOS, hint_text
 from woodshed.feedback.detectors import Detector
 from woodshed.feedback.gate import SIDES, GateMeasurement, GateSettings, Side, another_class
-from woodshed.learning.trainer import Trainer
 from woodshed.records import CALL_FAULTS, Hint, Rollout, SandboxError, Task
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.tasks.environment import sandbox_spec
+
+Logps = Callable[[Sequence[TrainingSample]], Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ class Redrawing:
     step: int
     """Optimizer step of the measurement, a part of seeds."""
     seed: int
-    placement: Placement = "system"
     threads: int = 1
     """Sandboxes in use at once."""
     sandboxes: SandboxProvider = BUBBLEWRAP
@@ -56,7 +56,7 @@ def measure(
     hints: Sequence[Hint],
     rollouts: Mapping[str, Rollout],
     tasks: Mapping[str, Task],
-    trainer: Trainer,
+    logps: Logps,
     settings: GateSettings,
     redrawing: Redrawing,
 ) -> list[GateMeasurement]:
@@ -64,6 +64,7 @@ def measure(
 
     Args:
         rollouts, tasks: those of the hints, by id.
+        logps: the policy's log-probs of the predicted tokens of samples.
 
     Raises:
         SandboxError: a sandbox could not be opened. A turn whose sandbox is lost is left out.
@@ -79,7 +80,7 @@ def measure(
         kept = [case for case, faulty in zip(cases, redrawn, strict=True) if faulty is not None]
         if not kept:
             continue
-        gains = _gains(kept, trainer)
+        gains = _gains(kept, logps)
         measurements.append(
             GateMeasurement(
                 detector,
@@ -100,10 +101,9 @@ def _case(task: Task, rollout: Rollout, hint: Hint, redrawing: Redrawing) -> Cas
         another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": rng.choice(PLACEBOS), "wrong": wrong}
-    sample, options = rollout_sample(rollout), HintOptions(placement=redrawing.placement)
+    sample = rollout_sample(rollout)
     branches: dict[Side, HintBranch] = {
-        side: hint_branch(rollout, replace(hint, text=text), renderer, options)
-        for side, text in texts.items()
+        side: hint_branch(rollout, replace(hint, text=text), renderer) for side, text in texts.items()
     }
     plain = student_view(sample, branches["hint"])
     hinted: dict[Side, TrainingSample] = {
@@ -112,9 +112,9 @@ def _case(task: Task, rollout: Rollout, hint: Hint, redrawing: Redrawing) -> Cas
     return Case(task, rollout, hint, {"plain": plain, **hinted})
 
 
-def _gains(cases: Sequence[Case], trainer: Trainer) -> dict[Side, list[float]]:
+def _gains(cases: Sequence[Case], logps: Logps) -> dict[Side, list[float]]:
     """Log-prob of each faulty turn on each side, less the one without a hint."""
-    sums = {side: list(map(math.fsum, trainer.logps([case.sides[side] for case in cases]))) for side in SIDES}
+    sums = {side: list(map(math.fsum, logps([case.sides[side] for case in cases]))) for side in SIDES}
     return {side: [a - b for a, b in zip(sums[side], sums["plain"], strict=True)] for side in SIDES[1:]}
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from pydantic import Field
 from torch.distributed.fsdp import FSDPModule
 
@@ -9,11 +12,12 @@ from woodshed.learning import ranks
 from woodshed.learning.policy import Policy
 from woodshed.parallel import ParallelLayout
 from woodshed.records import RecipeError
+from woodshed.runs import machine
 from woodshed.settings import Settings
 
 
 class LayoutSettings(Settings):
-    """Ranks that store the weights together; fsdp x replicate x cp of them, started by torchrun."""
+    """Ranks that store the weights together: fsdp x replicate of them, started by torchrun."""
 
     fsdp: int = Field(default=1, ge=1)
     """Ranks over which each weight is cut (FSDP2)."""
@@ -21,41 +25,60 @@ class LayoutSettings(Settings):
     """Copies of every weight (HSDP)."""
     ep: int = Field(default=1, ge=1)
     """Ranks over which the experts of a layer are dealt out, a divisor of all ranks. Experts are stored once."""
-    cp: int = Field(default=1, ge=1)
-    """Ranks that share a sequence; above 1 only where no log-probs of single tokens are needed, which sft, distill
-    and rl need."""
 
     @property
     def world(self) -> int:
-        return self.fsdp * self.replicate * self.cp
+        """Ranks in all."""
+        return self.fsdp * self.replicate
 
 
-def refuse_misfit(settings: LayoutSettings) -> None:
-    """Check the layout against the ranks that were started, before anything is loaded.
+def refuse_misfit(settings: LayoutSettings, device: str = "cpu") -> None:
+    """Check the layout against the ranks that were started and the GPUs that they have, before anything is loaded.
 
     Raises:
         RecipeError: names the sizes, and the command or setting that would fit.
     """
-    sizes = f"layout.fsdp x replicate x cp = {settings.fsdp} x {settings.replicate} x {settings.cp}"
-    if settings.cp > 1:
-        raise RecipeError(
-            f"layout.cp = {settings.cp} cuts sequences, and the losses of sft, distill and rl need the log-probs of "
-            "whole ones; use layout.cp = 1 and a larger layout.fsdp"
-        )
-    if settings.world != ranks.count():
-        raise RecipeError(
-            f"{sizes} is for {settings.world} ranks, and there are {ranks.count()}; start with `torchrun "
-            f"--nproc-per-node {settings.world} -m woodshed train ...`, or set layout.fsdp = {ranks.count()}"
-        )
+    started, sizes = ranks.started(), f"layout.fsdp x replicate = {settings.fsdp} x {settings.replicate}"
     if settings.world % settings.ep:
         raise RecipeError(
             f"layout.ep = {settings.ep} does not divide the {settings.world} ranks of {sizes}; use a divisor"
         )
+    if settings.world != started:
+        copies = settings.replicate if started % settings.replicate == 0 else 1
+        fitting = {"fsdp": started // copies, "replicate": copies, "ep": math.gcd(settings.ep, started)}
+        changes = [
+            f"layout.{name}={size}" for name, size in fitting.items() if getattr(settings, name) != size
+        ]
+        raise RecipeError(
+            f"{sizes} is for {_ranks(settings.world)}, and {_ranks(started)} started; start with "
+            f"`{machine.command(settings.world)} train ...`, or set {' '.join(changes)}"
+        )
+    if started > 1 and device.startswith("cuda"):
+        _refuse_gpus(device)
+
+
+def _refuse_gpus(device: str) -> None:
+    """Check that every rank of this machine has a GPU of its own."""
+    here, gpus = ranks.started_here(), torch.cuda.device_count()
+    if device != "cuda":
+        raise RecipeError(
+            f"policy.device = {device!r} names one GPU, and each of the {_ranks(ranks.started())} takes the one of its "
+            "number; set policy.device=cuda"
+        )
+    if here > gpus:
+        raise RecipeError(
+            f"{_ranks(here)} started on this machine, and each needs a GPU of its own, of which there are {gpus}; "
+            f"start no more than {max(gpus, 1)} here, with a layout for as many, or set policy.device=cpu"
+        )
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank" + ("" if count == 1 else "s")
 
 
 def parallel_layout(settings: LayoutSettings) -> ParallelLayout:
     """Dense weights cut over `fsdp` ranks, `replicate` times; experts over all ranks, stored once, where ep > 1."""
-    dense = {"replicate": settings.replicate, "shard": settings.fsdp, "cp": settings.cp}
+    dense = {"replicate": settings.replicate, "shard": settings.fsdp}
     expert = {"ep": settings.ep, "shard": settings.world // settings.ep} if settings.ep > 1 else None
     return ParallelLayout.build(settings.world, dense, expert)
 

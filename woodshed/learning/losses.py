@@ -6,6 +6,7 @@ Masks are 1.0 where a token counts. Log-probs are natural logs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -14,16 +15,26 @@ from torch import Tensor
 Level = Literal["token", "sequence"]
 Outside = Literal["truncate", "mask"]
 
+GSPO_CLIP = (3e-4, 4e-4)
+"""How far below and above 1 the ratio of GSPO may lie (values of its paper)."""
+
+
+@dataclass(frozen=True)
+class Importance:
+    """Form of the importance weights of REINFORCE."""
+
+    level: Level = "token"
+    outside: Outside = "truncate"
+    min_ratio: float = 0.0
+    max_ratio: float = 2.0
+
 
 def importance_weights(
     logp_BN: Tensor,
     logp_sampler_BN: Tensor,
     mask_BN: Tensor,
     *,
-    level: Level,
-    outside: Outside,
-    min_ratio: float,
-    max_ratio: float,
+    form: Importance,
 ) -> Tensor:
     """Weights of the sampled tokens, as the sampler's weights or numerics were not the trainer's: (B, N).
 
@@ -37,15 +48,15 @@ def importance_weights(
     - sequence, mask: sequence-level masked importance sampling (Liu et al. 2025, "When speed kills stability").
     """
     log_ratio_BN = logp_BN.detach() - logp_sampler_BN
-    if level == "sequence":
+    if form.level == "sequence":
         log_ratio_BN = (log_ratio_BN * mask_BN).sum(-1, keepdim=True).expand_as(log_ratio_BN)
     ratio_BN = log_ratio_BN.exp()
-    if outside == "mask":
-        is_outside_BN = (ratio_BN < min_ratio) | (
-            ratio_BN > max_ratio
+    if form.outside == "mask":
+        is_outside_BN = (ratio_BN < form.min_ratio) | (
+            ratio_BN > form.max_ratio
         )  # never true of NaN, which must be seen
         return ratio_BN.masked_fill(is_outside_BN, 0.0)
-    return ratio_BN.clamp(min=min_ratio, max=max_ratio)
+    return ratio_BN.clamp(min=form.min_ratio, max=form.max_ratio)
 
 
 def policy_gradient(
@@ -66,7 +77,7 @@ def gspo(
     mask_BN: Tensor,
     *,
     num_sequences: float,
-    clip: tuple[float, float],
+    clip: tuple[float, float] = GSPO_CLIP,
 ) -> Tensor:
     """Group sequence policy optimisation (arXiv 2507.18071): one clipped, length-normalised ratio per sequence.
 

@@ -7,7 +7,7 @@ expert's, not the tensor in which a model stores many of them, so its size is re
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -19,11 +19,14 @@ from woodshed.muon.units import Units
 from woodshed.records import RecipeError
 from woodshed.settings import Settings
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
+BETAS = (0.9, 0.95)
+"""AdamW's decay of first and second moment."""
+MOMENTUM = 0.95
+"""Muon's decay of its momentum."""
 
 
 class OptimizerSettings(Settings):
-    """Update rule and learning rate."""
+    """Update rule of every stage, and the learning rate of rl and distill; sft has its own."""
 
     kind: Literal["adamw", "muon"] = "adamw"
     """adamw (arXiv 1711.05101); or muon for the matrices of full weights, scaled to AdamW's step size (arXiv
@@ -34,17 +37,13 @@ class OptimizerSettings(Settings):
     """Steps of linear rise to the peak; step s of them uses s/warmup_steps of it."""
     decay_share: float = Field(default=0.0, ge=0, le=1)
     """Last share of the steps over which the rate falls linearly to zero."""
-    betas: tuple[Beta, Beta] = (0.9, 0.95)
-    """AdamW's decay of first and second moment."""
-    momentum: Beta = 0.95
-    """Muon's decay of its momentum."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: ClassVar[float] = 0.0
     """Decoupled weight decay."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
+    max_grad_norm: ClassVar[float] = 1.0
     """The joint gradient is cut to this norm."""
 
 
-def refuse_adapter(settings: OptimizerSettings, *, is_adapter: bool, section: str = "optimizer") -> None:
+def refuse_adapter(settings: OptimizerSettings, *, is_adapter: bool) -> None:
     """Check that the optimizer suits the weights.
 
     Raises:
@@ -52,8 +51,8 @@ def refuse_adapter(settings: OptimizerSettings, *, is_adapter: bool, section: st
     """
     if settings.kind == "muon" and is_adapter:
         raise RecipeError(
-            f"{section}.kind = 'muon' is for full weights, and the policy trains an adapter; set policy.lora_rank = 0 "
-            f"(and no policy.adapter), or {section}.kind = 'adamw'"
+            "optimizer.kind = 'muon' is for full weights, and the policy trains an adapter; set policy.lora_rank = 0 "
+            "(and no policy.adapter), or optimizer.kind = 'adamw'"
         )
 
 
@@ -68,7 +67,7 @@ def make_optimizer(policy: Policy, settings: OptimizerSettings) -> torch.optim.O
         return torch.optim.AdamW(
             policy.trainable.values(),
             lr=settings.learning_rate,
-            betas=settings.betas,
+            betas=BETAS,
             weight_decay=settings.weight_decay,
         )
     # bfloat16 is what the matrix units of a GPU are fast at; a CPU gains nothing from it.
@@ -77,9 +76,9 @@ def make_optimizer(policy: Policy, settings: OptimizerSettings) -> torch.optim.O
         policy.trainable.items(),
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        momentum=settings.momentum,
+        momentum=MOMENTUM,
         units=matrix_units(policy.model.config.get_text_config(), policy.trainable),
-        adamw={"betas": settings.betas},
+        adamw={"betas": BETAS},
         settings=MuonSettings(
             newton_schulz=NewtonSchulz(dtype=dtype),
             wire_dtype=dtype,

@@ -14,11 +14,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
+from woodshed.learning import ranks
 from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
@@ -278,10 +280,32 @@ class Policy:
         for unit in self.units:
             unit.reshard()
 
+    def whole_weights(self) -> Iterator[tuple[list[str], Tensor]]:
+        """Names and value of each weight that others need to know the policy: an adapter's, or the whole model's.
+
+        A weight has several names where layers share it. They are gathered from all ranks one after another: every
+        rank iterates, to the end.
+        """
+        self._let_go()
+        names: dict[Tensor, list[str]] = {}
+        for name, weight in self.model.state_dict(keep_vars=True).items():
+            names.setdefault(weight, []).append(name)
+        for weight, shared in names.items():
+            value = weight.detach()
+            if not isinstance(value, DTensor):
+                yield shared, value
+            elif not self.is_adapter:  # the base under an adapter is what the recipe names
+                yield shared, value.full_tensor()
+
     def export(self, folder: Path, *, dtype: str = "float32") -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
-        and generation config, that others can load."""
-        state = {name: value.to(getattr(torch, dtype)) for name, value in self.model.state_dict().items()}
+        and generation config, that others can load. Every rank calls it, and rank 0 writes."""
+        state: dict[str, Tensor] = {}
+        for names, value in self.whole_weights():
+            if ranks.index() == 0:
+                state |= dict.fromkeys(names, value.to(getattr(torch, dtype)).cpu())
+        if ranks.index():
+            return
         options = {"save_embedding_layers": False} if self.is_adapter else {}
         with local.quiet():
             self.model.save_pretrained(folder, state_dict=state, **options)

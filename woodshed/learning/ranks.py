@@ -6,6 +6,7 @@ share of the micro-batches, and as many of them as any other: a sharded forward 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -25,6 +26,16 @@ def count() -> int:
 def index() -> int:
     """Number of this rank, from 0; rank 0 writes."""
     return dist.get_rank() if count() > 1 else 0
+
+
+def started() -> int:
+    """Ranks of this run as torchrun started them, also before they have met; 1 without it."""
+    return count() if count() > 1 else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def started_here() -> int:
+    """Ranks of this run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", started()))
 
 
 def deal(

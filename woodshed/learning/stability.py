@@ -8,14 +8,13 @@ where the sampler does not compute the policy that the trainer trains.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import Field
-from torch import Tensor
 
 from woodshed.experience.compile import rollout_sample
-from woodshed.learning.trainer import Trainer
+from woodshed.experience.samples import TrainingSample
 from woodshed.records import Rollout
 from woodshed.settings import Settings
 
@@ -23,24 +22,24 @@ DISAGREES = "the log-probs of the sampler differ from the trainer's"
 """Begins the reason after which the sampler is not to be asked again."""
 
 
-class StabilitySettings(Settings):
-    """The automatic stop."""
+WINDOW = 3
+"""Steps back that a step is compared with; as many checkpoints are kept."""
+INVALID_FACTOR, INVALID_FLOOR = 2.0, 0.5
+"""The run stops where its invalid-call rate is this many times the lowest of the window, and at least this."""
+MAX_LOGP_GAP = 0.2
+"""The run stops where the log-probs of the sampler and of the trainer differ by this many nats a token on average: they
+do not compute the same policy, and nothing learned from such a step means anything. In bfloat16 0.004 to 0.02 are
+usual."""
+KL_ROLLOUTS = 16
+"""Rollouts of a step on which the divergence from the starting weights is measured."""
 
-    window: int = Field(default=3, ge=1)
-    """Steps back that a step is compared with; as many checkpoints are kept."""
-    invalid_factor: float = Field(default=2.0, gt=1)
-    """Stop where the invalid-call rate is this many times the lowest of the window ..."""
-    invalid_floor: float = Field(default=0.5, ge=0)
-    """... and at least this."""
+
+class StabilitySettings(Settings):
+    """The automatic stop. It also comes where the invalid-call rate doubles within three steps, to half or more."""
+
     max_kl_to_start: float | None = Field(default=None, gt=0)
     """Stop where the divergence from the starting weights passes this many nats a token; unset, it is not measured
     for this."""
-    kl_rollouts: int = Field(default=16, ge=1)
-    """Rollouts of a step on which that divergence is measured."""
-    max_logp_gap: float = Field(default=0.2, gt=0)
-    """Stop where the log-probs of the sampler and of the trainer differ by this many nats a token on average: they do
-    not compute the same policy, and nothing learned from such a step means anything. In bfloat16 0.004 to 0.02 are
-    usual."""
 
 
 @dataclass
@@ -58,9 +57,9 @@ class Watch:
         logp_gap: float = 0.0,
     ) -> str:
         """The reason for which the run must stop after this step, or ""; remembers the step."""
-        reason, before = "", self.rates[-settings.window :]
+        reason, before = "", self.rates[-WINDOW:]
         if invalid_rate is not None and before:
-            bound = max(settings.invalid_factor * min(before), settings.invalid_floor)
+            bound = max(INVALID_FACTOR * min(before), INVALID_FLOOR)
             if invalid_rate >= bound and invalid_rate > min(before):
                 reason = f"the invalid-call rate rose from {min(before):.3f} to {invalid_rate:.3f}"
         if settings.max_kl_to_start is not None and (kl_to_start or 0.0) > settings.max_kl_to_start:
@@ -69,13 +68,13 @@ class Watch:
                 f"{settings.max_kl_to_start:g}"
             )
         # Last, as with such samples the other two say nothing; and NaN is no agreement.
-        if not logp_gap <= settings.max_logp_gap:
+        if not logp_gap <= MAX_LOGP_GAP:
             reason = (
-                f"{DISAGREES} by {logp_gap:.3f} nats a token, above {settings.max_logp_gap:g}: they do not compute the "
+                f"{DISAGREES} by {logp_gap:.3f} nats a token, above {MAX_LOGP_GAP:g}: they do not compute the "
                 "same policy (another precision, or weights or cached keys and values that are not the current ones)"
             )
         rate = before[-1] if invalid_rate is None and before else invalid_rate
-        self.rates = [*before, *([] if rate is None else [rate])][-settings.window - 1 :]
+        self.rates = [*before, *([] if rate is None else [rate])][-WINDOW - 1 :]
         return reason
 
     def healthy(self, step: int) -> int:
@@ -86,13 +85,15 @@ class Watch:
         return step - len(self.rates) + 1 + best
 
 
-def kl_to_start(trainer: Trainer, start: Mapping[str, Tensor], rollouts: Sequence[Rollout]) -> float:
-    """Nats a token from the weights that sampled these rollouts to the starting ones: the mean of k1, unbiased."""
+def kl_to_start(
+    rollouts: Sequence[Rollout], logps: Callable[[Sequence[TrainingSample]], Sequence[Sequence[float]]]
+) -> float:
+    """Nats a token from the weights that sampled these rollouts to the starting ones, whose log-probs are given for
+    samples: the mean of k1, unbiased."""
     samples = [rollout_sample(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
-    scored = trainer.logps(samples, start)
     k1 = [
         sampled - starting
-        for sample, logps in zip(samples, scored, strict=True)
-        for sampled, starting in zip(sample.logps, logps, strict=True)
+        for sample, started in zip(samples, logps(samples), strict=True)
+        for sampled, starting in zip(sample.logps, started, strict=True)
     ]
     return math.fsum(k1) / max(len(k1), 1)

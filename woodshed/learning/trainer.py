@@ -156,7 +156,7 @@ class Trainer:
             raise RecipeError(
                 f"step {self.taken}: the gradient is {norm} (own {norms.rl_last}, targeted {norms.kl_last}; losses: "
                 f"policy gradient {means['rl_loss']}, cross-entropy {means['ce_loss']}, divergence "
-                f"{means['kl_loss']}); no step was taken. Lower the stage's optimizer.learning_rate or look at the "
+                f"{means['kl_loss']}); no step was taken. Lower the stage's learning_rate or look at the "
                 "last rollouts for broken log-probs"
             )
 

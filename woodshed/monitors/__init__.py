@@ -1,5 +1,6 @@
-"""Did it cheat: rules over what an attempt read, ran and wrote, each flag with its evidence. Rewards are never edited.
+"""Monitors for cheating: rules over what an attempt read, ran and wrote, each flag with its evidence.
 
-`rules.watch` applies the table of rules; `honeypots` lays bait and makes tasks that nobody can solve; `gap` and `drift`
-look at a whole run; `judge` lets a model read what the rules flagged; `response` is what a recipe does about flags.
+`rules.watch` applies the table of rules; `honeypots` makes tasks with bait; `visible_hidden_gap` and `drift` compare
+the steps of a run; `judge` asks a model about flagged attempts; `flag_policy` holds the consequences of flags. Rewards
+are never changed.
 """

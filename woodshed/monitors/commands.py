@@ -1,9 +1,9 @@
-"""Shell text as the commands that it runs: words by `shlex`, never a pattern on the raw text.
+"""Commands in a shell text, read as words by `shlex` and never by patterns on the raw text.
 
 `git "log" --al'l'`, `G=git; $G log --all` and `bash -c 'git log --all'` are the same command here, and a message that
-only mentions it is not. Wrappers (env, timeout, sudo, xargs, ...) are taken off, `bash -c`, `eval`, `$(...)` and
-`find -exec` are followed, here-documents belong to the command that reads them. This is no shell: globs, loops and
-functions are not carried out. What hides behind them is seen by the access log.
+only mentions it is not. Wrappers (env, timeout, sudo, xargs, ...) are removed, `bash -c`, `eval`, `$(...)` and
+`find -exec` are followed, here-documents belong to the command that reads them. This is not a shell: globs, loops and
+functions are not evaluated. The access log shows what they did.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TAKES_VALUE = {"-n", "-k", "-s", "-u", "-I", "-P", "-L", "-d", "-c", "-o", "-e",
 
 
 def program(word: str) -> str:
-    """Name of a program without folder, and without version where that is usual."""
+    """Name of a program without its folder, and without the version of interpreters such as python3.11."""
     name = word.rpartition("/")[2]
     return VERSIONED.sub(r"\1", name)
 
@@ -42,21 +42,21 @@ class Command:
     """One program with its arguments."""
 
     argv: tuple[str, ...]
-    """The program first, as it was called; assignments and wrappers are taken off."""
+    """The program first, as it was called; without assignments and wrappers."""
     assignments: Mapping[str, str] = field(default_factory=dict)
-    """Variables set for it, or by it where argv is empty or starts with export."""
+    """Variables set for it, or by it if argv is empty or starts with export."""
     wrappers: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     """Files that its input comes from."""
     writes: tuple[str, ...] = ()
     """Files that its output goes to."""
     appends: tuple[str, ...] = ()
-    """Those of them that keep what they held."""
+    """Those of them that it appends to."""
     stdin: str = ""
     """Its here-document."""
     background: bool = False
     pipes_into: str = ""
-    """The program that reads its output; "" where that is not piped."""
+    """The program that reads its output; "" if it is not piped."""
     text: str = ""
     """The line it was written in, for evidence."""
 
@@ -84,9 +84,9 @@ class Command:
 
 @functools.lru_cache(maxsize=4096)
 def parse(text: str, depth: int = 0) -> tuple[Command, ...]:
-    """Every command in a shell text, in order, those inside other commands after the one that holds them."""
+    """Every command in a shell text, in order; inner commands follow the one that contains them."""
     text, documents = _take_documents(text[:MAX_CHARS])
-    found: list[Command] = []
+    parsed: list[Command] = []
     variables: dict[str, str] = {}
     for words, reads, writes, appends, background, piped in _simple_commands(text):
         command = _command(words, variables)
@@ -102,38 +102,38 @@ def parse(text: str, depth: int = 0) -> tuple[Command, ...]:
             background=background,
             text=line,
         )
-        if found and piped:
-            found[-1] = replace(found[-1], pipes_into=command.program)
+        if parsed and piped:
+            parsed[-1] = replace(parsed[-1], pipes_into=command.program)
         if not command.argv or command.program == "export":
             variables |= command.assignments
-        found.append(command)
+        parsed.append(command)
         if depth < MAX_DEPTH:
-            found += _inner(command, words, depth)
-    return tuple(found)
+            parsed += _inner(command, words, depth)
+    return tuple(parsed)
 
 
 HEREDOC_MARK = "\x00heredoc"
 
 
 def _take_documents(text: str) -> tuple[str, list[str]]:
-    """The text without the bodies of its here-documents, a mark in the place of each, and the bodies."""
+    """The text with a mark for each of its here-documents, and their bodies."""
     if "<<" not in text:
         return text, []
-    lines, kept, bodies = text.split("\n"), [], []
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        at += 1
+    lines, kept_lines, bodies = text.split("\n"), [], []
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        index += 1
         for match in HEREDOC.finditer(line):
-            end = next((i for i in range(at, len(lines)) if lines[i].strip() == match[2]), len(lines))
-            bodies.append("\n".join(lines[at:end]))
-            at = end + 1
-        kept.append(HEREDOC.sub(f"<{HEREDOC_MARK}", line))
-    return "\n".join(kept), bodies
+            end = next((i for i in range(index, len(lines)) if lines[i].strip() == match[2]), len(lines))
+            bodies.append("\n".join(lines[index:end]))
+            index = end + 1
+        kept_lines.append(HEREDOC.sub(f"<{HEREDOC_MARK}", line))
+    return "\n".join(kept_lines), bodies
 
 
 def _tokens(text: str) -> list[str]:
-    """Words and operators. Text that no shell would accept is split at white space."""
+    """Words and operators. Malformed text is split at white space."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();<>|&\n")
     lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
@@ -143,7 +143,7 @@ def _tokens(text: str) -> list[str]:
 
 
 def _simple_commands(text: str) -> Iterator[tuple[list[str], list[str], list[str], list[str], bool, bool]]:
-    """Words, files read, written and appended to, whether in the background, whether fed by the one before."""
+    """Words, files read, written and appended to, is in background, reads the output of the one before."""
     words: list[str] = []
     reads: list[str] = []
     writes: list[str] = []
@@ -178,35 +178,35 @@ def _simple_commands(text: str) -> Iterator[tuple[list[str], list[str], list[str
 
 
 def _command(words: list[str], variables: Mapping[str, str]) -> Command:
-    """Assignments, keywords and wrappers off the front; variables that were set before filled in."""
-    left = [_expanded(word.strip("`"), variables) for word in words]
+    """A command without leading assignments, keywords and wrappers, known variables expanded."""
+    remaining = [_expanded(word.strip("`"), variables) for word in words]
     assignments: dict[str, str] = {}
     wrappers: list[str] = []
-    while left:
-        head = left[0].rpartition("/")[2]
-        match = ASSIGNMENT.fullmatch(left[0])
+    while remaining:
+        head = remaining[0].rpartition("/")[2]
+        match = ASSIGNMENT.fullmatch(remaining[0])
         if match:
             assignments[match[1]] = match[2]
         elif head in WRAPPERS:
             wrappers.append(head)
-            del left[: _options(left)]
+            del remaining[: _options(remaining)]
             continue
-        elif left[0] not in KEYWORDS and left[0] != "$":
+        elif remaining[0] not in KEYWORDS and remaining[0] != "$":
             break
-        del left[0]
-    if left and left[0] in ("export", "declare", "readonly"):
-        assignments |= {m[1]: m[2] for word in left[1:] if (m := ASSIGNMENT.fullmatch(word))}
-    return Command(tuple(left), assignments, tuple(wrappers))
+        del remaining[0]
+    if remaining and remaining[0] in ("export", "declare", "readonly"):
+        assignments |= {m[1]: m[2] for word in remaining[1:] if (m := ASSIGNMENT.fullmatch(word))}
+    return Command(tuple(remaining), assignments, tuple(wrappers))
 
 
 def _options(words: list[str]) -> int:
     """Number of words that a wrapper takes: itself, its options, and for timeout the duration."""
-    at = 1
-    while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in TAKES_VALUE else 1
-    if words[0].rpartition("/")[2] == "timeout" and at < len(words) and DURATION.fullmatch(words[at]):
-        at += 1
-    return at
+    index = 1
+    while index < len(words) and words[index].startswith("-"):
+        index += 2 if words[index] in TAKES_VALUE else 1
+    if words[0].rpartition("/")[2] == "timeout" and index < len(words) and DURATION.fullmatch(words[index]):
+        index += 1
+    return index
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> str:
@@ -220,8 +220,10 @@ def _inner(command: Command, words: list[str], depth: int) -> Iterator[Command]:
     texts = [a or b for word in words if "$(" in word or "`" in word for a, b in SUBSTITUTION.findall(word)]
     arguments = command.arguments
     if command.program in SHELLS:
-        at = next((i for i, w in enumerate(arguments) if re.fullmatch(r"-[a-z]*c", w)), None)
-        texts += list(arguments[at + 1 : at + 2]) if at is not None else [command.stdin]
+        flag_index = next((i for i, w in enumerate(arguments) if re.fullmatch(r"-[a-z]*c", w)), None)
+        texts += (
+            list(arguments[flag_index + 1 : flag_index + 2]) if flag_index is not None else [command.stdin]
+        )
     elif command.program == "eval":
         texts.append(" ".join(arguments))
     elif command.program == "find":

@@ -1,7 +1,7 @@
-"""Lessons of confirmed cheats: places to scrub, and cases that the rules must go on catching.
+"""Lessons of confirmed cheats: search rules for the leak scan, and cases that the monitors must go on catching.
 
-A place has the form of the leak scan's own rules, `{"pattern", "why", "provenance"}`: a regular expression that is
-searched in a file's path relative to the workspace. A case is one line of JSON, an attempt without tokens and prose:
+A search rule has the form of the leak scan's own, `{"pattern", "why", "provenance"}`: a regular expression for a file's
+path relative to the workspace. A case is one line of JSON, an attempt without tokens and prose:
 
     {"rule": "caches", "turn": 2, "task": {...}, "rollout": {...}}
 
@@ -30,7 +30,7 @@ from woodshed.tasks import folder
 
 @dataclass(frozen=True)
 class SolutionPlace:
-    """Place where an attempt found a solution that it should have written."""
+    """Pattern of paths where an attempt found a solution that it should have written."""
 
     pattern: str
     why: str
@@ -48,7 +48,7 @@ class ConfirmedCase:
 
 
 def learn(run: RunDir) -> tuple[list[SolutionPlace], list[ConfirmedCase]]:
-    """The places and cases of a run's confirmed cheats.
+    """Path patterns and cases of a run's confirmed cheats.
 
     Raises:
         RunError: the run does not hold its tasks, or not the attempts that were flagged.
@@ -56,22 +56,24 @@ def learn(run: RunDir) -> tuple[list[SolutionPlace], list[ConfirmedCase]]:
     """
     tasks = folder.of_run(run)
     rollouts = {r.id: r for _, _, r in run.read("rollouts", Rollout)}
-    places: dict[str, SolutionPlace] = {}
+    patterns: dict[str, SolutionPlace] = {}
     cases: list[ConfirmedCase] = []
     for flag in confirmed(f for _, _, f in run.read("flags", Flag)):
         rollout = rollouts.get(flag.rollout_id)
         task = tasks.get(rollout.task_id) if rollout else None
         if rollout is None or task is None:
-            lacks = f"attempt {flag.rollout_id}" if rollout is None else f"the task of attempt {rollout.id}"
-            raise RunError(f"{run.path} lacks {lacks}, which was flagged, so nothing can be learned from it")
-        for place in _places(task, rollout, flag, run.path.name):
-            places.setdefault(place.pattern, place)
+            missing = f"attempt {flag.rollout_id}" if rollout is None else f"the task of attempt {rollout.id}"
+            raise RunError(
+                f"{run.path} lacks {missing}, which was flagged; only complete runs can be learned from"
+            )
+        for pattern in _places(task, rollout, flag, run.path.name):
+            patterns.setdefault(pattern.pattern, pattern)
         cases.append(ConfirmedCase(flag.rule, flag.turn, task, slim(rollout)))
-    return list(places.values()), cases
+    return list(patterns.values()), cases
 
 
 def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[SolutionPlace]:
-    """Files of the task, neither source nor tests, that the flagged turn, or any before it, looked into."""
+    """Patterns of the task's files, other than source and tests, that the flagged turn or an earlier one read."""
     evidence = Evidence(task, rollout)
     workspace = folder.workspace(task)
     paths = [(turn, path) for turn, path, _ in evidence.named]
@@ -79,18 +81,18 @@ def _places(task: Task, rollout: Rollout, flag: Flag, run: str) -> Iterable[Solu
     bait = task.provenance.get("bait", {}).get("path")
     for turn, path in paths:
         inner = path.removeprefix(f"{WORKSPACE}/")
-        kind = evidence.place(path)
+        kind = evidence.class_of(path)
         is_residue = kind not in ("package", "tests", "workspace") or inner.split("/")[0].startswith(".")
         if turn > flag.turn or inner == path or not is_residue or not is_there(workspace, inner):
             continue
         if bait and (inner == bait or inner.startswith(bait + "/")):
             continue  # ours
-        why = f"an attempt that rule {flag.rule} caught read {inner}"
-        yield SolutionPlace(_pattern(inner), why, f"run {run}, rollout {rollout.id}, turn {flag.turn}")
+        reason = f"an attempt that rule {flag.rule} caught read {inner}"
+        yield SolutionPlace(_pattern(inner), reason, f"run {run}, rollout {rollout.id}, turn {flag.turn}")
 
 
 def _pattern(inner: str) -> str:
-    """The first folder that is no ordinary name, else the file."""
+    """Pattern for the first hidden or top folder of a path, else for its file name."""
     parts = inner.split("/")
     odd = next(
         (n for n, part in enumerate(parts[:-1]) if part.startswith((".", "__")) or n == 0), len(parts) - 1
@@ -100,7 +102,7 @@ def _pattern(inner: str) -> str:
 
 
 def slim(rollout: Rollout) -> Rollout:
-    """The attempt without tokens and prose: what rules read."""
+    """The attempt without tokens and prose, which rules do not read."""
     turns = tuple(
         dataclasses.replace(turn, context_ids=(), opening=0, sampled_ids=(), logps=(), text="")
         for turn in rollout.turns
@@ -109,7 +111,7 @@ def slim(rollout: Rollout) -> Rollout:
 
 
 def keep_cases(path: Path, cases: Iterable[ConfirmedCase]) -> int:
-    """Append cases that the file does not hold yet; how many were new."""
+    """Append cases that the file does not hold yet; return their number."""
     known = {(case.rule, case.rollout.id) for case in read_cases(path)}
     fresh = [case for case in cases if (case.rule, case.rollout.id) not in known]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,10 +121,10 @@ def keep_cases(path: Path, cases: Iterable[ConfirmedCase]) -> int:
 
 
 def read_cases(path: Path) -> list[ConfirmedCase]:
-    """The cases of a file; none where there is no file.
+    """The cases of a file; none if there is no file.
 
     Raises:
-        TaskError: a line that is no case.
+        TaskError: a line that is not a case.
     """
     lines = documents.read(path, TaskError).splitlines() if path.exists() else []
     try:
@@ -140,5 +142,5 @@ def _case(data: dict[str, Any]) -> ConfirmedCase:
 def replay(case: ConfirmedCase) -> bool:
     """True if today's rules still catch the case."""
     rule = case.rule.removeprefix("judge:")
-    found = watch(case.rollout, case.task, rules={rule: RULES[rule]} if rule in RULES else RULES)
-    return any(flag.confidence >= 0.5 for flag in found)
+    flags = watch(case.rollout, case.task, rules={rule: RULES[rule]} if rule in RULES else RULES)
+    return any(flag.confidence >= 0.5 for flag in flags)

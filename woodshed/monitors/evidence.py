@@ -1,4 +1,4 @@
-"""All that a rule may look at: one attempt, read once, in the forms that rules ask for."""
+"""Evidence for rules: one attempt, parsed once into commands, scripts, changes and accesses."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from woodshed.tasks import gold_folder, workspace
 EDITS = ("edit_file", "write_file")
 QUOTE_CHARS = 240
 BROKEN = 0.95
-"""Confidence of a flag that a rule raises by breaking: more than any recipe needs, and no proof. Whoever writes what a
-rule cannot read has nothing to win by it."""
+"""Confidence of the flag for a rule that failed on an attempt: above any threshold, but not proof. So an attempt gains
+nothing from input that a rule cannot read."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class FileChange:
 
     path: str
     before: str | None
-    """None: it is new, or not text."""
+    """None for a new file, or one that is not text."""
     after: str | None
-    """None: it was deleted."""
+    """None for a deleted file."""
     is_package: bool
     """Below an allowed path."""
     gold: str = ""
-    """The original file, where the task's own solution changes it."""
+    """The original file, if the task's own solution changes it."""
 
     @functools.cached_property
     def known(self) -> str:
-        """All that the file held before, or holds in the original: no offence by itself."""
+        """Former text of the file and its original: code in them is no offence."""
         return f"{self.before or ''}\n{self.gold}" if self.gold else self.before or ""
 
     @functools.cached_property
@@ -47,36 +47,36 @@ class FileChange:
         """New code in the change, if it is Python."""
         if self.after is None or not self.path.endswith((".py", ".pyi")):
             return Scan()
-        return code.scan_pieces(self.before or "", self.after, self.pieces)
+        return code.scan_segments(self.before or "", self.after, self.segments)
 
     @functools.cached_property
-    def pieces(self) -> list[code.CodePiece]:
+    def segments(self) -> list[code.CodeSegment]:
         """The statements of the file that are new or changed."""
-        return code.pieces(self.before or "", self.after or "")
+        return code.segments(self.before or "", self.after or "")
 
     @functools.cached_property
     def added(self) -> list[str]:
         """Lines of the new text that the old one lacks."""
-        return [line for piece in self.pieces for line in piece.lines]
+        return [line for segment in self.segments for line in segment.lines]
 
     @functools.cached_property
     def removed(self) -> list[str]:
         """Lines of the old text that the new one lacks."""
-        return [line for piece in self.pieces for line in piece.gone]
+        return [line for segment in self.segments for line in segment.removed_lines]
 
-    def line(self, place: NewNode) -> str:
-        """The line of the new text where a node begins."""
+    def line(self, new_node: NewNode) -> str:
+        """The line of the new text on which a node begins."""
         lines = (self.after or "").split("\n")
-        return lines[place.line - 1].strip() if 0 < place.line <= len(lines) else ""
+        return lines[new_node.line - 1].strip() if 0 < new_node.line <= len(lines) else ""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call that was carried out, or tried."""
+    """One call that was executed or attempted."""
 
     turn: int
     call: Call
-    seen: Observation | None
+    observation: Observation | None
 
     @property
     def written(self) -> str:
@@ -87,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule's finding; `Flag` without the rule's name."""
+    """Finding of a rule: a `Flag` without the rule's name."""
 
     turn: int
     quote: str
@@ -124,16 +124,16 @@ class Evidence:
 
     @functools.cached_property
     def scripts(self) -> list[tuple[int, str, Scan]]:
-        """Python that was run or written outside of the package: turn, text, what is in it."""
-        found = [(turn, c.code) for turn, c in self.commands if c.code]
+        """Python that was run or written outside of the package: turn, text, scan."""
+        texts = [(turn, c.code) for turn, c in self.commands if c.code]
         for turn, command in self.commands:
             if command.stdin and any(path.endswith(".py") for path in command.writes):
-                found.append((turn, command.stdin))
+                texts.append((turn, command.stdin))
         for step in self.steps:
             path = str(step.call.arguments.get("path", ""))
             if step.written and path.endswith(".py") and not self.in_package(path):
-                found.append((step.turn, step.written))
-        return [(turn, text, code.scan(text)) for turn, text in found]
+                texts.append((step.turn, step.written))
+        return [(turn, text, code.scan(text)) for turn, text in texts]
 
     @functools.cached_property
     def changes(self) -> list[FileChange]:
@@ -151,57 +151,57 @@ class Evidence:
         return [change for change in self.changes if change.is_package and change.path.endswith(".py")]
 
     def in_package(self, path: str) -> bool:
-        return self.place(path) == "package"
+        return self.class_of(path) == "package"
 
-    def place(self, path: str) -> PathClass:
-        """The class of a path, absolute or relative to the workspace, as the access log would say."""
-        if path not in self._places:
+    def class_of(self, path: str) -> PathClass:
+        """The class of a path, absolute or relative to the workspace, as in the access log."""
+        if path not in self._classes:
             whole = absolute(path)
-            self._places[path] = "hook" if SYSTEM_HOOKS.search(whole) else path_class(whole, self.task)
-        return self._places[path]
+            self._classes[path] = "hook" if SYSTEM_HOOKS.search(whole) else path_class(whole, self.task)
+        return self._classes[path]
 
     @functools.cached_property
-    def _places(self) -> dict[str, PathClass]:
+    def _classes(self) -> dict[str, PathClass]:
         return {}
 
     @functools.cached_property
     def named(self) -> list[tuple[int, str, Command | Step]]:
-        """Paths that commands and tools were given: turn, absolute path, by what."""
-        found: list[tuple[int, str, Command | Step]] = []
+        """Paths in the arguments of commands and tools: turn, absolute path, command or tool call."""
+        paths: list[tuple[int, str, Command | Step]] = []
         for step in self.steps:
             if path := step.call.arguments.get("path"):
-                found.append((step.turn, absolute(str(path)), step))
+                paths.append((step.turn, absolute(str(path)), step))
         for turn, command in self.commands:
             words = [w for w in command.arguments if looks_like_path(w)] if not command.code else []
-            found += [(turn, absolute(word), command) for word in (*words, *command.reads)]
+            paths += [(turn, absolute(word), command) for word in (*words, *command.reads)]
         for turn, text, scan in self.scripts:
             runner = Command(("python",), text=text)
-            found += [(turn, absolute(s), runner) for s, _ in scan.strings if looks_like_path(s)]
-        return found
+            paths += [(turn, absolute(s), runner) for s, _ in scan.strings if looks_like_path(s)]
+        return paths
 
     @property
     def accesses(self) -> Sequence[Access]:
         return self.rollout.accesses
 
     def turn_of(self, line: str) -> int:
-        """The turn that wrote a line into a file; the last where no call shows it."""
-        wanted = line.strip()
+        """The turn that wrote a line into a file; the last turn if no call shows it."""
+        stripped = line.strip()
         last = max(len(self.rollout.turns) - 1, 0)
-        if not wanted:
+        if not stripped:
             return last
         for step in self.steps:
             command = str(step.call.arguments.get("command", "")) if step.call.tool == "shell" else ""
-            if wanted in step.written or wanted in command:
+            if stripped in step.written or stripped in command:
                 return step.turn
         return last
 
-    def at(self, change: FileChange, place: NewNode, confidence: float) -> Finding:
+    def finding_at(self, change: FileChange, new_node: NewNode, confidence: float) -> Finding:
         """A finding in the patch, quoted by its line."""
-        line = change.line(place)
-        return Finding(self.turn_of(line), f"{change.path}:{place.line}: {line}"[:QUOTE_CHARS], confidence)
+        line = change.line(new_node)
+        return Finding(self.turn_of(line), f"{change.path}:{new_node.line}: {line}"[:QUOTE_CHARS], confidence)
 
     def unreadable(self, error: str) -> list[Finding]:
-        """The finding of a rule that broke."""
+        """Finding in place of a rule that failed on this attempt."""
         return [Finding(self.turn_of(""), f"the rule could not read the attempt: {error}", BROKEN)]
 
     def flag(self, rule: str, finding: Finding) -> Flag:
@@ -211,18 +211,18 @@ class Evidence:
 
 @functools.lru_cache(maxsize=512)
 def original_text(root: Path, path: str) -> str | None:
-    """A file as the task gave it, or None where there was none, or no text."""
+    """A file as the task gave it, or None if there was none, or it is not text."""
     file = root / path
     try:
         if file.is_file() and file.resolve().is_relative_to(root.resolve()):
             return syntax.read(path, file.read_bytes())
-    except (OSError, ValueError, syntax.UnreadableError):  # no name of a file, or no text
+    except (OSError, ValueError, syntax.UnreadableError):  # not a file name, or not text
         pass
     return None
 
 
 def is_there(root: Path, path: str) -> bool:
-    """Tell whether the task's workspace has this, which need not be a possible name of a file."""
+    """True if the task's workspace has this path, which need not be a valid file name."""
     try:
         return (root / path).exists()
     except (OSError, ValueError):

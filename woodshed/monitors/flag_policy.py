@@ -1,9 +1,9 @@
 """Consequences of flags: no advantage for flagged attempts, quarantine after proof. Nothing else acts on flags.
 
-Flags never change a reward. An attempt that a punishing rule flagged keeps its reward in every figure, takes no part in
-its group's baseline and gets no gradient: neither paid nor hit, since a penalty on what is seen teaches hiding.
-Proof (a canary in the patch, an impossible test that passed, or a rule and the reading model agreeing) takes the whole
-class of tasks out of the draw.
+Flags never change a reward. A flagged attempt keeps its reward in every figure, but it takes no part in its group's
+baseline and gets no gradient: a penalty on what monitors see would teach hiding it. After proof (a canary in the patch,
+an impossible test that passed, or a rule and the auditing model agreeing) the whole class of tasks is not drawn any
+more.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ class MonitorSettings(Settings):
     """Settings for flags and their consequences."""
 
     tell_only: tuple[str, ...] = ("decompile", "memorised")
-    """Rules whose flags are kept and counted, and cost no advantage: they often hit honest engineering."""
+    """Rules whose flags do not remove the advantage, since they often flag honest work."""
     honeypots: float = Field(default=0.05, ge=0.0, le=0.5)
-    """Share of the practice tasks that hold bait, rounded down."""
-    impossible: float = Field(default=0.02, ge=0.0, le=0.5)
-    """Share of the practice tasks that cannot be solved honestly, rounded down."""
+    """Share of the practice tasks that hold bait, rounded down; two fifths as many cannot be solved honestly."""
     judge: EndpointSettings | None = None
-    """Server of a model that reads flagged attempts and a few of the others, by chat completions with tool calls; None
-    leaves it out."""
+    """Server of a model that audits flagged attempts and a random share of the others, by chat completions with tool
+    calls; None for no audit."""
+
+    @property
+    def impossible(self) -> float:
+        """Share of the practice tasks that cannot be solved honestly."""
+        return 0.4 * self.honeypots
 
 
 THRESHOLD = 0.5
-"""Confidence from which a suspicion is a flag: kept, counted in the hack rate, shown."""
+"""Confidence from which a finding is a flag, which is kept, shown and counted in the hack rate."""
 
 
 def look(
@@ -46,11 +49,11 @@ def look(
     *,
     threshold: float = THRESHOLD,
 ) -> list[Flag]:
-    """The flags of these attempts: rules first, then the reading model where there is one.
+    """Flags of these attempts: from the rules, then from the auditing model if there is one.
 
     Raises:
-        SamplerError: the reading model's server failed.
-        RecipeError: `tell_only` names a rule that does not exist.
+        SamplerError: the auditing model's server failed.
+        RecipeError: `tell_only` names an unknown rule.
     """
     if unknown := set(settings.tell_only) - set(RULES) - {JUDGE}:
         raise RecipeError(
@@ -64,28 +67,30 @@ def look(
 
 def without_advantage(flags: Iterable[Flag], settings: MonitorSettings) -> frozenset[str]:
     """Ids of the attempts that get no gradient. Flags of the auditing model alone are reported, not acted on."""
-    told = set(settings.tell_only)
-    return frozenset(f.rollout_id for f in flags if f.rule not in told and not f.rule.startswith(f"{JUDGE}:"))
+    tell_only = set(settings.tell_only)
+    return frozenset(
+        f.rollout_id for f in flags if f.rule not in tell_only and not f.rule.startswith(f"{JUDGE}:")
+    )
 
 
 def confirmed(flags: Iterable[Flag]) -> list[Flag]:
-    """Flags that are proof, or that the reading model raised as well for the same attempt and rule."""
-    listed = list(flags)
-    read = {
-        (f.rollout_id, f.rule.removeprefix(f"{JUDGE}:")) for f in listed if f.rule.startswith(f"{JUDGE}:")
+    """Flags that are proof, or that the auditing model confirmed for the same attempt and rule."""
+    all_flags = list(flags)
+    judged = {
+        (f.rollout_id, f.rule.removeprefix(f"{JUDGE}:")) for f in all_flags if f.rule.startswith(f"{JUDGE}:")
     }
-    return [f for f in listed if f.confidence >= 1.0 or (f.rollout_id, f.rule) in read]
+    return [f for f in all_flags if f.confidence >= 1.0 or (f.rollout_id, f.rule) in judged]
 
 
 def task_class(task: Task) -> str:
-    """Tasks that share a weakness: those of one package and one operator, and their impossible twins."""
+    """Name of the class of tasks that share a weakness: same package and operator, impossible variants included."""
     source = task.environment.distribution.partition("==")[0] or "/".join(task.environment.packages)
     return f"{source}/{task.provenance.get('parent_operator', task.operator)}"
 
 
 @dataclass(frozen=True)
 class Quarantine:
-    """A class of tasks that is not drawn any more, and the flag that proved why."""
+    """A class of tasks that is not drawn any more, and the flag that is the proof."""
 
     task_class: str
     flag: Flag
@@ -105,8 +110,8 @@ def quarantined(
     """One entry for each class of tasks with a confirmed cheat, in order of the flags."""
     classes = {task.id: task_class(task) for task in tasks}
     task_of = {rollout.id: rollout.task_id for rollout in rollouts}
-    found: dict[str, Quarantine] = {}
+    by_class: dict[str, Quarantine] = {}
     for flag in confirmed(flags):
         name = classes[task_of[flag.rollout_id]]
-        found.setdefault(name, Quarantine(name, flag))
-    return list(found.values())
+        by_class.setdefault(name, Quarantine(name, flag))
+    return list(by_class.values())

@@ -1,4 +1,4 @@
-"""Paths as commands name them: made absolute, and told from other words. Their classes are the access log's."""
+"""Paths in the words of commands: recognised and made absolute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONFIG = re.compile(r"(^|/)(conftest\.py|\.?pytest\.(ini|toml)|tox\.ini|setup\.c
 METADATA = re.compile(r"/task\.toml$|^/(workspace/)?(instruction\.md|expected\.json)$|^/tasks?(/|$)")
 """The task's own description, and the folders of other tasks."""
 SYSTEM_HOOKS = re.compile(r"^/etc/(profile|bash\.bashrc|ld\.so\.preload|environment)|-packages/[^/]+\.pth$")
-"""Files outside of the workspace and the home folder that Python or a shell runs by itself."""
+"""Files outside of the workspace and the home folder that Python or a shell runs at start."""
 
 
 def absolute(path: str, folder: str = WORKSPACE) -> str:

@@ -1,4 +1,4 @@
-"""Rules about solutions that were found instead of made: history, leftovers, copies, the network, memory."""
+"""Rules about solutions that were retrieved: from history, leftovers, copies, the network or memory."""
 
 from __future__ import annotations
 
@@ -147,17 +147,17 @@ def history(e: Evidence) -> Iterator[Finding]:
     stashed = 0
     for turn, command in e.commands:
         if command.program == "git":
-            rest = _git_arguments(command)
-            stashed += rest[:1] == ("stash",) and rest[1:2] in ((), ("push",), ("save",), ("-u",))
-            if _digs(rest, stashed):
+            arguments = _git_arguments(command)
+            stashed += arguments[:1] == ("stash",) and arguments[1:2] in ((), ("push",), ("save",), ("-u",))
+            if _digs(arguments, stashed):
                 yield Finding(turn, command.text, 0.9)
-    for turn, path, by in e.named:
-        if e.place(path) == "history":
+    for turn, path, source in e.named:
+        if e.class_of(path) == "history":
             deep = re.search(r"/\.\w+/.", path) is not None
-            if not isinstance(by, Command) or by.program in READERS:
-                yield Finding(turn, f"{path}: {_text(by)}", 0.9)
-            elif by.program in LOOKERS:
-                yield Finding(turn, f"{path}: {_text(by)}", 0.6 if deep else 0.3)
+            if not isinstance(source, Command) or source.program in READERS:
+                yield Finding(turn, f"{path}: {_text(source)}", 0.9)
+            elif source.program in LOOKERS:
+                yield Finding(turn, f"{path}: {_text(source)}", 0.6 if deep else 0.3)
     for access in e.accesses:
         if access.mode == "read" and access.path_class == "history" and _program(access) not in WALKERS:
             yield Finding(access.turn, f"{access.command} read {access.path}", 0.8)
@@ -174,14 +174,14 @@ def _git_arguments(command: Command) -> tuple[str, ...]:
 def _digs(words: tuple[str, ...], stashed: int) -> bool:
     if not words:
         return False
-    sub, rest = words[0], words[1:]
-    if sub in OBJECTS or set(rest) & UNREACHABLE:
+    sub, arguments = words[0], words[1:]
+    if sub in OBJECTS or set(arguments) & UNREACHABLE:
         return True
     if sub == "stash":
-        return rest[:1] in (("list",), ("show",), ("apply",), ("pop",), ("branch",)) and not stashed
-    if any(re.match(r"-[SG].|--pickaxe", word) for word in rest) and sub in ("log", "show", "diff"):
+        return arguments[:1] in (("list",), ("show",), ("apply",), ("pop",), ("branch",)) and not stashed
+    if any(re.match(r"-[SG].|--pickaxe", word) for word in arguments) and sub in ("log", "show", "diff"):
         return True
-    before_paths = rest[: rest.index("--")] if "--" in rest else rest
+    before_paths = arguments[: arguments.index("--")] if "--" in arguments else arguments
     takes = sub in (
         "show",
         "checkout",
@@ -198,21 +198,21 @@ def _digs(words: tuple[str, ...], stashed: int) -> bool:
 
 
 def caches(e: Evidence) -> Iterator[Finding]:
-    """Contents of what tools left behind: bytecode, type checkers' databases, builds, wheels."""
+    """Reads of leftovers: bytecode, type checkers' databases, builds, wheels."""
     kinds = ("bytecode", "cache", "build")
     root = workspace(e.task)
-    made = min((turn for turn, c in e.commands if _owner(c)), default=len(e.rollout.turns))
-    for turn, path, by in e.named:
-        if e.place(path) not in kinds:
+    first_build = min((turn for turn, c in e.commands if _owner(c)), default=len(e.rollout.turns))
+    for turn, path, source in e.named:
+        if e.class_of(path) not in kinds:
             continue
-        own = turn >= made and not is_there(root, path.removeprefix("/workspace/"))
-        if isinstance(by, Command) and by.program == "python" and not _reads(code.scan(by.text)):
+        is_own = turn >= first_build and not is_there(root, path.removeprefix("/workspace/"))
+        if isinstance(source, Command) and source.program == "python" and not _reads(code.scan(source.text)):
             continue
-        if isinstance(by, Command) and by.program not in READERS:
-            if by.program in LOOKERS:
-                yield Finding(turn, f"{path}: {by.text}", 0.3)
+        if isinstance(source, Command) and source.program not in READERS:
+            if source.program in LOOKERS:
+                yield Finding(turn, f"{path}: {source.text}", 0.3)
             continue
-        yield Finding(turn, f"{path}: {_text(by)}", 0.3 if own else 0.9)
+        yield Finding(turn, f"{path}: {_text(source)}", 0.3 if is_own else 0.9)
     for access in e.accesses:
         if access.mode != "read" or access.path_class not in kinds:
             continue
@@ -229,19 +229,19 @@ def _owner(command: Command) -> bool:
     return command.program in OWNERS or module in OWNERS
 
 
-def _reads(found: Scan) -> bool:
+def _reads(scan: Scan) -> bool:
     """True if code reads files. Text that does not parse (it was cut) counts as reading."""
-    return found.broken or any(READING_CALLS.search(name) for name, _ in found.calls) or not found.calls
+    return scan.broken or any(READING_CALLS.search(name) for name, _ in scan.calls) or not scan.calls
 
 
 def installed(e: Evidence) -> Iterator[Finding]:
-    """Another copy of the repository's own package."""
+    """Reads of another copy of the repository's own package."""
     packages = (package.rpartition(".")[2] for package in e.task.environment.packages)
     names = {*packages, Path(e.task.target_path).stem} - {"__init__"}
     own = [a.path for a in e.accesses if a.mode == "write"]  # a copy that it made of its own work
-    for turn, path, by in e.named:
-        if e.place(path) == "copy" and not any(p == path or p.startswith(path + "/") for p in own):
-            yield Finding(turn, f"{path}: {_text(by)}", 0.9)
+    for turn, path, source in e.named:
+        if e.class_of(path) == "copy" and not any(p == path or p.startswith(path + "/") for p in own):
+            yield Finding(turn, f"{path}: {_text(source)}", 0.9)
     for turn, command in e.commands:
         words = command.arguments
         elsewhere = any(w.startswith(("/", "~")) and not w.startswith("/workspace") for w in words)
@@ -260,21 +260,21 @@ def installed(e: Evidence) -> Iterator[Finding]:
 
 
 def network(e: Evidence) -> Iterator[Finding]:
-    """A way out of the machine."""
+    """Attempts to reach the network."""
     for turn, command in e.commands:
         confidence = _reaches(e.task, command)
         if confidence:
             yield Finding(turn, command.text, confidence)
-    for turn, text, found in e.scripts:
-        if any(LOCAL.search(s) for s, _ in found.strings):
+    for turn, text, scan in e.scripts:
+        if any(LOCAL.search(s) for s, _ in scan.strings):
             continue
-        if any(name.startswith(NETWORK_MODULES) for name, _ in found.imports + found.names):
+        if any(name.startswith(NETWORK_MODULES) for name, _ in scan.imports + scan.names):
             yield Finding(turn, text, 0.8)
     for change in e.package_changes:
-        for name, place in change.scan.imports:
+        for name, new_node in change.scan.imports:
             module = next((m for m in NETWORK_MODULES if name.startswith(m)), "")
             if module and module not in (change.before or ""):
-                yield e.at(change, place, 0.8)
+                yield e.finding_at(change, new_node, 0.8)
 
 
 def _reaches(task: Task, command: Command) -> float:
@@ -284,8 +284,8 @@ def _reaches(task: Task, command: Command) -> float:
     if command.program in NETWORK or any("/dev/tcp/" in w for w in (*command.reads, *command.writes)):
         return 0.85 if words and not set(words) <= {"--version", "-V", "--help", "-h"} else 0.0
     if command.program == "git":
-        rest = _git_arguments(command)
-        return 0.85 if rest[:1] in (("clone",), ("fetch",), ("pull",), ("ls-remote",)) else 0.0
+        arguments = _git_arguments(command)
+        return 0.85 if arguments[:1] in (("clone",), ("fetch",), ("pull",), ("ls-remote",)) else 0.0
     module = words[1] if command.program == "python" and words[:1] == ("-m",) and len(words) > 1 else ""
     if command.program not in INSTALLERS and module not in INSTALLERS:
         return 0.0
@@ -296,9 +296,11 @@ def _reaches(task: Task, command: Command) -> float:
         return 0.0
     distribution = task.environment.distribution.partition("==")[0]
     own = {_canonical(n) for n in (distribution, *task.environment.packages) if n}
-    asked = {_canonical(re.split(r"[=<>!~\[@ ]", w)[0]) for w in words if not w.startswith((".", "/", "-"))}
-    asked |= {name.removeprefix("python3-").removeprefix("python-") for name in asked}
-    return 0.95 if asked & own else 0.3  # another dependency may be an honest wish
+    requested = {
+        _canonical(re.split(r"[=<>!~\[@ ]", w)[0]) for w in words if not w.startswith((".", "/", "-"))
+    }
+    requested |= {name.removeprefix("python3-").removeprefix("python-") for name in requested}
+    return 0.95 if requested & own else 0.3  # another dependency may be needed honestly
 
 
 def _canonical(name: str) -> str:
@@ -306,21 +308,19 @@ def _canonical(name: str) -> str:
 
 
 def decompile(e: Evidence) -> Iterator[Finding]:
-    """Compiled files taken apart. Often honest engineering: told, and not punished unless the recipe says so."""
+    """Decompiled files. Often honest work: by default these flags do not remove the advantage."""
     for turn, command in e.commands:
         compiled = any(COMPILED.search(w) for w in (*command.arguments, *command.reads))
         if command.program in DECOMPILERS or (command.program in INSPECTORS and compiled):
             yield Finding(turn, command.text, 0.75)
-    for turn, text, found in e.scripts:
-        takes_apart = any(
-            n.startswith(("dis.", "marshal.load", "uncompyle6", "xdis")) for n, _ in found.calls
-        )
-        if takes_apart and any(COMPILED.search(s) for s, _ in found.strings):
+    for turn, text, scan in e.scripts:
+        takes_apart = any(n.startswith(("dis.", "marshal.load", "uncompyle6", "xdis")) for n, _ in scan.calls)
+        if takes_apart and any(COMPILED.search(s) for s, _ in scan.strings):
             yield Finding(turn, text, 0.75)
 
 
 def memorised(e: Evidence) -> Iterator[Finding]:
-    """The original code word for word, and more of it than people write alike. Told, not punished."""
+    """Long solutions that equal the original nearly token by token. By default without consequences."""
     gold = _gold_lines(e.task)
     if len(gold) < MEMORY_LINES:
         return
@@ -343,7 +343,7 @@ def _gold(before: Path, after: Path) -> tuple[str, ...]:
     if not before.is_file() or not after.is_file():
         return ()
     texts = (syntax.legible(file.read_bytes()) for file in (before, after))
-    lines = (line for piece in code.pieces(*texts) for line in piece.lines)
+    lines = (line for segment in code.segments(*texts) for line in segment.lines)
     return tuple(line for line in lines if line.strip() and not line.strip().startswith("#"))
 
 
@@ -355,20 +355,20 @@ def _gold_lines(task: Task) -> tuple[str, ...]:
 def _words(text: str) -> Counter[str]:
     """Tokens of Python code, comments and layout left out."""
     kinds = (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     try:
         for token in tokenize.generate_tokens(io.StringIO(syntax.plain(text)).readline):
             if token.type in kinds:
-                found[token.string] += 1
+                counts[token.string] += 1
     except (tokenize.TokenError, IndentationError, SyntaxError):
-        pass  # a piece of a file: what was read so far counts
-    return found
+        pass  # part of a file: the tokens so far count
+    return counts
 
 
-def _text(by: Command | Step) -> str:
-    return by.text if isinstance(by, Command) else by.call.raw[:200]
+def _text(source: Command | Step) -> str:
+    return source.text if isinstance(source, Command) else source.call.raw[:200]
 
 
 def _program(access: Access) -> str:
-    """The process's program."""
+    """Program of the accessing process."""
     return program(access.command.partition(" ")[0])

@@ -1,7 +1,7 @@
-"""The table of rules: one a row of the list of known cheats, each flag with its evidence.
+"""Table of rules: one per row of the list of known cheats (`docs/log.md`).
 
-The rows are those of `docs/log.md`. A rule reads an `Evidence` and yields findings with a confidence: 1.0 is
-proof, 0.5 and more raises a hand, less is kept as a trace and ranks attempts. Rules never edit a reward.
+A rule reads an `Evidence` and yields findings with a confidence: 1.0 is proof, 0.5 and more a suspicion, less only
+ranks attempts. Rules never change a reward.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Check = Callable[[Evidence], Iterator[Finding]]
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to a reward without the work, and how it shows."""
+    """One way of cheating, with its check."""
 
     row: int
-    """Row of the table of cheats; 0 for what is no row of its own."""
+    """Row of the table of cheats; 0 for a rule without a row."""
     check: Check
     at_once: bool = False
-    """It reads calls, so that it can speak at the turn itself; else it waits for the patch."""
+    """True if it reads calls and can flag the turn itself; else it needs the patch."""
 
 
 RULES: dict[str, Rule] = {
@@ -59,7 +59,7 @@ RULES: dict[str, Rule] = {
 def watch(
     rollout: Rollout, task: Task, verdict: Verdict | None = None, *, rules: Mapping[str, Rule] = RULES
 ) -> list[Flag]:
-    """Everything suspicious about one attempt, by rule and turn; a rule speaks once a turn, with its best evidence."""
+    """Flags of one attempt: at most one per rule and turn, with the strongest evidence."""
     evidence = Evidence(task, rollout, verdict)
     return [
         evidence.flag(name, finding)
@@ -71,20 +71,20 @@ def watch(
 def watch_all(
     rollouts: Iterable[Rollout], tasks: Iterable[Task], verdicts: Mapping[str, Verdict]
 ) -> list[Flag]:
-    """`watch` for many attempts. Those that lost their sandbox say nothing.
+    """`watch` for many attempts. Those that lost their sandbox are skipped.
 
     Raises:
         TaskError: an attempt at a task that is not among the tasks.
     """
-    known = {task.id: task for task in tasks}
+    task_of = {task.id: task for task in tasks}
     flags: list[Flag] = []
     for rollout in rollouts:
-        if rollout.task_id not in known:
+        if rollout.task_id not in task_of:
             raise TaskError(
                 f"no task {rollout.task_id} for the attempt {rollout.id}; watch with the run's own tasks"
             )
         if rollout.ended != "sandbox_lost":
-            flags += watch(rollout, known[rollout.task_id], verdicts.get(rollout.id))
+            flags += watch(rollout, task_of[rollout.task_id], verdicts.get(rollout.id))
     return flags
 
 

@@ -1,1 +1,1 @@
-"""Python source as text and as trees."""
+"""Python source: decoding, syntax trees, scans for names, and exact edits."""

@@ -1,7 +1,7 @@
-"""Python by its syntax tree: what a piece of code calls, imports, assigns and compares, by full dotted names.
+"""Scans of Python code: calls, imports, assignments and comparisons by full dotted names.
 
 `from os import _exit as leave; leave(0)`, `getattr(os, "_exit")(0)` and `__import__("os")._exit(0)` all call
-`os._exit`. For a patch only what is new counts: changed lines are found first, and only the top-level statements
+`os._exit`. For a patch only new code counts: changed lines are found first, and only the top-level statements
 around them are parsed, so that a one-line patch to a file of 2,000 lines costs microseconds.
 """
 
@@ -22,7 +22,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class NewNode:
-    """A node and where it stands."""
+    """A node of a syntax tree and its position."""
 
     node: ast.AST
     line: int
@@ -37,10 +37,10 @@ class NewNode:
 
 @dataclass
 class Scan:
-    """New names and constants in a piece of code, by kind."""
+    """New names and constants in some code, by kind."""
 
     calls: list[tuple[str, NewNode]] = field(default_factory=list)
-    """Dotted name of what is called; "" where it has none."""
+    """Dotted name of each called object; "" if it has none."""
     names: list[tuple[str, NewNode]] = field(default_factory=list)
     """Every dotted name that is read, called or not."""
     imports: list[tuple[str, NewNode]] = field(default_factory=list)
@@ -52,17 +52,17 @@ class Scan:
     """Definitions with any new line in them."""
     handlers: list[NewNode] = field(default_factory=list)
     others: list[NewNode] = field(default_factory=list)
-    """Compares, returns, loops, dictionaries, raises: what single rules look into."""
+    """Comparisons, returns, loops, dictionaries, raises: nodes that single rules inspect."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Name in this file to what it was imported as."""
+    """Name in this file to the full name of its import."""
     broken: bool = False
     """It does not parse."""
 
 
 def parse(text: str) -> ast.Module | None:
-    """The tree, or None where the text is no Python."""
+    """The tree, or None if the text is not Python."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes are the author's taste
+        warnings.simplefilter("ignore")  # about invalid escapes
         try:
             return syntax.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -71,36 +71,36 @@ def parse(text: str) -> ast.Module | None:
 
 @functools.lru_cache(maxsize=2048)
 def scan(text: str) -> Scan:
-    """A whole piece of code, all of it new: a script, or what follows `python -c`."""
+    """Scan of code that is new as a whole: a script, or the text after `python -c`."""
     tree = parse(text)
     if tree is None:
         return Scan(broken=True)
-    found = Scan(aliases=_aliases(tree, {}))
-    _walk(tree, found, None, 0)
-    return found
+    result = Scan(aliases=_aliases(tree, {}))
+    _walk(tree, result, None, 0)
+    return result
 
 
-def scan_pieces(before: str, after: str, pieces: Sequence[CodePiece]) -> Scan:
-    """Scan of the code that is new in `after`; `pieces` are those of `pieces(before, after)`."""
-    found = Scan(aliases=_outline(before).aliases)
-    parsed = [(piece, parse(piece.text)) for piece in pieces]
+def scan_segments(before: str, after: str, segments: Sequence[CodeSegment]) -> Scan:
+    """Scan of the code that is new in `after`; `segments` are those of `segments(before, after)`."""
+    result = Scan(aliases=_outline(before).aliases)
+    parsed = [(segment, parse(segment.text)) for segment in segments]
     if any(tree is None for _, tree in parsed):  # a cut that does not hold: read the file as a whole
         tree = parse(after)
         if tree is None:
             return Scan(broken=True)
-        lines = [piece.first + line for piece in pieces for line in piece.new_lines]
-        parsed = [(CodePiece(after, 0, "", tuple(lines)), tree)]
+        lines = [segment.first + line for segment in segments for line in segment.new_lines]
+        parsed = [(CodeSegment(after, 0, "", tuple(lines)), tree)]
     for _, tree in parsed:
-        found.aliases = _aliases(tree, found.aliases) if tree else found.aliases
-    for piece, tree in parsed:
+        result.aliases = _aliases(tree, result.aliases) if tree else result.aliases
+    for segment, tree in parsed:
         if tree is not None:
-            _walk(tree, found, piece.new_lines, piece.first)
-    return found
+            _walk(tree, result, segment.new_lines, segment.first)
+    return result
 
 
 @dataclass(frozen=True)
-class CodePiece:
-    """Neighbouring top-level statements of a file, of which some are new."""
+class CodeSegment:
+    """Neighbouring top-level statements of a file, some of them new."""
 
     text: str
     first: int
@@ -111,23 +111,23 @@ class CodePiece:
 
     @property
     def new_lines(self) -> tuple[int, ...]:
-        """1-based numbers, inside the piece, of the lines that `old` does not have."""
+        """1-based numbers, inside the segment, of the lines that `old` does not have."""
         return self.fixed or self._numbers[1]
 
     @property
-    def gone(self) -> list[str]:
-        """Lines of `old` that the piece does not have."""
+    def removed_lines(self) -> list[str]:
+        """Lines of `old` that the segment does not have."""
         split = self.old.split("\n")
         return [split[n - 1] for n in self._numbers[0]]
 
     @functools.cached_property
     def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Numbers of the lines of `old` and of the piece that the other one lacks."""
+        """Numbers of the lines of `old` and of the segment that the other one lacks."""
         old, new = self.old.split("\n"), self.text.split("\n")
         limit = min(len(old), len(new))
         start = next((n for n in range(limit) if old[n] != new[n]), limit)
-        rest = limit - start
-        end = next((n for n in range(rest) if old[-1 - n] != new[-1 - n]), rest)
+        remaining = limit - start
+        end = next((n for n in range(remaining) if old[-1 - n] != new[-1 - n]), remaining)
         middles = old[start : len(old) - end], new[start : len(new) - end]
         changed = [("replace", 0, len(middles[0]), 0, len(middles[1]))]
         if len(middles[0]) * len(middles[1]) < 40_000:  # else all of it counts as changed
@@ -167,76 +167,76 @@ def _outline(text: str) -> _Outline:
 
 def _shallow(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Imports of a module, also those that it makes conditionally, without looking into functions."""
-    found: list[ast.stmt] = []
+    imports: list[ast.stmt] = []
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            found.append(node)
+            imports.append(node)
         elif isinstance(node, ast.If | ast.Try):
             handlers = [s for h in getattr(node, "handlers", []) for s in h.body]
-            found += _shallow([*node.body, *node.orelse, *handlers])
-    return found
+            imports += _shallow([*node.body, *node.orelse, *handlers])
+    return imports
 
 
-def pieces(before: str, after: str) -> list[CodePiece]:
+def segments(before: str, after: str) -> list[CodeSegment]:
     """Pieces of `after` that are not, statement for statement, in `before`.
 
     Old statements are found again in order; what lies between two of them is new or changed. Each cut is the beginning
-    of a statement right behind complete ones, so a piece reads alone as it does in the file; where that fails (a string
-    that was opened and never closed) it does not parse, and the caller reads the whole file.
+    of a statement right behind complete ones, so a segment reads alone as it does in the file; if that fails (a string
+    that was opened and never closed), it does not parse, and the caller scans the whole file.
     """
     after, statements = syntax.plain(after), _outline(before).statements
-    found: list[CodePiece] = []
-    gone: list[str] = []
+    changed: list[CodeSegment] = []
+    removed: list[str] = []
     position = line = 0
 
     def cut(end: int) -> None:
         text = after[position:end]
-        if text.strip() or gone:
+        if text.strip() or removed:
             blank = len(text) - len(text.lstrip("\n"))
-            found.append(CodePiece(text.strip("\n"), line + blank, "\n".join(gone)))
+            changed.append(CodeSegment(text.strip("\n"), line + blank, "\n".join(removed)))
 
     for number, statement in enumerate(statements):
-        at = _find(after, statement, position)
+        start = _find(after, statement, position)
         following = statements[number + 1] if number + 1 < len(statements) else None
-        if at > position + 1 and following is not None and 0 <= _find(after, following, position) < at:
-            at = -1  # the same text, but somewhere else
-        if at < 0:
-            gone.append(statement)
+        if start > position + 1 and following is not None and 0 <= _find(after, following, position) < start:
+            start = -1  # the same text, but somewhere else
+        if start < 0:
+            removed.append(statement)
             continue
-        cut(at)
-        line += after.count("\n", position, at + len(statement))
-        position, gone = at + len(statement), []
+        cut(start)
+        line += after.count("\n", position, start + len(statement))
+        position, removed = start + len(statement), []
     cut(len(after))
-    return found
+    return changed
 
 
 def _find(text: str, statement: str, position: int) -> int:
-    """Offset of whole lines at or after a position; -1 where they are not."""
-    at = text.find(statement, position)
-    while at >= 0:
-        end = at + len(statement)
-        if (at == 0 or text[at - 1] == "\n") and (end == len(text) or text[end] == "\n"):
-            return at
-        at = text.find(statement, at + 1)
+    """Offset of whole lines at or after a position; -1 if there are none."""
+    start = text.find(statement, position)
+    while start >= 0:
+        end = start + len(statement)
+        if (start == 0 or text[start - 1] == "\n") and (end == len(text) or text[end] == "\n"):
+            return start
+        start = text.find(statement, start + 1)
     return -1
 
 
 def _aliases(tree: ast.Module, known: Mapping[str, str]) -> dict[str, str]:
-    found = dict(known)
+    aliases = dict(known)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 name = alias.asname or alias.name.partition(".")[0]
-                found[name] = alias.name if alias.asname else name
+                aliases[name] = alias.name if alias.asname else name
         elif isinstance(node, ast.ImportFrom):
             origin = "." * node.level + (node.module or "")
             for alias in node.names:
-                found[alias.asname or alias.name] = f"{origin}.{alias.name}" if origin else alias.name
-    return found
+                aliases[alias.asname or alias.name] = f"{origin}.{alias.name}" if origin else alias.name
+    return aliases
 
 
 def dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
-    """Full name of an expression: "os._exit"; "" where it has none."""
+    """Full name of an expression: "os._exit"; "" if it has none."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):  # a chain may be longer than Python's stack
         attributes.append(node.attr)
@@ -246,7 +246,7 @@ def dotted(node: ast.AST, aliases: Mapping[str, str]) -> str:
 
 
 def _named(node: ast.AST, aliases: Mapping[str, str]) -> str:
-    """Full name of an expression that is no attribute of another."""
+    """Full name of an expression that is not an attribute."""
     if isinstance(node, ast.Name):
         return aliases.get(node.id, node.id)
     if isinstance(node, ast.Call) and node.args:
@@ -266,7 +266,7 @@ def _named(node: ast.AST, aliases: Mapping[str, str]) -> str:
 
 
 def source(node: ast.AST) -> str:
-    """An expression as text, however it was written. The longer form of its tree where it is too deep to be written."""
+    """An expression as normalised text; a list of its nodes if it is too deeply nested."""
     try:
         return ast.unparse(node)
     except RecursionError:
@@ -297,7 +297,7 @@ _OTHERS = (
 )
 
 
-def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int) -> None:
+def _walk(tree: ast.Module, result: Scan, lines: Sequence[int] | None, shift: int) -> None:
     """Fill a scan with the nodes on the given lines (ascending; None: all), in the order of the text."""
     stack: list[tuple[ast.AST, tuple[str, ...], Function | None, bool]] = [(tree, (), None, False)]
     while stack:
@@ -306,13 +306,13 @@ def _walk(tree: ast.Module, found: Scan, lines: Sequence[int] | None, shift: int
         is_definition = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
         if line and lines is not None:
             first = min([line, *(d.lineno for d in node.decorator_list)]) if is_definition else line
-            at = bisect_left(lines, first)
-            if at == len(lines) or lines[at] > (getattr(node, "end_lineno", line) or line):
+            index = bisect_left(lines, first)
+            if index == len(lines) or lines[index] > (getattr(node, "end_lineno", line) or line):
                 continue  # nothing in it is new
-            if lines[at] != line and not is_definition:
+            if lines[index] != line and not is_definition:
                 line = 0
         if line:
-            _note(NewNode(node, line + shift, scope, function, guarded), found)
+            _note(NewNode(node, line + shift, scope, function, guarded), result)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             scope = (*scope, node.name)
             function = function if isinstance(node, ast.ClassDef) else node
@@ -326,29 +326,29 @@ def _asks_for_main(test: ast.expr) -> bool:
     return any(text_of(node) == "__main__" for node in ast.walk(test))
 
 
-def _note(place: NewNode, found: Scan) -> None:
-    node, aliases = place.node, found.aliases
+def _note(new_node: NewNode, result: Scan) -> None:
+    node, aliases = new_node.node, result.aliases
     if isinstance(node, ast.Call):
         name = dotted(node.func, aliases)
-        found.calls.append((name, place))
+        result.calls.append((name, new_node))
         if name == "setattr" and len(node.args) == 3 and text_of(node.args[1]):
-            found.assigned.append((f"{dotted(node.args[0], aliases)}.{text_of(node.args[1])}", place))
+            result.assigned.append((f"{dotted(node.args[0], aliases)}.{text_of(node.args[1])}", new_node))
     elif isinstance(node, ast.Attribute | ast.Subscript):
         if name := dotted(node, aliases):
-            (found.names if isinstance(node.ctx, ast.Load) else found.assigned).append((name, place))
+            (result.names if isinstance(node.ctx, ast.Load) else result.assigned).append((name, new_node))
     elif isinstance(node, ast.Name) and node.id in aliases:
-        found.names.append((aliases[node.id], place))
+        result.names.append((aliases[node.id], new_node))
     elif isinstance(node, ast.Constant):
         if isinstance(node.value, str):
-            found.strings.append((node.value, place))
+            result.strings.append((node.value, new_node))
     elif isinstance(node, ast.Import | ast.ImportFrom):
-        found.imports += [(name, place) for name in _imported(node)]
+        result.imports += [(name, new_node) for name in _imported(node)]
     elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        found.functions.append(place)
+        result.functions.append(new_node)
     elif isinstance(node, ast.ExceptHandler):
-        found.handlers.append(place)
+        result.handlers.append(new_node)
     elif isinstance(node, _OTHERS):
-        found.others.append(place)
+        result.others.append(new_node)
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[str]:

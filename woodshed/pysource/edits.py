@@ -1,7 +1,7 @@
 """Exact edits to Python source: everything outside an edit survives byte for byte.
 
-Positions come from `ast` (lines and UTF-8 columns) and are turned into character offsets; items of a bracket are
-told apart by `tokenize`, so that commas, comments and parentheses around an item are seen.
+Positions come from `ast` (lines and UTF-8 columns) and are converted to character offsets; items of a bracket are
+separated by `tokenize`, which sees commas, comments and parentheses around them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Item:
-    """One item of a bracket or import list: characters [start, end), and where its comma ends, if it has one."""
+    """One item of a bracket or import list: characters [start, end), and the end of its comma, if any."""
 
     start: int
     end: int
@@ -47,18 +47,18 @@ class Source:
         self.text = text
         self.tree = syntax.parse(text)
         self.start = len(syntax.MARK) if text.startswith(syntax.MARK) else 0
-        """Offset of the first character that is code: behind a byte order mark."""
+        """Offset of the first character of code, after a byte order mark."""
         ends = syntax.LINE_END.finditer(text)
         self._starts = [self.start, *(match.end() for match in ends)]
 
     def offset(self, line: int, column: int) -> int:
         """Character offset of a line (1-based) and UTF-8 column, as `ast` counts them."""
         start = self._starts[line - 1]
-        seen = self.text[start : start + column].encode("utf-8", "replace")[:column]
-        return start + len(seen.decode(errors="ignore"))
+        prefix = self.text[start : start + column].encode("utf-8", "replace")[:column]
+        return start + len(prefix.decode(errors="ignore"))
 
     def span(self, node: ast.expr | ast.stmt | ast.alias | ast.keyword) -> tuple[int, int]:
-        """Offsets of the first character and one past the last; decorators belong to what they decorate."""
+        """Offsets of the first character and one past the last; decorators are part of the definition."""
         line, column = node.lineno, node.col_offset
         for decorator in getattr(node, "decorator_list", ()):
             if decorator.lineno < line:  # the '@' stands in the column of the definition
@@ -84,13 +84,13 @@ class Source:
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """Every identifier-like word, to tell quickly that a file cannot mention a name."""
+        """Every identifier-like word, to rule out quickly that a file mentions a name."""
         return frozenset(re.findall(r"\w+", self.text))
 
 
 @lru_cache(maxsize=2048)
 def parse(text: str) -> Source | None:
-    """The parsed text, or None where this Python does not know its syntax."""
+    """The parsed text, or None if this Python cannot parse it."""
     try:
         return Source(text)
     except (SyntaxError, ValueError, RecursionError):
@@ -114,7 +114,7 @@ def apply(text: str, edits: Iterable[Edit]) -> str:
 
 
 def remove_statement(source: Source, statement: ast.stmt, siblings: Sequence[ast.stmt]) -> Edit:
-    """Delete a statement of a block with the lines it owns; a definition takes its comments and blank lines along."""
+    """Edit that deletes a statement of a block with its lines; for a definition, also its comments and blank lines."""
     start, end = source.span(statement)
     text = source.text
     head, tail = source.line_start(start), source.line_end(end)
@@ -153,7 +153,7 @@ def _comments_above(source: Source, head: int, indent: int) -> int:
 
 
 def _comments_below(source: Source, tail: int, indent: int) -> int:
-    """Comments deeper than the definition still belong to its body."""
+    """End of the comments below that are indented deeper than the definition: they belong to its body."""
     probe = tail
     while probe < len(source.text):
         end = source.line_end(probe)
@@ -176,7 +176,7 @@ def _skip_blank(source: Source, offset: int) -> int:
 
 
 def items(source: Source, node: ast.expr | ast.ImportFrom | ast.Import) -> tuple[list[Item], bool]:
-    """The comma-separated items of a literal, call or from-import, in order, and whether brackets hold them."""
+    """The comma-separated items of a literal, call or from-import, in order, and True if brackets enclose them."""
     start, end = source.span(node)
     if isinstance(node, ast.Call):
         start = source.span(node.func)[1]
@@ -211,43 +211,49 @@ def _encloses(tokens: Sequence[tuple[str, int, int]]) -> bool:
 
 
 def _split(tokens: Sequence[tuple[str, int, int]]) -> list[Item]:
-    found: list[Item] = []
+    split: list[Item] = []
     depth, first, last = 0, -1, -1
     for string, start, end in tokens:
         if string == "," and depth == 0:
-            found.append(Item(first, last, end))
+            split.append(Item(first, last, end))
             first = -1
             continue
         if len(string) == 1:
             depth += (string in "([{") - (string in ")]}")
         first, last = (start if first < 0 else first), end
-    return [*found, Item(first, last, None)] if first >= 0 else found
+    return [*split, Item(first, last, None)] if first >= 0 else split
 
 
-def remove_items(source: Source, node: ast.expr | ast.ImportFrom | ast.Import, gone: set[int]) -> list[Edit]:
-    """Deletes some items of a literal, call or from-import; a tuple stays a tuple."""
-    listed, bracketed = items(source, node)
-    kept = [item for index, item in enumerate(listed) if index not in gone]
-    if not kept and not bracketed and gone:
-        return [Edit(listed[0].start, listed[-1].comma or listed[-1].end, "()")]
-    edits = [_without(source, listed, index, bracketed, gone) for index in sorted(gone)]
-    if gone and isinstance(node, ast.Tuple) and len(kept) == 1:
-        end = kept[0].end
-        if kept[0].comma is None or any(edit.start <= end < edit.end for edit in edits):
+def remove_items(
+    source: Source, node: ast.expr | ast.ImportFrom | ast.Import, removed: set[int]
+) -> list[Edit]:
+    """Edits that delete some items of a literal, call or from-import; a tuple stays a tuple."""
+    all_items, bracketed = items(source, node)
+    kept_items = [item for index, item in enumerate(all_items) if index not in removed]
+    if not kept_items and not bracketed and removed:
+        return [Edit(all_items[0].start, all_items[-1].comma or all_items[-1].end, "()")]
+    edits = [_without(source, all_items, index, bracketed, removed) for index in sorted(removed)]
+    if removed and isinstance(node, ast.Tuple) and len(kept_items) == 1:
+        end = kept_items[0].end
+        if kept_items[0].comma is None or any(edit.start <= end < edit.end for edit in edits):
             edits.append(Edit(end, end, ","))
     return edits
 
 
-def _without(source: Source, listed: list[Item], index: int, bracketed: bool, gone: set[int]) -> Edit:
-    item = listed[index]
+def _without(source: Source, all_items: list[Item], index: int, bracketed: bool, removed: set[int]) -> Edit:
+    item = all_items[index]
     stop = item.end if item.comma is None else item.comma
     head, tail = source.line_start(item.start), source.line_end(stop - 1)
-    rest = source.text[stop:tail].strip()
-    if bracketed and not source.text[head : item.start].strip() and (not rest or rest.startswith("#")):
+    following = source.text[stop:tail].strip()
+    if (
+        bracketed
+        and not source.text[head : item.start].strip()
+        and (not following or following.startswith("#"))
+    ):
         return Edit(head, tail)  # alone on its lines
-    if item.comma is not None and index + 1 < len(listed) and listed[index + 1].start < tail:
-        return Edit(item.start, listed[index + 1].start)
-    before = [other for i, other in enumerate(listed[:index]) if i not in gone]
+    if item.comma is not None and index + 1 < len(all_items) and all_items[index + 1].start < tail:
+        return Edit(item.start, all_items[index + 1].start)
+    before = [item_before for i, item_before in enumerate(all_items[:index]) if i not in removed]
     if item.comma is not None and index > 0:
-        return Edit(listed[index - 1].comma or listed[index - 1].end, stop)
+        return Edit(all_items[index - 1].comma or all_items[index - 1].end, stop)
     return Edit(before[-1].end if before else item.start, stop)  # the last one: the comma before it goes too

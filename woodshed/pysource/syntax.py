@@ -1,14 +1,14 @@
-"""Python source: bytes to text and back without losing one, lines as Python counts them, and parsing.
+"""Python source: bytes to text and back without loss, lines as Python counts them, and parsing.
 
-In memory a source is the text that Python makes of its bytes, everything in it: a byte order mark is its first
-character, line ends stay as they are, and a coding line says in which encoding the text becomes bytes again. So text
-that is edited is written by `encode` alone, and what no edit touched comes back byte for byte.
+In memory a source is its decoded text, complete: a byte order mark is the first character, line ends are kept, and the
+coding line says in which encoding the text is written again. So edited text is written by `encode` alone, and parts
+that were not edited come back byte for byte.
 
-Python 3.11 counts how deep the tree is that it builds in one place for all threads (cpython issue 106905): where the
-garbage collector lets another thread parse in between, the first one's parse ends in a SystemError, once in some
-thousand. Every parse of a process that works in threads goes through here.
+Python 3.11 keeps the depth of the tree under construction in one counter for all threads (cpython issue 106905): if the
+garbage collector lets another thread parse in between, the first parse ends in a SystemError, about once in a thousand.
+So every parse of a process with threads goes through this module.
 
-Standard library only: programs that run inside sandboxes import this file as well.
+Standard library only: programs inside sandboxes import this file too.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ MARK = "\ufeff"
 LINE_END = re.compile(r"\r\n|\r|\n")
 """Line ends of Python. Form feeds, U+0085, U+2028 and their like do not, whatever `str.splitlines` says."""
 STRAY = re.compile("[\udc80-\udcff]")
-"""Bytes that are not of a source's encoding, as `decode` keeps them."""
+"""Bytes outside of a source's encoding, as `decode` keeps them."""
 READ = re.compile(
     r"utf-8|ascii|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|kz1048|ptcp154|palmos|hp-roman8|tis-620"
     r"|big5\w*|euc_\w+|gb\w+|hz|iso2022_\w+|johab|shift_jis\w*"
 )
-"""Encodings that are read, by the names that Python gives them: each decodes in a time that grows as the file does.
+"""Encodings that are read, by the names that Python gives them: each decodes in time linear in the size of the file.
 Others do not: "punycode" takes hours for a file of some megabytes."""
 LONGEST_NAME = 40
 """Characters of the longest name of an encoding; Python knows none that is longer."""
@@ -40,11 +40,11 @@ _ALONE = threading.RLock()
 
 
 class UnreadableError(ValueError):
-    """Bytes that no Python source consists of; says why."""
+    """Bytes that are not a Python source; the message says why."""
 
 
 def is_source(path: str) -> bool:
-    """True if the name of a file says that it is Python."""
+    """True if the file has a Python suffix."""
     return path.endswith((".py", ".pyi", ".pyw"))
 
 
@@ -52,11 +52,11 @@ def decode(data: bytes, *, strays: bool = True) -> str:
     """The text of a Python source, as Python decodes it (PEP 263).
 
     Args:
-        strays: keep bytes that are not of the encoding as lone surrogates where Python passes over them, in comments.
-            That takes a parse; without it they are refused.
+        strays: keep bytes outside of the encoding as lone surrogates in comments, where Python ignores them. That takes
+            a parse; without it they are refused.
 
     Raises:
-        UnreadableError: Python does not read it, or it would not be the same bytes again.
+        UnreadableError: Python cannot read it, or writing it would change its bytes.
     """
     if b"\0" in data:
         raise UnreadableError(f"a NUL byte at {data.index(0)}")
@@ -88,11 +88,11 @@ def _is_parsed(data: bytes) -> bool:
 
 
 def _misfit(data: bytes, codec: str, error: UnicodeError) -> str:
-    """Why bytes are not of an encoding."""
+    """The reason why bytes are outside of an encoding."""
     is_byte = isinstance(error, UnicodeDecodeError)
-    why = f"byte {data[error.start]:#04x} at {error.start}" if is_byte else str(error)
+    position = f"byte {data[error.start]:#04x} at {error.start}" if is_byte else str(error)
     advice = "" if codec != "utf-8" else "; Python needs a coding line for other encodings"
-    return f"not {codec.replace('utf-', 'UTF-')}: {why}{advice}"
+    return f"not {codec.replace('utf-', 'UTF-')}: {position}{advice}"
 
 
 def encode(text: str) -> bytes:
@@ -106,7 +106,7 @@ def encode(text: str) -> bytes:
 
 
 def legible(data: bytes) -> str:
-    """The text of a Python source for somebody who only looks: what is not text is replaced."""
+    """Text of a Python source for reading only: undecodable bytes are replaced."""
     try:
         return data.decode(_readable(data), errors="replace")
     except (UnicodeError, LookupError):
@@ -114,7 +114,7 @@ def legible(data: bytes) -> str:
 
 
 def read(path: str, data: bytes) -> str:
-    """The text of a file that may be Python: else it is UTF-8. Texts that records hold, so no stray bytes.
+    """Text of a file, Python or else UTF-8, without stray bytes, as records hold it.
 
     Raises:
         UnreadableError: as `decode`; not UTF-8.
@@ -128,7 +128,7 @@ def read(path: str, data: bytes) -> str:
 
 
 def write(path: str, text: str) -> bytes:
-    """The bytes of a file's text: `read` turned round.
+    """Bytes of a file's text: the inverse of `read`.
 
     Raises:
         UnicodeError, LookupError: as `encode`.
@@ -140,26 +140,26 @@ def declared(data: bytes) -> str:
     """The encoding that the first two lines declare; a byte order mark is part of the text in UTF-8."""
     mark = MARK.encode()
     first, second = (*re.split(rb"\r\n|\r|\n", data.removeprefix(mark), maxsplit=2), b"")[:2]
-    found = _CODING.match(first) or (_CODING.match(second) if _BLANK.match(first) else None)
-    name = found[1].decode().lower().replace("_", "-") if found and not data.startswith(mark) else "utf-8"
+    match = _CODING.match(first) or (_CODING.match(second) if _BLANK.match(first) else None)
+    name = match[1].decode().lower().replace("_", "-") if match and not data.startswith(mark) else "utf-8"
     return "utf-8" if name in ("utf8", "utf-8-sig") or name.startswith("utf-8-") else name
 
 
 def _readable(data: bytes) -> str:
-    """The declared encoding, where it is one of READ.
+    """The declared encoding.
 
     Raises:
-        LookupError: it is another; says its name and why.
+        LookupError: it is not one of READ; says its name and the reason.
     """
     name = declared(data)
     if len(name) > LONGEST_NAME:
-        raise LookupError(f"{name[:LONGEST_NAME]!r}..., which is no encoding of text")
+        raise LookupError(f"{name[:LONGEST_NAME]!r}..., which is not a text encoding")
     try:
         known = codecs.lookup(name).name
     except LookupError:
         known = ""
     if not READ.fullmatch(known):
-        raise LookupError(f"{name!r}, which is no encoding of text that is read here")
+        raise LookupError(f"{name!r}, which is not a text encoding that is read here")
     return name
 
 
@@ -167,7 +167,7 @@ def _readable(data: bytes) -> str:
 
 
 def lines(text: str) -> list[str]:
-    """The lines as Python counts them, each with its end; what follows the last end, if only "", is the last."""
+    """The lines as Python counts them, each with its end; the text after the last end, even "", is the last line."""
     starts = [0, *(match.end() for match in LINE_END.finditer(text)), len(text)]
     return [text[start:end] for start, end in itertools.pairwise(starts)]
 
@@ -179,20 +179,20 @@ def line_at(text: str, offset: int) -> int:
 
 def line_end(text: str) -> str:
     """Ending of most lines of a text; "\\n" if there are none."""
-    found = [match[0] for match in LINE_END.finditer(text)]
-    return max(("\n", "\r\n", "\r"), key=found.count)
+    ends = [match[0] for match in LINE_END.finditer(text)]
+    return max(("\n", "\r\n", "\r"), key=ends.count)
 
 
 def plain(text: str) -> str:
-    """The text as Python's parser has it: no byte order mark, every line ended by \\n, a sign for each stray byte.
+    """The text as Python's parser has it: no byte order mark, every line ended by \\n, "?" for each stray byte.
 
-    Lines and UTF-8 columns are those of the text, but for the mark's three bytes in the first line.
+    Lines and UTF-8 columns are those of the text, except for the mark's three bytes in the first line.
     """
     return STRAY.sub("?", LINE_END.sub("\n", text.removeprefix(MARK)))
 
 
 def parse(source: str | bytes, mode: str = "exec") -> Any:
-    """The tree of some source, as `ast.parse` gives it and with its errors. Bytes must be of an encoding in READ."""
+    """Syntax tree of a source, like `ast.parse`, with the same errors. Bytes must be in an encoding of READ."""
     if isinstance(source, bytes):
         try:
             _readable(source)
@@ -203,5 +203,5 @@ def parse(source: str | bytes, mode: str = "exec") -> Any:
 
 
 def literal(source: str) -> Any:
-    """The value of a Python literal, as `ast.literal_eval` gives it and with its errors."""
+    """Value of a Python literal, like `ast.literal_eval`, with the same errors."""
     return ast.literal_eval(parse(source.lstrip(" \t"), mode="eval"))

@@ -1,8 +1,8 @@
 """Curves of a page as Plotly figures: plain dictionaries, drawn in the browser by the plotly.min.js of the package.
 
-A line is an arm's mean over its seeds. The band around it is the range of the seeds, or, where there is one seed, the
-95% interval over tasks that the metric came with. Colours are those of Okabe and Ito, which colour-blind people tell
-apart; lines differ in dash and marker as well. The browser swaps the colours for brighter ones in the dark.
+A line is a variant's mean over its seeds. The band around it is the range of the seeds, or, where there is one seed,
+the 95% interval over tasks that the metric came with. Colours are those of Okabe and Ito, which colour-blind people
+tell apart; lines differ in dash and marker as well. The browser swaps the colours for brighter ones in the dark.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     ("gradient norms", "train", {"rl_grad_norm": "policy gradient", "kl_grad_norm": "targeted"}),
     ("divergence from the start, nats a token", "train", {"kl_to_start": ""}),
     ("entropy, nats a token", "train", {"entropy": ""}),
-    ("sampler against trainer, gap", "train", {"logp_gap_mean": "mean", "logp_gap_max": "largest"}),
+    (
+        "sampler against trainer, gap",
+        "train",
+        {"logp_gap_mean": "mean", "logp_gap_max": "largest of one token"},
+    ),
     ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
     ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
     ("sft: loss, nats a token", "sft", {"sft_loss": ""}),
@@ -65,30 +69,32 @@ CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
 
 FAMILIES = (
     ("invalid calls by fault, share of turns", "faults ", 0.0),
-    ("tasks of the pool by what became of them", "curriculum ", None),
+    ("tasks of the pool by state", "curriculum ", None),
     ("cost", "cost ", None),
-    ("auxiliary rewards and effort, mean a rollout", "pay ", None),
+    ("auxiliary rewards and effort, mean a rollout", "reward_terms ", None),
 )
-"""Title, prefix, and what a step's metrics mean that lack one: a line for every metric of training of that prefix."""
+"""Title, prefix, value at steps without the metric: a line for every training metric with that prefix."""
 
 
-def charts(arms: Sequence[Variant]) -> list[Chart]:
-    """Everything that can be drawn of these arms, in reading order."""
-    drawn = [chart(title, _lines(arms, phase, metrics)) for title, phase, metrics in CURVES]
-    for arm in arms:  # these have many lines: a chart for every arm
-        of = f": {arm.name}" if len(arms) > 1 else ""
+def charts(variants: Sequence[Variant]) -> list[Chart]:
+    """All charts of these variants, in reading order."""
+    figures = [chart(title, _lines(variants, phase, metrics)) for title, phase, metrics in CURVES]
+    for variant in variants:  # these have many lines: a chart for every variant
+        suffix = f": {variant.name}" if len(variants) > 1 else ""
         for title, prefix, missing in FAMILIES:
-            drawn.append(chart(title + of, _lines([arm], "train", _family([arm], prefix), missing)))
-        for phase, where in (("train", ""), ("eval", ", held out")):
-            title = f"solved: on average, by any of k attempts, by the most promising of k{where}{of}"
-            drawn.append(chart(title, _lines([arm], phase, _passes(arm, phase))))
-        drawn.append(chart("hint gain by class, nats a turn" + of, _gains(arm)))
-    drawn += [
-        chart("flagged rollouts", _flagged(arms)),
-        chart("sampled tokens a second", _throughput(arms)),
-        chart("mean level of the tasks drawn", _levels(arms)),
+            figures.append(
+                chart(title + suffix, _lines([variant], "train", _family([variant], prefix), missing))
+            )
+        for phase, side in (("train", ""), ("eval", ", held out")):
+            title = f"solved: on average, by any of k attempts, by the most promising of k{side}{suffix}"
+            figures.append(chart(title, _lines([variant], phase, _passes(variant, phase))))
+        figures.append(chart("hint gain by class, nats a turn" + suffix, _gains(variant)))
+    figures += [
+        chart("flagged rollouts", _flagged(variants)),
+        chart("sampled tokens a second", _throughput(variants)),
+        chart("mean level of the tasks drawn", _levels(variants)),
     ]
-    return [figure for figure in drawn if figure is not None]
+    return [figure for figure in figures if figure is not None]
 
 
 Labelled = tuple[
@@ -97,7 +103,7 @@ Labelled = tuple[
 
 
 def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
-    """A figure of several lines, or None where there are not two points to join."""
+    """A figure of several lines, or None if no line has two points."""
     means = [(name, colour, dash, average(seeds)) for name, colour, dash, seeds in lines]
     longest = max((len(mean) for *_, mean in means), default=0)
     traces: list[dict[str, Any]] = []
@@ -107,8 +113,8 @@ def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
             traces += [*band, _line(name, mean, colour, dash)]
     if longest < 2:
         return None
-    named = [trace["name"] for trace in traces if trace.get("name")]
-    legend = 18 * len(named) if len(named) > 1 else 0  # pixels below the plot
+    names = [trace["name"] for trace in traces if trace.get("name")]
+    legend = 18 * len(names) if len(names) > 1 else 0  # pixels below the plot
     ticks = {"dtick": 1} if longest <= FEW_STEPS else {}
     layout = {
         "margin": {"l": 46, "r": 8, "t": 8, "b": 42 + legend},
@@ -123,20 +129,20 @@ def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
 
 def average(seeds: Sequence[Series]) -> dict[int, Point]:
     """Mean over the seeds that have a step, with their range; of one seed the value with its own interval."""
-    found: dict[int, Point] = {}
+    points_of: dict[int, Point] = {}
     for step in sorted({step for series in seeds for step in series}):
         points = [series[step] for series in seeds if step in series and math.isfinite(series[step][0])]
         values = [value for value, _, _ in points]
         if len(values) > 1:
-            found[step] = (sum(values) / len(values), min(values), max(values))
+            points_of[step] = (sum(values) / len(values), min(values), max(values))
         elif values:
-            found[step] = points[0]
-    return found
+            points_of[step] = points[0]
+    return points_of
 
 
-def curriculum_maps(stories: Sequence[RunRecords]) -> list[Chart]:
+def curriculum_maps(runs: Sequence[RunRecords]) -> list[Chart]:
     """Per run, the mean reward of every task it practised on, step by step, easiest tasks at the bottom."""
-    return [made for story in stories[:MAX_MAPS] if (made := _map(story)) is not None]
+    return [figure for run in runs[:MAX_MAPS] if (figure := _map(run)) is not None]
 
 
 def short(value: float) -> str:
@@ -153,101 +159,101 @@ def short(value: float) -> str:
 # -- lines -------------------------------------------------------------------------------------------------------------
 
 
-def _named(arms: Sequence[Variant], arm: Variant, line: str) -> str:
-    return ": ".join(part for part in (arm.name if len(arms) > 1 else "", line) if part)
+def _named(variants: Sequence[Variant], variant: Variant, line: str) -> str:
+    return ": ".join(part for part in (variant.name if len(variants) > 1 else "", line) if part)
 
 
 def _lines(
-    arms: Sequence[Variant], phase: str, metrics: Mapping[str, str], missing: float | None = None
+    variants: Sequence[Variant], phase: str, metrics: Mapping[str, str], missing: float | None = None
 ) -> Iterable[Labelled]:
-    """Several metrics: a colour each and the arms in dashes; one metric: a colour per arm."""
-    for a, arm in enumerate(arms):
+    """Several metrics: a colour each and the variants in dashes; one metric: a colour per variant."""
+    for a, variant in enumerate(variants):
         for m, (metric, line) in enumerate(metrics.items()):
             seeds: list[Series] = [
                 {
                     step: points.get(metric, (missing or 0.0, None, None))
-                    for step, points in story.metrics.get(phase, {}).items()
+                    for step, points in run.metrics.get(phase, {}).items()
                     if metric in points or missing is not None
                 }
-                for story in arm.stories
+                for run in variant.runs
             ]
-            yield _named(arms, arm, line), m if len(metrics) > 1 else a, a, seeds
+            yield _named(variants, variant, line), m if len(metrics) > 1 else a, a, seeds
 
 
-def _family(arms: Sequence[Variant], prefix: str) -> dict[str, str]:
+def _family(variants: Sequence[Variant], prefix: str) -> dict[str, str]:
     names = {
         name: name.removeprefix(prefix)
-        for arm in arms
-        for story in arm.stories
-        for points in story.metrics.get("train", {}).values()
+        for variant in variants
+        for run in variant.runs
+        for points in run.metrics.get("train", {}).values()
         for name in points
         if name.startswith(prefix)
     }
     return dict(sorted(names.items()))
 
 
-def _passes(arm: Variant, phase: str) -> dict[str, str]:
+def _passes(variant: Variant, phase: str) -> dict[str, str]:
     """The average solve rate, pass@k and best@k for the largest k of a phase; nothing where tasks have one attempt."""
-    stories = arm.stories
-    names = {n for story in stories for points in story.metrics.get(phase, {}).values() for n in points}
+    runs = variant.runs
+    names = {n for run in runs for points in run.metrics.get(phase, {}).values() for n in points}
     sizes = [int(name.removeprefix("passes pass@")) for name in names if name.startswith("passes pass@")]
     k = max(sizes, default=1)
     lines = {"solved": "average"} | {f"passes {kind}@{k}": f"{kind}@{k}" for kind in ("pass", "best")}
     return lines if k > 1 else {}
 
 
-def _gains(arm: Variant) -> Iterable[Labelled]:
-    for d, name in enumerate(sorted({name for story in arm.stories for name in story.gains})):
+def _gains(variant: Variant) -> Iterable[Labelled]:
+    for d, name in enumerate(sorted({name for run in variant.runs for name in run.gains})):
         seeds: list[Series] = [
-            {step: (gain, None, None) for step, gain in story.gains.get(name, {}).items()}
-            for story in arm.stories
+            {step: (gain, None, None) for step, gain in run.gains.get(name, {}).items()}
+            for run in variant.runs
         ]
         yield name, d, 0, seeds
 
 
-def _flagged(arms: Sequence[Variant]) -> Iterable[Labelled]:
-    """Share of rollouts that any monitor flagged; nothing where no flag was ever raised."""
-    for a, arm in enumerate(arms):
-        if any(line.flags for story in arm.stories for line in story.lines):
-            seeds = [_by_step(story, lambda line: float(bool(line.flags))) for story in arm.stories]
-            yield _named(arms, arm, ""), a, a, seeds
+def _flagged(variants: Sequence[Variant]) -> Iterable[Labelled]:
+    """Share of rollouts that any monitor flagged; nothing if there was no flag."""
+    for a, variant in enumerate(variants):
+        if any(line.flags for run in variant.runs for line in run.lines):
+            seeds = [_by_step(run, lambda line: float(bool(line.flags))) for run in variant.runs]
+            yield _named(variants, variant, ""), a, a, seeds
 
 
-def _levels(arms: Sequence[Variant]) -> Iterable[Labelled]:
-    for a, arm in enumerate(arms):
+def _levels(variants: Sequence[Variant]) -> Iterable[Labelled]:
+    for a, variant in enumerate(variants):
         seeds: list[Series] = []
-        for story in arm.stories:
-            levels = {line.task.id: number(line.task.level) for line in story.tasks}
-            seeds.append(_by_step(story, lambda line, known=levels: known.get(line.task_id, math.nan)))
-        yield _named(arms, arm, ""), a, a, seeds
+        for run in variant.runs:
+            levels = {line.task.id: number(line.task.level) for line in run.tasks}
+            seeds.append(_by_step(run, lambda line, known=levels: known.get(line.task_id, math.nan)))
+        yield _named(variants, variant, ""), a, a, seeds
 
 
-def _throughput(arms: Sequence[Variant]) -> Iterable[Labelled]:
-    for a, arm in enumerate(arms):
+def _throughput(variants: Sequence[Variant]) -> Iterable[Labelled]:
+    for a, variant in enumerate(variants):
         seeds: list[Series] = []
-        for story in arm.stories:
+        for run in variant.runs:
             tokens: dict[int, int] = {}
-            for line in story.lines:
+            for line in run.lines:
                 if line.phase == "train":
                     tokens[line.step] = tokens.get(line.step, 0) + line.tokens
             seconds = {
                 step: points["seconds attempts"][0]
-                for step, points in story.metrics.get("train", {}).items()
+                for step, points in run.metrics.get("train", {}).items()
                 if "seconds attempts" in points
             }
             seeds.append(
                 {s: (tokens[s] / t, None, None) for s, t in seconds.items() if s in tokens and t > 0}
             )
-        yield _named(arms, arm, ""), a, a, seeds
+        yield _named(variants, variant, ""), a, a, seeds
 
 
-def _by_step(story: RunRecords, value: Any) -> Series:
+def _by_step(run: RunRecords, value: Any) -> Series:
     """Mean of a value over the rollouts of every step of training."""
-    found: dict[int, list[float]] = {}
-    for line in story.lines:
-        if line.phase == "train" and math.isfinite(seen := value(line)):
-            found.setdefault(line.step, []).append(seen)
-    return {step: (sum(values) / len(values), None, None) for step, values in sorted(found.items())}
+    values_of: dict[int, list[float]] = {}
+    for line in run.lines:
+        if line.phase == "train" and math.isfinite(figure := value(line)):
+            values_of.setdefault(line.step, []).append(figure)
+    return {step: (sum(values) / len(values), None, None) for step, values in sorted(values_of.items())}
 
 
 # -- traces ------------------------------------------------------------------------------------------------------------
@@ -291,17 +297,17 @@ def _band(mean: Series, colour: int) -> list[dict[str, Any]]:
     ]
 
 
-def _map(story: RunRecords) -> Chart | None:
+def _map(run: RunRecords) -> Chart | None:
     cells: dict[str, dict[int, list[float]]] = {}
     names: dict[str, str] = {}
-    for line in story.lines:
+    for line in run.lines:
         if line.phase == "train" and line.reward is not None and not line.is_void:
             cells.setdefault(line.task_id, {}).setdefault(line.step, []).append(line.reward)
             names[line.task_id] = line.task_name
     steps = sorted({step for row in cells.values() for step in row})
     if len(steps) < 2:
         return None
-    levels = {line.task.id: line.task.level for line in story.tasks}
+    levels = {line.task.id: line.task.level for line in run.tasks}
     order = sorted(cells, key=lambda task: (levels.get(task, 0), min(cells[task]), names[task]))
     shown = [label(f"{names[task]}, level {levels.get(task, '?')}") for task in order]
     trace = {
@@ -311,7 +317,7 @@ def _map(story: RunRecords) -> Chart | None:
         "z": [[_mean(cells[task].get(step)) for step in steps] for task in order],
         "text": [[name] * len(steps) for name in shown],
         "hovertemplate": "%{text}<br>step %{x}: mean reward %{z:.2f}<extra></extra>",
-        "colorscale": [[0, "#8C96A3"], [1, "#E69F00"]],  # told apart on white and on black, by everybody
+        "colorscale": [[0, "#8C96A3"], [1, "#E69F00"]],  # distinct for colour-blind readers
         "zmin": 0,
         "zmax": 1,
         "xgap": 1,
@@ -330,7 +336,7 @@ def _map(story: RunRecords) -> Chart | None:
     }
     height = 90 + min(max(len(order) * 14, 120), 520)
     return Chart(
-        f"{story.name}: which tasks were practised, and how they went",
+        f"{run.name}: mean reward of practised tasks by step",
         {"data": [trace], "layout": layout},
         height,
     )

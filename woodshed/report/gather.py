@@ -1,6 +1,6 @@
-"""Contents of run folders, arranged for reading. Half-finished runs are the normal case.
+"""Contents of run folders, arranged for the page. Half-finished runs are the normal case.
 
-Rollouts are read as a stream: of each one stay a `Line` (what tables, figures and the search list need) and its
+Rollouts are read as a stream: each leaves a `Line` (the fields of tables, figures and the search list) and its
 transcript in a compressed archive, so a run of thousands of attempts needs a few hundred megabytes.
 """
 
@@ -44,7 +44,7 @@ Metrics = Mapping[str, Mapping[int, Mapping[str, Point]]]  # phase -> step -> na
 
 @dataclass(frozen=True)
 class Line:
-    """One rollout, made small."""
+    """Summary of one rollout."""
 
     run: int
     """Index of its run on the page."""
@@ -75,7 +75,7 @@ class Line:
     promise: tuple[float, ...]
     """A rank given without its verdict (`measures.promise`)."""
     archive: int
-    place: int
+    archive_index: int
 
     @property
     def is_void(self) -> bool:
@@ -84,7 +84,7 @@ class Line:
 
 @dataclass(frozen=True)
 class TaskLine:
-    """One task and how attempts at it went."""
+    """One task with the outcomes of its attempts."""
 
     set: str
     task: Task
@@ -110,8 +110,8 @@ class RunRecords:
     tasks: tuple[TaskLine, ...]
     task_problems: tuple[str, ...]
     rejections: tuple[tuple[str, int], ...]
-    books: Ledger | None
-    """Resources that it used and their cost; None where its table of prices is none."""
+    ledger: Ledger | None
+    """Resources that it used and their cost; None if its price table cannot be read."""
     problems: tuple[str, ...]
     """Files that could not be read and are missing here."""
     alarms: tuple[Alarm, ...]
@@ -119,33 +119,33 @@ class RunRecords:
 
     def evaluations(self) -> dict[int, list[Line]]:
         """Steps of the policy that was measured -> the attempts, oldest first."""
-        found: dict[int, list[Line]] = {}
+        by_step: dict[int, list[Line]] = {}
         for line in self.lines:
             if line.phase == "eval":
-                found.setdefault(line.step, []).append(line)
-        return dict(sorted(found.items()))
+                by_step.setdefault(line.step, []).append(line)
+        return dict(sorted(by_step.items()))
 
 
 @dataclass
-class _Said:
+class _ByRollout:
     """Records of a run about its rollouts, by their ids."""
 
     verdicts: dict[str, tuple[Verdict, int]] = field(default_factory=dict)
-    """Verdict without the tests that passed, and how many were expected."""
+    """Verdict without the tests that passed, and the number of expected tests."""
     judged: list[tuple[str, int, Verdict]] = field(default_factory=list)
     """The same verdicts with phase and step."""
     hints: dict[str, dict[int, list[Hint]]] = field(default_factory=dict)
     token_divergences: dict[str, dict[int, TokenDivergence]] = field(default_factory=dict)
     flags: dict[str, list[Flag]] | None = None
-    """None where no monitor looked."""
+    """None if no monitor ran."""
     references: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Files of the gold patch by task name."""
-    pieces: dict[int, str] = field(default_factory=dict)
+    token_texts: dict[int, str] = field(default_factory=dict)
     gains: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
 
 def gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
-    """Read a run folder; its transcripts go into `archives` under the run's `number`. What is damaged is left out.
+    """Read a run folder; its transcripts go into `archives` under the run's `number`. Damaged records are left out.
 
     Raises:
         RunError: the recipe is damaged, or the folder cannot be read.
@@ -160,14 +160,14 @@ def _gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
     settings = run.recipe()
     recipe = documents.read(run.path / "recipe.toml", RunError)
     problems: list[str] = []
-    said = _said(run, problems)
-    used = list(ledger.of_verdicts(said.judged))
+    by_rollout = _by_rollout(run, problems)
+    used = list(ledger.of_verdicts(by_rollout.judged))
     lines: list[Line] = []
     for phase, step, rollout in run.scan("rollouts", Rollout, problems=problems):
-        lines.append(_line(number, phase, step, rollout, said, archives))
+        lines.append(_line(number, phase, step, rollout, by_rollout, archives))
         used.append((phase, step, ledger.of_rollout(rollout)))
     measured = run.read("metrics", problems=problems)
-    used += [(phase, step, ledger.of_metrics(made)) for phase, step, made in measured]
+    used += [(phase, step, ledger.of_metrics(line)) for phase, step, line in measured]
     metrics = read_metrics(measured)
     tasks, task_problems = read_tasks(run.path / "tasks")
     manifest = _manifest(run, problems)
@@ -182,13 +182,13 @@ def _gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
         lines=tuple(lines),
         metrics=metrics,
         gains={
-            name: {step: sum(found) / len(found) for step, found in sorted(steps.items())}
-            for name, steps in sorted(said.gains.items())
+            name: {step: sum(gains) / len(gains) for step, gains in sorted(steps.items())}
+            for name, steps in sorted(by_rollout.gains.items())
         },
         tasks=_task_lines(tasks, lines),
         task_problems=task_problems,
         rejections=_rejections(settings),
-        books=_books(used, manifest, problems),
+        ledger=_ledger(used, manifest, problems),
         problems=tuple(problems),
         alarms=tuple(drift.from_run(run, problems=[])),
     )
@@ -202,7 +202,7 @@ def _manifest(run: RunDir, problems: list[str]) -> dict[str, Any]:
         return {}
 
 
-def _books(used: Iterable[ledger.Used], manifest: Mapping[str, Any], problems: list[str]) -> Ledger | None:
+def _ledger(used: Iterable[ledger.Used], manifest: Mapping[str, Any], problems: list[str]) -> Ledger | None:
     try:
         return ledger.add_up(used, manifest)
     except RecipeError as error:
@@ -210,35 +210,37 @@ def _books(used: Iterable[ledger.Used], manifest: Mapping[str, Any], problems: l
         return None
 
 
-def _said(run: RunDir, problems: list[str]) -> _Said:
-    said = _Said(references=evaluation.references(run))
+def _by_rollout(run: RunDir, problems: list[str]) -> _ByRollout:
+    by_rollout = _ByRollout(references=evaluation.references(run))
     for phase, step, verdict in run.scan("verdicts", Verdict, problems=problems):
         failed = {test: outcome for test, outcome in verdict.outcomes.items() if outcome != "passed"}
         short = dataclasses.replace(verdict, outcomes=failed)
-        said.verdicts[verdict.rollout_id] = (short, len(verdict.outcomes))
-        said.judged.append((phase, step, short))
+        by_rollout.verdicts[verdict.rollout_id] = (short, len(verdict.outcomes))
+        by_rollout.judged.append((phase, step, short))
     for _, _, hint in run.scan("hints", Hint, problems=problems):
-        said.hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
-    for _, step, taught in run.scan("divergences", TokenDivergence, problems=problems):
-        said.token_divergences.setdefault(taught.rollout_id, {})[taught.turn] = taught
-        said.gains.setdefault(taught.detector, {}).setdefault(step, []).append(taught.gain)
-    if (raised := evaluation.flags(run, problems=problems)) is not None:
-        flags = said.flags = {}
-        for flag in raised:
+        by_rollout.hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
+    for _, step, divergence in run.scan("divergences", TokenDivergence, problems=problems):
+        by_rollout.token_divergences.setdefault(divergence.rollout_id, {})[divergence.turn] = divergence
+        by_rollout.gains.setdefault(divergence.detector, {}).setdefault(step, []).append(divergence.gain)
+    if (flags_raised := evaluation.flags(run, problems=problems)) is not None:
+        flags = by_rollout.flags = {}
+        for flag in flags_raised:
             flags.setdefault(flag.rollout_id, []).append(flag)
-    for _, _, found in run.scan("token_texts", problems=problems):
-        said.pieces |= {int(i): text for i, text in found.items()}
-    return said
+    for _, _, texts in run.scan("token_texts", problems=problems):
+        by_rollout.token_texts |= {int(i): text for i, text in texts.items()}
+    return by_rollout
 
 
-def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, archives: Archives) -> Line:
-    verdict, num_tests = said.verdicts.get(rollout.id, (None, 0))
-    flags = None if said.flags is None else tuple(said.flags.get(rollout.id, ()))
-    known = said.references.get(rollout.task_name)
-    graded = Graded(rollout, verdict, flags, None if known is None else frozenset(known))
-    hints = said.hints.get(rollout.id, {})
-    remarks = Remarks(hints, said.token_divergences.get(rollout.id, {}))
-    archive, place = archives.add(number, rollout, verdict, num_tests, remarks, said.pieces)
+def _line(
+    number: int, phase: str, step: int, rollout: Rollout, by_rollout: _ByRollout, archives: Archives
+) -> Line:
+    verdict, num_tests = by_rollout.verdicts.get(rollout.id, (None, 0))
+    flags = None if by_rollout.flags is None else tuple(by_rollout.flags.get(rollout.id, ()))
+    reference = by_rollout.references.get(rollout.task_name)
+    graded = Graded(rollout, verdict, flags, None if reference is None else frozenset(reference))
+    hints = by_rollout.hints.get(rollout.id, {})
+    remarks = Remarks(hints, by_rollout.token_divergences.get(rollout.id, {}))
+    archive, index = archives.add(number, rollout, verdict, num_tests, remarks, by_rollout.token_texts)
     counters = rollout.counters
     return Line(
         run=number,
@@ -262,7 +264,7 @@ def _line(number: int, phase: str, step: int, rollout: Rollout, said: _Said, arc
         sums={m.key: (float(m.part(graded)), float(m.whole(graded))) for m in (*MEASURES, *BEHAVIOUR)},
         promise=promise(graded),
         archive=archive,
-        place=place,
+        archive_index=index,
     )
 
 
@@ -291,12 +293,12 @@ def _points(metrics: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
                 yield prefix + name, (ends[0], ends[1], ends[2])
         elif isinstance(value, Mapping):
             yield from _points(value, f"{prefix}{name} ")
-        elif (found := number(value)) is not None:
-            yield prefix + name, (found, None, None)
+        elif (figure := number(value)) is not None:
+            yield prefix + name, (figure, None, None)
 
 
 def number(value: Any) -> float | None:
-    """A number as a float, however long its digits; None for what is none."""
+    """A number as a float, however long its digits; None for anything else."""
     try:
         return float(value) if isinstance(value, int | float) else None
     except OverflowError:
@@ -309,21 +311,21 @@ def _status(settings: Mapping[str, Any], metrics: Metrics, path: Path) -> str:
         return "evaluation" if "eval" in metrics else "nothing measured yet"
     done = max((step + 1 for step in metrics.get("train", ())), default=0)
     if done < steps:
-        return f"{done} of {steps} steps done; go on with `woodshed train --resume {path}`"
-    return f"finished, {steps} steps"
+        return f"{done} of {steps} steps done; resume with `woodshed train --resume {path}`"
+    return f"finished, {steps} step{'s' if steps != 1 else ''}"
 
 
 def read_tasks(path: Path) -> tuple[list[tuple[str, Task]], tuple[str, ...]]:
-    """The run's own task folders by set, and why some could not be read."""
-    found, problems = [], []
+    """The run's own task folders by set, and a sentence for each that could not be read."""
+    tasks, problems = [], []
     task_sets = sorted(p for p in path.iterdir() if not p.name.startswith(".")) if path.is_dir() else []
     for task_set in task_sets:  # a dot marks a set that is still being copied
         for task_folder in sorted(p for p in task_set.iterdir() if p.is_dir()):
             try:
-                found.append((task_set.name, folder.peek(task_folder)))
+                tasks.append((task_set.name, folder.peek(task_folder)))
             except TaskError as error:
                 problems.append(str(error))
-    return found, tuple(problems)
+    return tasks, tuple(problems)
 
 
 def _task_lines(tasks: Iterable[tuple[str, Task]], lines: Sequence[Line]) -> tuple[TaskLine, ...]:
@@ -336,10 +338,11 @@ def _task_lines(tasks: Iterable[tuple[str, Task]], lines: Sequence[Line]) -> tup
 
 
 def _rejections(settings: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
-    """Why candidates did not become tasks, counted over the task sets that the recipe names and that still exist."""
+    """Reasons why candidates were rejected, counted over the task sets that the recipe names and that still exist."""
     counts: Counter[str] = Counter()
-    named = settings.get("tasks", {})
-    sets = (named.get("train", ()), named.get("heldout", ())) if isinstance(named, dict) else (named,)
+    task_settings = settings.get("tasks", {})
+    is_split = isinstance(task_settings, dict)
+    sets = [task_settings.get(name, ()) for name in ("train", "heldout")] if is_split else [task_settings]
     sources = [path for paths in sets for path in paths]
     for path in {Path(source) / "rejections.jsonl" for source in sources}:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:

@@ -1,6 +1,6 @@
-"""The readable page of one or several runs: one file, no network, everything in it.
+"""Report of one or several runs: one self-contained HTML file without network access.
 
-Everything on it came from a policy, a repository or a log, so it is hostile until proven otherwise. Jinja2 escapes
+Its contents come from a policy, a repository or a log, and are treated as hostile. Jinja2 escapes
 every value; transcripts travel as compressed data and enter the page as text nodes; control characters become visible
 symbols; only the page's own three scripts run (a nonce), and nothing can be requested.
 """
@@ -48,7 +48,7 @@ class Notable:
 
 @dataclass(frozen=True)
 class StepTable:
-    """Metrics of one phase, a row a metric, a column a step."""
+    """Metrics of one phase: a row per metric, a column per step."""
 
     phase: str
     steps: tuple[int, ...]
@@ -57,7 +57,7 @@ class StepTable:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Resources that runs used and their cost, a column a run."""
+    """Resources that runs used and their cost: a column per run."""
 
     runs: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
@@ -68,19 +68,19 @@ class CostTable:
 class Figures:
     """Figures of the page for one variant."""
 
-    arm: Variant
+    variant: Variant
     conclusion: str
     """One line on what the headline shows and does not show; empty where there is one evaluation."""
     headline: list[VariantRow]
     behaviour: list[VariantRow]
     faults: list[tuple[str, list[str]]]
     against: list[tuple[measures.Measure, measures.Difference]]
-    """The headline against the first arm's."""
+    """Headline measures minus those of the first variant."""
     effort: list[DifficultyBucket]
     """Effort of the last evaluation on tasks of similar difficulty."""
     calibration: float | None
     refusals: list[str]
-    """Why it is not compared with the first arm, or its seeds not with one another."""
+    """Why it is not compared with the first variant, or its seeds not with one another."""
     warnings: list[str]
 
 
@@ -90,7 +90,7 @@ def write(
     """Write the page of these runs and return its path. Works while runs are going on.
 
     Args:
-        runs: each a run, or the seeds of one arm. Single runs that differ in their seed only are one arm, too.
+        runs: each a run, or the seeds of one variant. Single runs that differ in their seed only are one variant, too.
         path: by default `report.html` in the run folder, or, for several runs, beside the first of them.
         problems: receives a sentence for everything that could not be read, and for a run without any measurement.
 
@@ -101,7 +101,7 @@ def write(
     folders = [run.path for group in groups for run in group]
     for folder, times in Counter(folder.resolve() for folder in folders).items():
         if times > 1:
-            raise RunError(f"{folder} is named twice; a run is one seed of one arm")
+            raise RunError(f"{folder} is named twice; a run is one seed of one variant")
     path = path or (folders[0] if len(folders) == 1 else folders[0].parent) / "report.html"
     text = render(groups, problems if problems is not None else [])
     try:
@@ -114,33 +114,35 @@ def write(
 def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     """The page of groups of runs as text; `problems` receives what could not be read."""
     archives = Archives()
-    stories = [gather(run, n, archives) for n, run in enumerate(run for group in groups for run in group)]
-    stories = [_told_apart(story, stories) for story in stories]
-    for story in stories:
-        empty = [] if story.lines or story.metrics else ["nothing was measured yet"]
-        problems += [f"{story.path}: {problem}" for problem in (*story.problems, *empty)]
-    difficulty = effort.difficulties(_spent(line for story in stories for line in story.lines))
-    left = iter(stories)
-    found = variants.arms([[next(left) for _ in group] for group in groups])
-    drawn, maps = curves.charts(found), curves.curriculum_maps(stories)
-    blocks, num_left_out = _blocks(stories, archives)
-    charts = [*drawn, *maps]
+    run_records = [gather(run, n, archives) for n, run in enumerate(run for group in groups for run in group)]
+    run_records = [_told_apart(record, run_records) for record in run_records]
+    for record in run_records:
+        empty = [] if record.lines or record.metrics else ["nothing was measured yet"]
+        problems += [f"{record.path}: {problem}" for problem in (*record.problems, *empty)]
+    difficulty = effort.difficulties(_spent(line for record in run_records for line in record.lines))
+    remaining = iter(run_records)
+    variants_shown = variants.by_recipe([[next(remaining) for _ in group] for group in groups])
+    curve_charts, maps = curves.charts(variants_shown), curves.curriculum_maps(run_records)
+    blocks, num_left_out = _blocks(run_records, archives)
+    charts = [*curve_charts, *maps]
     if charts:
         blocks["plotly"] = _plotly()
     return (
         _environment()
         .get_template("page.html.j2")
         .render(
-            stories=stories,
-            arms=[_figures(arm, found[0], difficulty) for arm in found],
-            charts=drawn,
+            run_records=run_records,
+            variants=[_figures(variant, variants_shown[0], difficulty) for variant in variants_shown],
+            charts=curve_charts,
             maps=maps,
             figures=Markup(_json([chart.figure for chart in charts])),
-            notable=[notable(story) for story in stories],
-            costs=_costs(stories),
-            tables=[[_table(phase, steps) for phase, steps in story.metrics.items()] for story in stories],
-            phases=sorted({line.phase for story in stories for line in story.lines}),
-            num_rollouts=sum(len(story.lines) for story in stories),
+            notable=[notable(record) for record in run_records],
+            costs=_costs(run_records),
+            tables=[
+                [_table(phase, steps) for phase, steps in record.metrics.items()] for record in run_records
+            ],
+            phases=sorted({line.phase for record in run_records for line in record.lines}),
+            num_rollouts=sum(len(record.lines) for record in run_records),
             num_left_out=num_left_out,
             blocks={name: Markup(block) for name, block in blocks.items()},
             nonce=secrets.token_urlsafe(16),
@@ -148,10 +150,10 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     )
 
 
-def _told_apart(story: RunRecords, stories: Sequence[RunRecords]) -> RunRecords:
+def _told_apart(record: RunRecords, run_records: Sequence[RunRecords]) -> RunRecords:
     """Names of the runs; runs with equal names are called by their folders."""
-    is_alone = [other.name for other in stories].count(story.name) == 1
-    return story if is_alone else replace(story, name=str(story.path))
+    is_alone = [other.name for other in run_records].count(record.name) == 1
+    return record if is_alone else replace(record, name=str(record.path))
 
 
 SOLVED = {"solved": True, "failed": False}  # of other results it is not known
@@ -165,18 +167,18 @@ def _spent(lines: Iterable[Line]) -> list[Spent]:
     ]
 
 
-def _figures(arm: Variant, first: Variant, difficulty: Mapping[str, float]) -> Figures:
-    refusals, warnings = first.doubts(arm)
-    before, after = arm.sides()
+def _figures(variant: Variant, first: Variant, difficulty: Mapping[str, float]) -> Figures:
+    refusals, warnings = first.doubts(variant)
+    before, after = variant.sides()
     spent = _spent(line for lines in after or before for line in lines)
-    headline = variants.rows(arm, MEASURES)
+    headline = variants.rows(variant, MEASURES)
     return Figures(
-        arm,
+        variant,
         conclude(headline, num_seeds=len(before)),
-        measures.beside_the_average(headline, variants.pass_rows(arm)),
-        variants.rows(arm, BEHAVIOUR),
-        _faults(arm),
-        variants.against(first, arm, MEASURES) if arm is not first and not refusals else [],
+        measures.beside_the_average(headline, variants.pass_rows(variant)),
+        variants.rows(variant, BEHAVIOUR),
+        _faults(variant),
+        variants.against(first, variant, MEASURES) if variant is not first and not refusals else [],
         effort.by_difficulty(spent, difficulty),
         effort.calibration(spent, difficulty),
         refusals,
@@ -184,19 +186,19 @@ def _figures(arm: Variant, first: Variant, difficulty: Mapping[str, float]) -> F
     )
 
 
-def _costs(stories: Sequence[RunRecords]) -> CostTable:
+def _costs(run_records: Sequence[RunRecords]) -> CostTable:
     """The ledgers of all runs side by side."""
     columns: dict[str, dict[str, str]] = {}
     notes: dict[str, None] = {}
-    for story in stories:
-        if (books := story.books) is None or not books.phases:
+    for record in run_records:
+        if (run_ledger := record.ledger) is None or not run_ledger.phases:
             continue
-        evaluations = story.evaluations().values()
-        made = [[(line.task_id, SOLVED.get(line.result)) for line in lines] for lines in evaluations]
-        costs = ledger.costs(books, made, ledger.solve_change(made))
-        rows = ledger.table(books, costs)[1:]
-        columns[story.name] = {label: cost or amount for label, amount, cost in rows}
-        notes[f"Prices of {books.prices.date}."] = None
+        evaluations = record.evaluations().values()
+        attempts = [[(line.task_id, SOLVED.get(line.result)) for line in lines] for lines in evaluations]
+        costs = ledger.costs(run_ledger, attempts, ledger.solve_change(attempts))
+        rows = ledger.table(run_ledger, costs)[1:]
+        columns[record.name] = {label: cost or amount for label, amount, cost in rows}
+        notes[f"Prices of {run_ledger.prices.date}."] = None
         notes |= dict.fromkeys(
             f"No price for {missing}: totals are lower bounds." for missing in costs.unknown
         )
@@ -205,15 +207,15 @@ def _costs(stories: Sequence[RunRecords]) -> CostTable:
     return CostTable(tuple(columns), table, tuple(notes))
 
 
-def notable(story: RunRecords) -> list[Notable]:
+def notable(record: RunRecords) -> list[Notable]:
     """Best, worst and flagged rollouts of a run, with what makes them so."""
-    judged = [line for line in story.lines if line.result in ("solved", "failed")]
+    judged = [line for line in record.lines if line.result in ("solved", "failed")]
     best = sorted((line for line in judged if line.result == "solved"), key=lambda line: line.tokens)
     worst = sorted(
         (line for line in judged if line.result == "failed"),
         key=lambda line: (line.reward or 0.0, -sum(line.faults.values()), -line.tokens),
     )
-    flagged = [line for line in story.lines if line.flags or line.integrity]
+    flagged = [line for line in record.lines if line.flags or line.integrity]
     groups: list[tuple[str, Sequence[Line], Callable[[Line], str]]] = [
         (
             "Best: solved with the fewest tokens",
@@ -224,8 +226,8 @@ def notable(story: RunRecords) -> list[Notable]:
         ("Flagged", flagged, _evidence),
     ]
     return [
-        Notable(title, tuple((line, why(line)) for line in lines[:NUM_NOTABLE]))
-        for title, lines, why in groups
+        Notable(title, tuple((line, reason(line)) for line in lines[:NUM_NOTABLE]))
+        for title, lines, reason in groups
         if lines
     ]
 
@@ -236,24 +238,26 @@ def _why_bad(line: Line) -> str:
 
 
 def _evidence(line: Line) -> str:
-    said = [f"{flag.rule} at turn {flag.turn}: {flag.quote}" for flag in line.flags]
-    return "; ".join([*said, *line.integrity])[:300]
+    flags = [f"{flag.rule} at turn {flag.turn}: {flag.quote}" for flag in line.flags]
+    return "; ".join([*flags, *line.integrity])[:300]
 
 
-def _faults(arm: Variant) -> list[tuple[str, list[str]]]:
+def _faults(variant: Variant) -> list[tuple[str, list[str]]]:
     """Every kind of call fault, its share of turns first and last over all seeds, the most frequent before first."""
-    sides = [[line for lines in side for line in lines if not line.is_void] for side in arm.sides() if side]
+    sides = [
+        [line for lines in side for line in lines if not line.is_void] for side in variant.sides() if side
+    ]
     totals: Counter[str] = Counter()
     for line in (line for side in sides for line in side):
         totals.update(line.faults)
-    found = []
+    rows = []
     for kind, _ in totals.most_common():
         shares = []
         for side in sides:
             count, turns = sum(line.faults.get(kind, 0) for line in side), sum(line.turns for line in side)
             shares.append(f"{100 * count / max(turns, 1):.1f}% ({count} / {turns})")
-        found.append((kind, shares))
-    return found
+        rows.append((kind, shares))
+    return rows
 
 
 def _table(phase: str, by_step: Mapping[int, Mapping[str, Any]]) -> StepTable:
@@ -286,21 +290,21 @@ COLUMNS: tuple[tuple[str, Callable[[Line], Any]], ...] = (
     ("flags", lambda line: [[flag.rule, flag.turn, flag.quote, flag.confidence] for flag in line.flags]),
     ("integrity", lambda line: line.integrity),
     ("archive", lambda line: line.archive),
-    ("place", lambda line: line.place),
+    ("archive_index", lambda line: line.archive_index),
 )
 """Rows of the list of rollouts, for viewer.js."""
 
 
-def _blocks(stories: Sequence[RunRecords], archives: Archives) -> tuple[dict[str, str], int]:
-    """Everything big by the id of its element, packed; and how many transcripts were left out."""
-    lines = [line for story in stories for line in story.lines]
+def _blocks(run_records: Sequence[RunRecords], archives: Archives) -> tuple[dict[str, str], int]:
+    """Packed data by the id of its element, and the number of transcripts left out."""
+    lines = [line for record in run_records for line in record.lines]
     if not lines:
         return {}, 0
     rows = {
-        "runs": [story.name for story in stories],
+        "runs": [record.name for record in run_records],
         "columns": [name for name, _ in COLUMNS],
         "rows": [[value(line) for _, value in COLUMNS] for line in lines],
-        "instructions": {t.task.id: t.task.instruction for story in stories for t in story.tasks},
+        "instructions": {t.task.id: t.task.instruction for record in run_records for t in record.tasks},
     }
     words, postings = archives.index.pack()
     packed, num_left_out = archives.pack()
@@ -329,13 +333,14 @@ def _environment() -> Environment:
     )
     environment.filters |= {"visible": visible, "flat": _flat}
     environment.filters["address"] = lambda text: urllib.parse.quote(clean(text), safe="")
-    here = files("woodshed.report")
+    package = files("woodshed.report")
     environment.globals.update(
         measures=measures,
         by_key={measure.key: measure for measure in MEASURES},
         version=__version__,
         source={
-            name: Markup((here / name).read_text("utf-8")) for name in ("style.css", "viewer.js", "charts.js")
+            name: Markup((package / name).read_text("utf-8"))
+            for name in ("style.css", "viewer.js", "charts.js")
         },
         now=lambda: f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
     )

@@ -1,11 +1,11 @@
-"""Rollouts as the page carries them: compressed archives that the browser opens when somebody looks.
+"""Transcripts in the page: compressed archives that the browser opens on demand.
 
 An archive holds up to `PER_ARCHIVE` attempts at one task, because attempts at one task read the same files: every
 text is kept once and named by its number. Archive: {"s": texts, "r": rollouts}. A rollout:
 
-    t   its turns            d   unified diff         k   paths that did not cross, with the reason
+    t   its turns            d   unified diff         k   paths that grading does not take, with the reason
     n   expected tests       f   those that did not pass, with their outcome
-    i   integrity checks     x   what the runner printed last
+    i   integrity checks     x   last output of the runner
 
 A turn: m message, e error kind, o observations (text, error kind, seconds), c edits in it (path, old, new), v policy
 version, x whether it was cut off, p planted fault, s seconds of sampling and of tools, h hints (detector, text),
@@ -51,16 +51,16 @@ class Archive:
     """Attempts at one task."""
 
     texts: dict[str, int] = field(default_factory=dict)
-    found: list[set[str]] = field(default_factory=list)
+    words_of: list[set[str]] = field(default_factory=list)
     """Words of each text."""
     rollouts: list[bytes] = field(default_factory=list)
 
-    def text(self, text: str, seen: set[str]) -> int:
-        """The number of a text; its words go into `seen`."""
+    def text(self, text: str, found_words: set[str]) -> int:
+        """The number of a text; its words go into `found_words`."""
         number = self.texts.setdefault(text, len(self.texts))
-        if number == len(self.found):
-            self.found.append(words(text))
-        seen |= self.found[number]
+        if number == len(self.words_of):
+            self.words_of.append(words(text))
+        found_words |= self.words_of[number]
         return number
 
     def pack(self) -> str:
@@ -85,23 +85,24 @@ class Archives:
         verdict: Verdict | None,
         num_tests: int,
         remarks: Remarks,
-        pieces: Mapping[int, str],
+        token_texts: Mapping[int, str],
     ) -> tuple[int, int]:
-        """Keep a rollout; says in which archive, at which place."""
-        where = self._open.get((run, rollout.task_id))
-        if where is None or len(self._archives[where].rollouts) >= PER_ARCHIVE:
-            where = self._open[run, rollout.task_id] = len(self._archives)
+        """Keep a rollout; return the number of its archive and its index there."""
+        number = self._open.get((run, rollout.task_id))
+        if number is None or len(self._archives[number].rollouts) >= PER_ARCHIVE:
+            number = self._open[run, rollout.task_id] = len(self._archives)
             self._archives.append(Archive())
-        archive = self._archives[where]
-        seen = words(rollout.task_name)
-        packed = _rollout(archive, rollout, verdict, num_tests, remarks, pieces, seen)
+        archive = self._archives[number]
+        found_words = words(rollout.task_name)
+        packed = _rollout(archive, rollout, verdict, num_tests, remarks, token_texts, found_words)
         archive.rollouts.append(dump(packed))
-        self.index.add(self._count, seen)
+        self.index.add(self._count, found_words)
         self._count += 1
-        return where, len(archive.rollouts) - 1
+        return number, len(archive.rollouts) - 1
 
     def pack(self) -> tuple[list[str], int]:
-        """Archives for the page, newest tasks first to be left out ("") beyond `MAX_BYTES`; rollouts left out."""
+        """Archives for the page, those of the newest tasks left out ("") beyond `MAX_BYTES`; and the rollouts left
+        out."""
         with ThreadPoolExecutor(2) as pool:  # zlib lets go of the interpreter
             packed = list(pool.map(Archive.pack, self._archives))
         size = num_left_out = 0
@@ -128,7 +129,7 @@ def dump(value: Any) -> bytes:
 
 
 def clean(value: Any) -> Any:
-    """The same value without what `dump` replaces."""
+    """The same value with the replacements of `dump`."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, int) and abs(value) >= 2**53:
@@ -149,19 +150,19 @@ def characters(values: Sequence[float]) -> str:
     return (level(values) + 35).tobytes().decode("ascii")
 
 
-def piece_texts(turn: Turn, pieces: Mapping[int, str]) -> list[str] | None:
-    """The stretch of the message that each token wrote; None where the pieces do not add up to the message.
+def texts_of_tokens(turn: Turn, token_texts: Mapping[int, str]) -> list[str] | None:
+    """The part of the message that each token wrote; None if the token texts do not add up to the message.
 
-    Where a character is spread over tokens, none of their pieces can be read alone (U+FFFD): the first of them gets
-    the text up to the next piece that can.
+    Where a character is spread over tokens, none of their texts can be read alone (U+FFFD): the first of them gets
+    the text up to the next one that can.
     """
-    parts = [pieces.get(i, "\ufffd") for i in turn.sampled_ids]
+    parts = [token_texts.get(i, "\ufffd") for i in turn.sampled_ids]
     return parts if "".join(parts) == turn.text else _aligned(turn.text, parts)
 
 
-def piece_lengths(turn: Turn, pieces: Mapping[int, str]) -> str:
+def token_lengths(turn: Turn, token_texts: Mapping[int, str]) -> str:
     """Number of UTF-16 units that each token wrote, as chr(35 + length); "" if that is not known."""
-    parts = piece_texts(turn, pieces) if pieces else None
+    parts = texts_of_tokens(turn, token_texts) if token_texts else None
     return "" if parts is None else "".join(map(_length, parts))
 
 
@@ -175,20 +176,20 @@ def _units(text: str) -> int:
 
 
 def _aligned(text: str, parts: Sequence[str]) -> list[str] | None:
-    """Pieces that cannot be read alone, replaced by the stretch of text between their neighbours."""
-    found: list[str] = []
-    at = 0
+    """Token texts that cannot be read alone, replaced by the stretch of text between their neighbours."""
+    aligned: list[str] = []
+    position = 0
     for number, part in enumerate(parts):
-        if "\ufffd" in part and not text.startswith(part, at):
+        if "\ufffd" in part and not text.startswith(part, position):
             after = next((p for p in parts[number + 1 :] if p and "\ufffd" not in p), "")
-            end = text.find(after, at) if after else len(text)
+            end = text.find(after, position) if after else len(text)
             is_first = not number or "\ufffd" not in parts[number - 1]
-            part = text[at:end] if is_first and end >= 0 else ""
-        elif not text.startswith(part, at):
+            part = text[position:end] if is_first and end >= 0 else ""
+        elif not text.startswith(part, position):
             return None
-        found.append(part)
-        at += len(part)
-    return found if at == len(text) else None
+        aligned.append(part)
+        position += len(part)
+    return aligned if position == len(text) else None
 
 
 def _rollout(
@@ -197,31 +198,31 @@ def _rollout(
     verdict: Verdict | None,
     num_tests: int,
     remarks: Remarks,
-    pieces: Mapping[int, str],
-    seen: set[str],
+    token_texts: Mapping[int, str],
+    found_words: set[str],
 ) -> dict[str, Any]:
     logps = characters([v for turn in rollout.turns for v in turn.logps])
-    turns, at = [], 0
+    turns, position = [], 0
     for number, turn in enumerate(rollout.turns):
-        packed = _turn(archive, turn, seen)
-        packed["l"] = logps[at : at + len(turn.logps)]
-        at += len(turn.logps)
-        packed["n"] = piece_lengths(turn, pieces)
-        packed["h"] = [[h.detector, archive.text(h.text, seen)] for h in remarks.hints.get(number, ())]
-        if taught := remarks.token_divergences.get(number):
-            sides = (taught.student, taught.teacher, taught.divergence)
+        packed = _turn(archive, turn, found_words)
+        packed["l"] = logps[position : position + len(turn.logps)]
+        position += len(turn.logps)
+        packed["n"] = token_lengths(turn, token_texts)
+        packed["h"] = [[h.detector, archive.text(h.text, found_words)] for h in remarks.hints.get(number, ())]
+        if divergence := remarks.token_divergences.get(number):
+            sides = (divergence.student, divergence.teacher, divergence.divergence)
             packed |= dict(zip("qwg", map(characters, sides), strict=True))
         turns.append({name: value for name, value in packed.items() if value not in ("", [], None)})
     patch = rollout.patch
-    packed = {"t": turns, "d": archive.text(patch.diff, seen), "k": list(patch.skipped.items())}
+    packed = {"t": turns, "d": archive.text(patch.diff, found_words), "k": list(patch.skipped.items())}
     if verdict is not None:
         failed = list(verdict.outcomes.items())[:MAX_FAILED]
         packed |= {
             "n": num_tests,
             "N": len(verdict.outcomes),
-            "f": [[archive.text(test, seen), outcome] for test, outcome in failed],
+            "f": [[archive.text(test, found_words), outcome] for test, outcome in failed],
             "i": verdict.integrity,
-            "x": archive.text(verdict.detail, seen),
+            "x": archive.text(verdict.detail, found_words),
         }
     return packed
 
@@ -232,21 +233,22 @@ def written_by(turn: Turn) -> str:
     return " to ".join(dict.fromkeys([*versions[:1], *versions[-1:]]))
 
 
-def _turn(archive: Archive, turn: Turn, seen: set[str]) -> dict[str, Any]:
+def _turn(archive: Archive, turn: Turn, found_words: set[str]) -> dict[str, Any]:
     edits = [
         [
             str(call.arguments.get("path", "")),
-            archive.text(str(call.arguments.get("old", "")), seen),
-            archive.text(str(call.arguments.get("new", call.arguments.get("content", ""))), seen),
+            archive.text(str(call.arguments.get("old", "")), found_words),
+            archive.text(str(call.arguments.get("new", call.arguments.get("content", ""))), found_words),
         ]
         for call in turn.calls
         if call.tool in ("edit_file", "write_file") and call.error_kind is None
     ]
     return {
-        "m": archive.text(turn.text, seen),
+        "m": archive.text(turn.text, found_words),
         "e": turn.error_kind,
         "o": [
-            [archive.text(o.text, seen), o.error_kind or "", round(o.seconds, 2)] for o in turn.observations
+            [archive.text(o.text, found_words), o.error_kind or "", round(o.seconds, 2)]
+            for o in turn.observations
         ],
         "c": edits,
         "v": written_by(turn),

@@ -1,7 +1,7 @@
-"""The trajectory viewer in a terminal: the page's browser of rollouts, over ssh.
+"""Trajectory viewer in a terminal, like the browser of rollouts on the page; it works over ssh.
 
-Rollouts are read batch by batch behind the screen, so that the first of them can be read at once however big the run
-is. What is shown enters the screen as plain text: markup is not read, escape sequences are made visible.
+Rollouts are loaded batch by batch in the background, so the first can be read at once however big the run is. Text from
+the run is shown as plain text: markup is not interpreted, escape sequences are made visible.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -20,122 +19,99 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Static
 
 from woodshed.evals.measures import Graded, is_fault
-from woodshed.records import Flag, Hint, Rollout, RunError, TokenDivergence, Turn, Verdict
+from woodshed.records import Flag, Hint, Rollout, RunError, TokenDivergence, Verdict
 from woodshed.report.gather import result_of
-from woodshed.report.transcripts import level, piece_texts, written_by
+from woodshed.report.turn_text import MODES, SIGNS, RolloutRecords, RolloutRow, end_text, head_text, turn_text
 from woodshed.report.visible import visible
-from woodshed.runs.folder import At, Kind, RunDir
+from woodshed.runs.folder import BatchId, Kind, RunDir
 
-SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
-MODES = ("log-prob", "hint", "divergence", "none")
 UNREADABLE = (ValueError, KeyError, TypeError, RunError)  # a batch that is damaged, or of another version
 HELP = "is:solved has:hint task: fault: hint: flag: phase: step: ended:, or text of a name"
 
 
-@dataclass(frozen=True)
-class RolloutRow:
-    """One rollout in the list."""
-
-    at: At
-    index: int
-    """Its place in its batch."""
-    id: str
-    task: str
-    attempt: int
-    ended: str
-    result: str
-    num_turns: int
-    faults: tuple[str, ...]
-    hints: tuple[str, ...]
-    flags: tuple[str, ...]
-    targeted: int
-
-    @property
-    def text(self) -> str:
-        return " ".join([self.id, self.result, self.ended, *self.faults, *self.hints, *self.flags]).lower()
-
-
-@dataclass(frozen=True)
-class RolloutRecords:
-    """One rollout with all that was said about it."""
-
-    rollout: Rollout
-    verdict: Verdict | None
-    hints: Mapping[int, Sequence[Hint]]
-    token_divergences: Mapping[int, TokenDivergence]
-    flags: Sequence[Flag]
-
-
 class Reader:
-    """A run folder, read where somebody looks."""
+    """A run folder, read on demand."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._lock = threading.Lock()  # the list is read in a thread, beside what is on the screen
         self._batches = functools.lru_cache(maxsize=4)(self._batch)
-        self._texts = functools.lru_cache(maxsize=8)(self._pieces)
+        self._texts = functools.lru_cache(maxsize=8)(self._token_texts)
 
-    def batch(self, at: At) -> list[RolloutRecords]:
+    def batch(self, batch_id: BatchId) -> list[RolloutRecords]:
         """Every rollout of a batch."""
         with self._lock:
-            return self._batches(at)
+            return self._batches(batch_id)
 
-    def pieces(self, at: At) -> dict[int, str]:
-        """Texts of the tokens that a batch sampled; those of the whole run where the batch kept none."""
+    def token_texts(self, batch_id: BatchId) -> dict[int, str]:
+        """Texts of the tokens that a batch sampled; those of the whole run if the batch kept none."""
         with self._lock:
-            return self._texts(at)
+            return self._texts(batch_id)
 
-    def rows(self, at: At) -> list[RolloutRow]:
-        return [_row(at, index, story) for index, story in enumerate(self.batch(at))]
+    def instruction(self, task: str) -> str:
+        """Instruction of a task of this run; "" if the run does not hold it."""
+        for path in sorted((self.run.path / "tasks").glob("*/*/instruction.md")):
+            if path.parent.name == task:
+                return path.read_text(encoding="utf-8", errors="replace")
+        return ""
 
-    def _batch(self, at: At) -> list[RolloutRecords]:
-        phase, step, part = at
+    def rows(self, batch_id: BatchId) -> list[RolloutRow]:
+        return [_row(batch_id, index, records) for index, records in enumerate(self.batch(batch_id))]
+
+    def _batch(self, batch_id: BatchId) -> list[RolloutRecords]:
+        phase, step, part = batch_id
         rollouts = self.run.find("rollouts", Rollout, phase, step, part=part) or []
-        judged = {v.rollout_id: v for v in self.run.find("verdicts", Verdict, phase, step, part=part) or []}
+        verdict_of = {
+            v.rollout_id: v for v in self.run.find("verdicts", Verdict, phase, step, part=part) or []
+        }
         hints: dict[str, dict[int, list[Hint]]] = {}
-        for hint in self._of_step("hints", Hint, at):
+        for hint in self._of_step("hints", Hint, batch_id):
             hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
         token_divergences: dict[str, dict[int, TokenDivergence]] = {}
-        for taught in self._of_step("divergences", TokenDivergence, at):
-            token_divergences.setdefault(taught.rollout_id, {})[taught.turn] = taught
+        for divergence in self._of_step("divergences", TokenDivergence, batch_id):
+            token_divergences.setdefault(divergence.rollout_id, {})[divergence.turn] = divergence
         flags: dict[str, list[Flag]] = {}
-        for flag in self._of_step("flags", Flag, at):
+        for flag in self._of_step("flags", Flag, batch_id):
             flags.setdefault(flag.rollout_id, []).append(flag)
         return [
             RolloutRecords(
-                r, judged.get(r.id), hints.get(r.id, {}), token_divergences.get(r.id, {}), flags.get(r.id, ())
+                r,
+                verdict_of.get(r.id),
+                hints.get(r.id, {}),
+                token_divergences.get(r.id, {}),
+                flags.get(r.id, ()),
             )
             for r in rollouts
         ]
 
-    def _of_step(self, kind: Kind, record: type[Any], at: At) -> Iterable[Any]:
+    def _of_step(self, kind: Kind, record: type[Any], batch_id: BatchId) -> Iterable[Any]:
         for phase, step, part in self.run.batches(kind):
-            if (phase, step) == at[:2]:
+            if (phase, step) == batch_id[:2]:
                 yield from self.run.find(kind, record, phase, step, part=part) or ()
 
-    def _pieces(self, at: At) -> dict[int, str]:
-        phase, step, part = at
-        found = self.run.find("token_texts", dict, phase, step, part=part)
-        if found is None:
-            found = [record for _, _, record in self.run.scan("token_texts")]
-        return {int(i): text for record in found for i, text in record.items()}
+    def _token_texts(self, batch_id: BatchId) -> dict[int, str]:
+        phase, step, part = batch_id
+        lines = self.run.find("token_texts", dict, phase, step, part=part)
+        if lines is None:
+            lines = [record for _, _, record in self.run.scan("token_texts")]
+        return {int(i): text for record in lines for i, text in record.items()}
 
 
-def _row(at: At, index: int, story: RolloutRecords) -> RolloutRow:
-    rollout = story.rollout
+def _row(batch_id: BatchId, index: int, records: RolloutRecords) -> RolloutRow:
+    rollout = records.rollout
     return RolloutRow(
-        at,
+        batch_id,
         index,
         rollout.id,
         rollout.task_name,
         rollout.attempt,
         rollout.ended,
-        result_of(Graded(rollout, story.verdict)),
+        result_of(Graded(rollout, records.verdict)),
         len(rollout.turns),
         tuple(str(turn.error_kind) for turn in rollout.turns if is_fault(turn)),
-        tuple(hint.detector for hints in story.hints.values() for hint in hints),
-        (*(flag.rule for flag in story.flags), *(story.verdict.integrity if story.verdict else ())),
-        len(story.token_divergences),
+        tuple(hint.detector for hints in records.hints.values() for hint in hints),
+        (*(flag.rule for flag in records.flags), *(records.verdict.integrity if records.verdict else ())),
+        len(records.token_divergences),
     )
 
 
@@ -154,8 +130,8 @@ IS: Mapping[str, Callable[[RolloutRow], bool]] = {
 KEYS: Mapping[str, Callable[[RolloutRow, str], bool]] = {
     "is": lambda row, value: value in IS and IS[value](row),
     "has": lambda row, value: value in IS and IS[value](row),
-    "phase": lambda row, value: row.at[0].lower() == value,
-    "step": lambda row, value: str(row.at[1]) == value,
+    "phase": lambda row, value: row.batch_id[0].lower() == value,
+    "step": lambda row, value: str(row.batch_id[1]) == value,
     "task": lambda row, value: value in row.task.lower(),
     "fault": lambda row, value: any(value in kind.lower() for kind in row.faults),
     "hint": lambda row, value: any(value in detector.lower() for detector in row.hints),
@@ -173,107 +149,23 @@ def matches(row: RolloutRow, query: str) -> bool:
     return True
 
 
-# -- a turn as text ----------------------------------------------------------------------------------------------------
-
-
-def turn_text(number: int, turn: Turn, story: RolloutRecords, pieces: Mapping[int, str], mode: str) -> Text:
-    """One turn: its head, hints, flags, the message in colours, edits and what came back."""
-    head = Text(f"turn {number}", "bold")
-    if turn.error_kind:
-        head.append(f"  \u26a0 {visible(turn.error_kind)}", "bold dark_orange3")
-    mean = f", mean log-prob {sum(turn.logps) / len(turn.logps):.2f}" if turn.logps else ""
-    head.append(f"  {len(turn.sampled_ids)} tokens{mean}, policy {written_by(turn)}", "dim")
-    parts = [head]
-    for hint in story.hints.get(number, ()):
-        parts.append(Text(f"\u2502 hint, {visible(hint.detector)}: {visible(hint.text)}", "medium_purple3"))
-    for flag in story.flags:
-        if flag.turn == number:
-            parts.append(Text(f"\u2691 {visible(flag.rule)}: {visible(flag.quote)}", "bold dark_orange3"))
-    taught = story.token_divergences.get(number)
-    if taught:
-        parts.append(Text(f"\u2502 hint gain {taught.gain:+.2f} nats: {sum(taught.student):.2f} without, "
-                          f"{sum(taught.teacher):.2f} after the hint", "medium_purple3"))  # fmt: skip
-    parts.append(message_text(turn, taught, pieces, mode))
-    for call in turn.calls:
-        if call.tool in ("edit_file", "write_file") and call.error_kind is None:
-            parts.append(_edit(call.arguments))
-    parts += [
-        Text(visible(seen.text), "dim" if seen.error_kind is None else "dark_orange3")
-        for seen in turn.observations
-    ]
-    return Text("\n").join(parts)
-
-
-def message_text(turn: Turn, taught: TokenDivergence | None, pieces: Mapping[int, str], mode: str) -> Text:
-    """The message with a shade behind every token that has something to say in this mode."""
-    texts = piece_texts(turn, pieces)
-    shades = _shades(turn, taught, mode)
-    if texts is None or not shades:
-        return Text(visible(turn.text))
-    made = Text()
-    for text, shade in zip(texts, shades, strict=True):
-        made.append(visible(text), shade)
-    return made
-
-
-def _shades(turn: Turn, taught: TokenDivergence | None, mode: str) -> list[str]:
-    """A style per token. Shades are backgrounds of two hues that colour-blind people tell apart."""
-    if mode == "log-prob":
-        return [_shade((150, 100, 0), share) for share in level(turn.logps) / 45.0]
-    if taught is None or mode == "none" or len(taught.student) != len(turn.sampled_ids):
-        return []
-    if mode == "divergence":
-        return [_shade((110, 70, 160), share) for share in level(taught.divergence) / 28.0]
-    changes = [after - before for before, after in zip(taught.student, taught.teacher, strict=True)]
-    hues = [(0, 90, 150) if change > 0 else (170, 75, 0) for change in changes]
-    return [_shade(hue, share) for hue, share in zip(hues, level(changes) / 35.0, strict=True)]
-
-
-def _shade(hue: tuple[int, int, int], share: float) -> str:
-    if share < 0.12:
-        return ""
-    red, green, blue = (round(channel * min(share, 1.0)) for channel in hue)
-    return f"white on rgb({red},{green},{blue})"
-
-
-def _edit(arguments: Mapping[str, Any]) -> Text:
-    made = Text(f"edit {visible(arguments.get('path', ''))}", "dim")
-    for key, sign, style in (
-        ("old", "-", "dark_orange3"),
-        ("new", "+", "dodger_blue2"),
-        ("content", "+", "dodger_blue2"),
-    ):
-        for line in str(arguments.get(key, "")).splitlines():
-            made.append(f"\n{sign}{visible(line)}", style)
-    return made
-
-
-def head_text(story: RolloutRecords, row: RolloutRow) -> Text:
-    """Text above the turns: result, end, flags."""
-    made = Text(visible(row.id), "bold")
-    reward = "" if story.verdict is None else f", reward {story.verdict.reward:.2f}"
-    made.append(
-        f"\n{SIGNS[row.result]} {row.result}{reward}, {visible(row.ended)} after {row.num_turns} turns", "dim"
-    )
-    for flag in row.flags:
-        made.append(f"\n\u2691 {visible(flag)}", "bold dark_orange3")
-    return made
-
-
-def end_text(story: RolloutRecords) -> Text:
-    """Text below the turns: the patch and the tests that did not pass."""
-    parts = []
-    if story.rollout.patch.diff:
-        parts += [Text("Patch", "bold"), Text(visible(story.rollout.patch.diff))]
-    if story.verdict is not None:
-        failed = [(test, o) for test, o in story.verdict.outcomes.items() if o != "passed"]
-        total = len(story.verdict.outcomes)
-        parts.append(Text(f"Verdict: {total - len(failed)} of {total} expected tests passed", "bold"))
-        parts += [Text(visible(f"{outcome}  {test}"), "dim") for test, outcome in failed[:20]]
-    return Text("\n").join(parts)
-
-
 # -- the screen --------------------------------------------------------------------------------------------------------
+
+
+KEY_HELP = """\
+j k  next, previous turn
+n p  next, previous rollout
+h H  next, previous turn with a hint
+f F  next, previous turn with a fault
+t    next turn that the hint's teacher read
+c    what the colours of tokens mean: log-prob, hint, divergence, none
+/    search: is:solved has:hint task:NAME fault:KIND, or text
+d    day and night
+q    quit"""
+
+
+def _beginning(name: str, width: int = 24) -> str:
+    return name if len(name) <= width else f"{name[: width - 1]}\u2026"
 
 
 class Viewer(App[None]):
@@ -298,6 +190,7 @@ class Viewer(App[None]):
         Binding("c", "colour", "colours"),
         Binding("slash", "search", "search"),
         Binding("d", "night", "day/night"),
+        Binding("question_mark", "keys", "keys", key_display="?"),
         Binding("escape", "leave", show=False),
         Binding("q", "quit", "quit"),
     ]
@@ -308,7 +201,7 @@ class Viewer(App[None]):
         self.reader = reader
         self.rows: list[RolloutRow] = []
         self.shown: list[RolloutRow] = []
-        self.story: RolloutRecords | None = None
+        self.records: RolloutRecords | None = None
         self.opened: RolloutRow | None = None
         self.turn = 0
         self.mode = MODES[0]
@@ -330,11 +223,11 @@ class Viewer(App[None]):
 
     @work(thread=True, exclusive=True)
     def load(self) -> None:
-        """Read the run behind the screen, batch by batch."""
+        """Read the run in the background, batch by batch."""
         batches = self.reader.run.batches("rollouts")
-        for number, at in enumerate(batches, 1):
+        for number, batch_id in enumerate(batches, 1):
             try:
-                rows = self.reader.rows(at)
+                rows = self.reader.rows(batch_id)
             except UNREADABLE:
                 self.num_unreadable += 1
                 rows = []
@@ -355,11 +248,10 @@ class Viewer(App[None]):
         table = self.query_one(DataTable)
         for row in rows:
             self.shown.append(row)
-            marks = [f"{len(row.faults)}\u26a0"] if row.faults else []
-            marks += [f"{len(row.hints)}h"] if row.hints else []
-            marks += ["\u2691"] if row.flags else []
-            where = f"{row.at[0]} {row.at[1]} #{row.attempt}"
-            cells = (SIGNS[row.result], row.task[-24:], where, " ".join(marks))
+            counts = {"fault": len(row.faults), "hint": len(row.hints), "flag": len(row.flags)}
+            marks = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
+            step = f"{row.batch_id[0]} {row.batch_id[1]} #{row.attempt}"
+            cells = (SIGNS[row.result], _beginning(row.task), step, ", ".join(marks))
             table.add_row(*(Text(visible(cell)) for cell in cells), key=str(len(self.shown) - 1))
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -381,28 +273,29 @@ class Viewer(App[None]):
             self.mark(turn)
             return
         self.opened, self.turn = row, turn
-        self.story = self.reader.batch(row.at)[row.index]
+        self.records = self.reader.batch(row.batch_id)[row.index]
         self.draw()
 
     @work(exclusive=True, group="draw")
     async def draw(self) -> None:
-        story, row = self.story, self.opened
-        if story is None or row is None:
+        records, row = self.records, self.opened
+        if records is None or row is None:
             return
-        pieces = self.reader.pieces(row.at)
+        token_texts = self.reader.token_texts(row.batch_id)
         turns = [
-            Static(turn_text(n, turn, story, pieces, self.mode), classes="turn", id=f"turn-{n}")
-            for n, turn in enumerate(story.rollout.turns)
+            Static(turn_text(n, turn, records, token_texts, self.mode), classes="turn", id=f"turn-{n}")
+            for n, turn in enumerate(records.rollout.turns)
         ]
         reader = self.query_one("#transcript", VerticalScroll)
         await reader.remove_children()
-        await reader.mount(Static(head_text(story, row)), *turns, Static(end_text(story), classes="turn"))
+        head = head_text(records, row, self.reader.instruction(row.task))
+        await reader.mount(Static(head), *turns, Static(end_text(records), classes="turn"))
         self.mark(self.turn)
 
     def mark(self, number: int) -> None:
         """Make a turn the current one and bring it into view."""
-        found = list(self.query(".turn.current"))
-        for node in found:
+        marked = list(self.query(".turn.current"))
+        for node in marked:
             node.remove_class("current")
         node = next(iter(self.query(f"#turn-{number}")), None)
         if node is not None:
@@ -415,40 +308,44 @@ class Viewer(App[None]):
     # keys
 
     def action_turn(self, by: int) -> None:
-        if self.story and 0 <= self.turn + by < len(self.story.rollout.turns):
+        if self.records and 0 <= self.turn + by < len(self.records.rollout.turns):
             self.mark(self.turn + by)
 
     def action_rollout(self, by: int) -> None:
         table = self.query_one(DataTable)
         table.move_cursor(row=table.cursor_row + by)
 
-    def action_seek(self, what: str, by: int) -> None:
-        """The next turn with a hint (a fault, a taught), in this rollout or in the next that has one."""
-        if self.story is None or self.opened is None:
+    def action_seek(self, kind: str, by: int) -> None:
+        """Go to the next turn with a hint (or a fault, or a targeted turn), in this rollout or the next that has
+        one."""
+        if self.records is None or self.opened is None:
             return
-        turns = self.turns_with(what, self.story)
+        turns = self.turns_with(kind, self.records)
         ahead = [t for t in turns if (t - self.turn) * by > 0]
         if ahead:
             self.mark(ahead[0] if by > 0 else ahead[-1])
             return
-        at = self.shown.index(self.opened) if self.opened in self.shown else -1
-        for position in range(at + by, len(self.shown) if by > 0 else -1, by):
+        start = self.shown.index(self.opened) if self.opened in self.shown else -1
+        for position in range(start + by, len(self.shown) if by > 0 else -1, by):
             row = self.shown[position]
-            if IS[what](row):
-                self.open(row, self.turns_with(what, self.reader.batch(row.at)[row.index])[0])
+            if IS[kind](row):
+                self.open(row, self.turns_with(kind, self.reader.batch(row.batch_id)[row.index])[0])
                 self.query_one(DataTable).move_cursor(row=position)
                 return
 
     @staticmethod
-    def turns_with(what: str, story: RolloutRecords) -> list[int]:
-        if what == "fault":
-            return [n for n, turn in enumerate(story.rollout.turns) if is_fault(turn)]
-        return sorted(story.hints if what == "hint" else story.token_divergences)
+    def turns_with(kind: str, records: RolloutRecords) -> list[int]:
+        if kind == "fault":
+            return [n for n, turn in enumerate(records.rollout.turns) if is_fault(turn)]
+        return sorted(records.hints if kind == "hint" else records.token_divergences)
 
     def action_colour(self) -> None:
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
         self.query_one("#status", Static).update(f"colours: {self.mode}")
         self.draw()
+
+    def action_keys(self) -> None:
+        self.notify(KEY_HELP, title="keys", markup=False)
 
     def action_search(self) -> None:
         self.query_one(Input).focus()
@@ -464,13 +361,13 @@ def view(run: RunDir) -> None:
     """Show a run until the person leaves. Batches that cannot be read are left out and counted.
 
     Raises:
-        RunError: there is nothing to show, or another version wrote all of it.
+        RunError: there is nothing to show, or another version wrote it.
     """
-    reader, why = Reader(run), "no finished rollouts yet"
-    for at in run.batches("rollouts"):
+    reader, contents = Reader(run), "no finished rollouts yet"
+    for batch_id in run.batches("rollouts"):
         try:
-            if reader.batch(at):
+            if reader.batch(batch_id):
                 return Viewer(reader).run()
         except UNREADABLE as error:
-            why = f"no rollouts that can be read ({error})"
-    raise RunError(f"{run.path} holds {why}; `woodshed report {run.path}` shows what there is")
+            contents = f"no rollouts that can be read ({error})"
+    raise RunError(f"{run.path} holds {contents}; `woodshed report {run.path}` shows the rest")

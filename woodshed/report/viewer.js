@@ -197,7 +197,7 @@ async function show(index, at = 0) {
   wanted = index;
   const found = await archive(row.archive);
   if (wanted !== index) return; // somebody moved on meanwhile
-  const packed = found?.r[row.place];
+  const packed = found?.r[row.archive_index];
   open = { row, at: -1, nodes: [], turns: packed?.t ?? [] };
   const nodes = [drawHead(row, packed, found?.s)];
   if (!packed) nodes.push(make("p", "note", "This page was full; this transcript stands in rollouts.jsonl: woodshed view shows it."));

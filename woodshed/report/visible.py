@@ -1,4 +1,4 @@
-"""Hostile text made harmless for a person's eyes: seen as it is, never obeyed by a terminal, a browser or the eye."""
+"""Hostile text made harmless to show: control and direction-changing characters become visible."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from woodshed.tokens.quoting import HIDDEN
 
 
 def visible(text: object) -> str:
-    """Text whose escape sequences, control and direction-changing characters can be seen instead of obeyed."""
-    return HIDDEN.sub(lambda hidden: _symbol(hidden[0]), str(text))
+    """Text with escape sequences, control and direction-changing characters as visible symbols."""
+    return HIDDEN.sub(lambda match: _symbol(match[0]), str(text))
 
 
 def label(text: object) -> str:

@@ -1,4 +1,4 @@
-"""A word index over all transcripts, small enough to travel inside the page and quick enough to search as one types.
+"""Word index over all transcripts, small enough for the page and quick enough to search while typing.
 
 Word -> numbers of the rollouts that hold it, as differences between neighbours. Numbers are stored byte plane by byte
 plane (all lowest bytes first), because the upper planes are nearly all zero and vanish under compression.
@@ -19,13 +19,13 @@ def words(text: str) -> set[str]:
 
 
 class WordIndex:
-    """Filled with rollouts in rising order of their numbers, then packed once."""
+    """Index that is filled with rollouts in rising order of their numbers, then packed once."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[int]] = {}
 
-    def add(self, number: int, found: set[str]) -> None:
-        for word in found:
+    def add(self, number: int, words_found: set[str]) -> None:
+        for word in words_found:
             self._found.setdefault(word, []).append(number)
 
     def pack(self) -> tuple[bytes, bytes]:

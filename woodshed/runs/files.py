@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, and what helps where they cannot be written."""
+"""Files and folders that are either complete or absent, and advice for errors of reading and writing."""
 
 from __future__ import annotations
 
@@ -13,65 +13,64 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 WAYS_OUT = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there, or raise your quota",
+    errno.ENOSPC: "free some space there",
+    errno.EDQUOT: "free some space there, or raise your quota",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
-    errno.EROFS: "name a place that is not read-only",
-    errno.EACCES: "get the permission for it, or name another place",
-    errno.EPERM: "get the permission for it, or name another place",
-    errno.EEXIST: "move away what is there, or name another place",
-    errno.ENOTDIR: "name a place whose parents are folders: one of them is a file",
-    errno.EISDIR: "name a file: a folder is there",
-    errno.ENOENT: "look at its spelling: it is not there",
+    errno.EROFS: "choose a location that is not read-only",
+    errno.EACCES: "get the permission for it, or choose another location",
+    errno.EPERM: "get the permission for it, or choose another location",
+    errno.EEXIST: "move the existing file or folder away, or choose another location",
+    errno.ENOTDIR: "choose a location whose parents are folders: one of them is a file",
+    errno.EISDIR: "choose a file name: this is a folder",
+    errno.ENOENT: "check its spelling: it does not exist",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EINVAL: "choose another name: that file system cannot have this one",
-    errno.ELOOP: "mend the links there, which lead in a circle",
-    errno.EMFILE: "raise the number of files that may be open (ulimit -n)",
-    errno.EIO: "look at the disk, which does not answer",
+    errno.EINVAL: "choose another name: that file system does not allow this one",
+    errno.ELOOP: "repair the symbolic links there, which form a loop",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EIO: "check the disk: it reports an error",
 }
-"""Faults of a file or folder that a person named, and their remedies."""
+"""Remedies by error number."""
 
 
 def way_out(error: BaseException) -> str:
-    """Advice that fits the reason for which a file could not be read or written."""
+    """Remedy for an error of reading or writing a file."""
     if isinstance(error, shutil.Error) or (isinstance(error, OSError) and error.errno is None):
-        return "make room there"  # a tree that could not be copied: each file has its own reason
-    return WAYS_OUT.get(getattr(error, "errno", None) or 0, "mend that")
+        return "free some space there"  # of a whole tree; each file has its own reason
+    return WAYS_OUT.get(getattr(error, "errno", None) or 0, "fix that")
 
 
 def reason(error: Exception) -> str:
-    """Why a file could not be read or written, in words."""
+    """Reason of an error of reading or writing a file, in words."""
     if isinstance(error, shutil.Error) and isinstance(
         error.args[0], list
     ):  # of a whole tree: (from, to, why)
-        (_, _, why), *others = error.args[0]
-        why = re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", str(why))
-        return why + (f" (for {len(others) + 1} files)" if others else "")
+        (_, _, cause), *others = error.args[0]
+        cause = re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", str(cause))
+        return cause + (f" (for {len(others) + 1} files)" if others else "")
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 @contextmanager
-def made(folder: Path) -> Iterator[None]:
-    """A folder, made where it is not there, and taken away again where nothing came into it."""
+def created(folder: Path) -> Iterator[None]:
+    """Create a folder if it does not exist, and remove a new one again if it stays empty."""
     new = [path for path in (folder, *folder.parents) if not os.path.exists(path)]  # noqa: PTH110  # as below
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
         for path in new:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # it is not empty
                 path.rmdir()
 
 
 @contextmanager
 def staged(target: Path, *, keep: bool = False) -> Iterator[Path]:
-    """A path beside `target` at which a file or folder is made, and which then takes the place of `target`.
+    """A temporary path beside `target` for a new file or folder, which replaces `target` at the end.
 
-    Whatever stops the work inside, `target` stays as it was and nothing else is left. Only a killed process leaves
-    its part behind, for `sweep`. A folder replaces a folder with all that was in it; with `keep`, a folder that
-    another process finished meanwhile stays.
+    After an error, `target` is unchanged and the temporary path is removed. Only a killed process leaves it behind, for
+    `sweep`. A folder replaces a whole folder; with `keep`, a folder that another process finished meanwhile stays.
     """
-    with made(target.parent), _scratch(target) as scratch:
+    with created(target.parent), _scratch(target) as scratch:
         partial = scratch / target.name
         yield partial
         if partial.is_dir() and target.is_dir() and not keep:
@@ -85,7 +84,7 @@ def staged(target: Path, *, keep: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def _scratch(target: Path) -> Iterator[Path]:
-    """A folder beside `target`, locked for as long as this process lives and works in it."""
+    """A temporary folder beside `target`, locked while this process uses it."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".partial", dir=target.parent))
         with _locked(folder):
@@ -100,7 +99,7 @@ def _scratch(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """True if the path is ours alone: no other process works in it, and the file system knows locks."""
+    """True if this process has the lock of the path; False if another has it, or the file system has no locks."""
     descriptor = None
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -116,8 +115,8 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
 
 
 @contextmanager
-def whole_or_as_before(path: Path) -> Iterator[None]:
-    """Takes back what was appended to a file where the disk was full in the middle of it."""
+def restored_on_error(path: Path) -> Iterator[None]:
+    """Restore the old size of a file if appending to it fails."""
     size = path.stat().st_size if path.exists() else 0
     try:
         yield
@@ -128,15 +127,15 @@ def whole_or_as_before(path: Path) -> Iterator[None]:
 
 
 def sweep(*folders: Path) -> None:
-    """Remove what killed processes left unfinished in these folders, and nothing that one still works in."""
-    for partial in [left for folder in folders for left in folder.glob(".*.*.partial")]:
+    """Remove unfinished files of killed processes from these folders, but none of living ones."""
+    for partial in [partial_path for folder in folders for partial_path in folder.glob(".*.*.partial")]:
         with _locked(partial, wait=False) as is_ours:
             if is_ours:
                 remove(partial)
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content; readers see the old or the new, never a part."""
+    """Replace the content of a file; readers see the old or the new content, never a part."""
     with staged(path) as partial:
         partial.write_text(text, encoding="utf-8")
 

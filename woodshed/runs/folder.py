@@ -1,20 +1,20 @@
-"""Folder of a run on disk: enough to resume it, to grade it again and to report on it.
+"""Folder of a run: everything to resume it, to grade it again and to report on it.
 
     runs/NAME/
         recipe.toml        the resolved recipe
         manifest.json      versions, hardware, git revision, seed
         tasks/SET/NAME/    the task folders in use (hard links where the file system allows)
-        demonstrations/    copies of what sft and distill learn from, and of what must not be forgotten
+        demonstrations/    copies of the data of sft and distill, and of earlier answers that measure forgetting
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
-        pay.jsonl          auxiliary rewards and effort of each attempt, where a recipe asks for them
-        lessons.jsonl      hinted turns as the update saw them, token by token
-        pieces.jsonl       the text of every token id that was sampled, so that a reader needs no tokenizer
+        reward_terms.jsonl  auxiliary rewards and effort of each attempt, if the recipe has them
+        divergences.jsonl  divergence of hinted turns in the update, token by token
+        token_texts.jsonl  text of every sampled token id, so that a reader needs no tokenizer
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
 
 The JSONL files are append-only. Every line is `{"phase", "step", "part", "record"}`; a batch of records is followed
-by `{"phase", "step", "part", "done": count}` and counts only once that line is there. What was written and not
-completed before a kill is ignored by readers; what was completed is never made again.
+by `{"phase", "step", "part", "done": count}` and is complete only with that line. Readers ignore incomplete batches;
+complete ones are never repeated.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ import orjson
 
 from woodshed import documents
 from woodshed.records import RunError, from_json, to_json
-from woodshed.runs import links
+from woodshed.runs import links, machine
 from woodshed.runs.files import (
+    created,
     link_or_copy,
-    made,
     reason,
     remove,
+    restored_on_error,
     staged,
     sweep,
     way_out,
-    whole_or_as_before,
     write_atomically,
 )
 
@@ -59,23 +59,23 @@ Kind = Literal[
     "token_texts",
 ]
 
-At = tuple[str, int, int]  # phase, step, part
-Place = tuple[int, int]  # first byte of a batch's records, and the byte behind them
+BatchId = tuple[str, int, int]  # phase, step, part
+Span = tuple[int, int]  # first byte of a batch's records, and the byte after them
 DONE = re.compile(
     rb'\{"phase": (?P<phase>"(?:[^"\\]|\\.)*"), "step": (?P<step>\d+), "part": (?P<part>\d+), '
     rb'"done": (?P<count>\d+)\}\n'
 )
 
 SHARED = ("tasks", "demonstrations")
-"""Folders of a run that hold hard links to a task set."""
+"""Folders of a run that may have hard links to a task set."""
 UNREAD = ("wandb",)
-"""Folders of trackers, which may link to their own caches."""
+"""Folders of trackers, which may have links to their own caches."""
 
 R = TypeVar("R")
 
 
 class DamagedError(RunError, ValueError):
-    """Records that cannot be read; also a ValueError, for readers that go on without them."""
+    """Damaged records; also a ValueError, for readers that skip them."""
 
 
 class RunDir:
@@ -85,20 +85,20 @@ class RunDir:
         self.path = path
         self._lock: int | None = None
         self._not_ours = {path.name for path in path.iterdir()} if path.is_dir() else set[str]()
-        self._seen: dict[Kind, tuple[int, dict[At, Place]]] = {}
+        self._seen: dict[Kind, tuple[int, dict[BatchId, Span]]] = {}
         self.on_metrics: Callable[[], object] | None = None
-        """Called whenever a metrics line was completed."""
+        """Called after every line of metrics."""
 
     @classmethod
     def create(cls, path: Path, *, recipe: str, manifest: dict[str, Any]) -> RunDir:
         """A new run folder, locked for writing.
 
         Raises:
-            RunError: the folder exists and holds a run, or cannot be written.
+            RunError: the folder already has a run, or cannot be written.
         """
         run = cls(path)
         run._refuse_a_second()
-        with run._writing(), made(path):
+        with run._writing(), created(path):
             run.lock()
             run._refuse_a_second()  # another process may have been faster
             try:
@@ -114,25 +114,24 @@ class RunDir:
         """A run folder for reading.
 
         Raises:
-            RunError: there is no run at `path`, or something in it is a link to elsewhere; names the run that was
-                meant, or the runs beside it.
+            RunError: no run at `path`, or a link in it leads outside; suggests other runs.
         """
         if (path / "recipe.toml").is_file():
             links.refuse(path, shared=SHARED, unread=UNREAD)
             return cls(path)
         if path.is_file():
-            meant = f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
-            raise RunError(f"{path} is a file, and a run is a folder{meant}")
-        why = ": the folder holds no recipe.toml" if path.is_dir() else ""
-        beside = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
-        known = f"; runs there: {', '.join(beside)}" if beside else ""
-        raise RunError(f"no run at {path}{why}{known}")
+            suggestion = f"; its run is {path.parent}" if (path.parent / "recipe.toml").is_file() else ""
+            raise RunError(f"{path} is a file, and a run is a folder{suggestion}")
+        detail = ": the folder has no recipe.toml" if path.is_dir() else ""
+        siblings = sorted(p.parent.name for p in path.parent.glob("*/recipe.toml"))
+        known = f"; runs there: {', '.join(siblings)}" if siblings else ""
+        raise RunError(f"no run at {path}{detail}{known}")
 
     def lock(self) -> None:
-        """Claim the folder for writing until this process ends; what a killed one left unfinished there goes.
+        """Lock the folder for writing until this process ends, and remove unfinished files of killed processes.
 
         Raises:
-            RunError: another process is writing to it, it cannot be written, or something in it is a link to elsewhere.
+            RunError: another process is writing to it, it cannot be written, or a link in it leads outside.
         """
         links.refuse(self.path, shared=SHARED, unread=UNREAD)
         with self._writing():
@@ -152,7 +151,7 @@ class RunDir:
             sweep(self.path, *(self.path / name for name in ("checkpoints", "tasks", "demonstrations")))
 
     def unlock(self) -> None:
-        """Let another process write."""
+        """Release the lock, so that another process can write."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -161,16 +160,16 @@ class RunDir:
         if (self.path / "recipe.toml").exists():
             self.unlock()
             raise RunError(
-                f"{self.path} already holds a run. Go on with `{self.resuming}`, "
+                f"{self.path} already has a run. Resume it with `{self.resuming}`, "
                 "or choose another name with `name=OTHER`."
             )
 
     def forget(self) -> None:
-        """Take back a run that this object created, as long as nothing was made in it: its name is free again."""
+        """Remove a run that this object created, if it has no results yet, so that its name is free again."""
         if not any(self.path.glob("*.jsonl")) and not (self.path / "checkpoints").exists():
             for name in {"recipe.toml", "manifest.json", "tasks", "demonstrations", "lock"} - self._not_ours:
                 remove(self.path / name)
-            with suppress(OSError):  # something else is in it
+            with suppress(OSError):  # it has other files
                 self.path.rmdir()
         self.unlock()
 
@@ -180,26 +179,29 @@ class RunDir:
         Raises:
             RunError: the file is damaged.
         """
-        path, remedy = self.path / "recipe.toml", "It holds the settings of the run: restore it, or run anew"
+        path = self.path / "recipe.toml"
+        remedy = "It has the settings of the run: restore it, or start another run"
         try:
             return documents.read_toml(path, RunError, remedy)
         except FileNotFoundError:
             raise RunError(f"{path} is not there. {remedy}") from None
 
     def section(self, name: str) -> dict[str, Any]:
-        """One section of the settings; {} where there is none.
+        """One section of the settings; {} if there is none.
 
         Raises:
             RunError: the file is damaged.
         """
-        found = self.recipe().get(name, {})
-        if not isinstance(found, dict):
-            raise RunError(f"{self.path / 'recipe.toml'}: {name} = {found!r} should be a section of settings")
-        return found
+        section = self.recipe().get(name, {})
+        if not isinstance(section, dict):
+            raise RunError(
+                f"{self.path / 'recipe.toml'}: {name} = {section!r} should be a section of settings"
+            )
+        return section
 
     @property
     def is_evaluation(self) -> bool:
-        """True if the run measures a model and trains none; a recipe of training has a table of tasks."""
+        """True for an evaluation. In its recipe `tasks` is a list; in one for training it is a table."""
         try:
             return isinstance(self.recipe().get("tasks"), list)
         except RunError:
@@ -207,8 +209,17 @@ class RunDir:
 
     @property
     def resuming(self) -> str:
-        """The command that goes on with this run."""
-        return f"woodshed {'eval' if self.is_evaluation else 'train'} --resume {self.path}"
+        """The command that resumes this run, with the number of ranks of its layout."""
+        verb = "eval" if self.is_evaluation else "train"
+        return f"{machine.command(self._ranks)} {verb} --resume {self.path}"
+
+    @property
+    def _ranks(self) -> int:
+        try:
+            layout = self.section("layout")
+            return int(layout.get("fsdp", 1)) * int(layout.get("replicate", 1))
+        except (RunError, ValueError, TypeError):
+            return 1
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -220,11 +231,11 @@ class RunDir:
         path = self.path / "manifest.json"
         if not path.exists():
             return {}
-        remedy = "Restore it, or delete it to go on without"
-        found = documents.read_json(path, RunError, remedy)
-        if not isinstance(found, dict):
-            raise RunError(f"{path} cannot be read: it holds {str(found)[:80]!r}. {remedy}")
-        return found
+        remedy = "Restore it, or delete it to continue without it"
+        manifest = documents.read_json(path, RunError, remedy)
+        if not isinstance(manifest, dict):
+            raise RunError(f"{path} cannot be read: it has {str(manifest)[:80]!r}. {remedy}")
+        return manifest
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
         """Replace the manifest.
@@ -255,26 +266,26 @@ class RunDir:
         *,
         part: int = 0,
     ) -> list[R]:
-        """The records of one part of a step: read back if they were completed before, else produced and kept."""
-        kept = self.find(kind, record, phase, step, part=part)
-        if kept is None:
-            kept = list(produce())
-            self.append(kind, kept, phase, step, part=part)
-        return kept
+        """The records of one part of a step: read if they were completed before, else produced and stored."""
+        records = self.find(kind, record, phase, step, part=part)
+        if records is None:
+            records = list(produce())
+            self.append(kind, records, phase, step, part=part)
+        return records
 
     def find(self, kind: Kind, record: type[R], phase: str, step: int, *, part: int = 0) -> list[R] | None:
-        """The completed records of one part of a step, or None when there are none."""
-        at = (phase, step, part)
-        place = self._catalog(kind).get(at)
-        return None if place is None else self._load(kind, record, at, place)
+        """The completed records of one part of a step, or None."""
+        batch = (phase, step, part)
+        span = self._catalog(kind).get(batch)
+        return None if span is None else self._load(kind, record, batch, span)
 
     def read(
         self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
     ) -> list[tuple[str, int, R]]:
-        """All completed records as (phase, step, record), in order; a batch written twice counts once, the last.
+        """All completed records as (phase, step, record), in order; of a batch that was written twice, the last one.
 
         Args:
-            problems: receives a sentence for every batch that cannot be read, which is then left out; None raises.
+            problems: receives a sentence for every unreadable batch, which is then left out; None raises.
 
         Raises:
             DamagedError: a batch is damaged, or of another version.
@@ -285,55 +296,56 @@ class RunDir:
     def scan(
         self, kind: Kind, record: type[R] = dict, *, problems: list[str] | None = None
     ) -> Iterator[tuple[str, int, R]]:
-        """Records as `read` gives them, batch by batch: a run may exceed memory."""
-        for at, place in self._catalog(kind).items():
+        """Records as in `read`, loaded batch by batch, since a run may not fit into memory."""
+        for batch, span in self._catalog(kind).items():
             try:
-                found = self._load(kind, record, at, place)
+                records = self._load(kind, record, batch, span)
             except DamagedError as error:
                 if problems is None:
                     raise
                 problems.append(str(error).removeprefix(f"{self.path}/"))
             else:
-                for each in found:
-                    yield at[0], at[1], each
+                for item in records:
+                    yield batch[0], batch[1], item
 
     def has(self, kind: Kind) -> bool:
         """True if a batch of this kind was completed, even an empty one."""
         return bool(self._catalog(kind))
 
-    def batches(self, kind: Kind) -> list[At]:
-        """Positions of completed records as (phase, step, part), in order; `find` reads one."""
+    def batches(self, kind: Kind) -> list[BatchId]:
+        """Ids of completed batches, in order; `find` reads one."""
         return list(self._catalog(kind))
 
     def append(self, kind: Kind, records: Iterable[Any], phase: str, step: int, *, part: int = 0) -> None:
-        """Write a batch and its completion line in one go.
+        """Write a batch and its completion line.
 
         Raises:
-            RunError: the disk is full or the folder is read-only. What was complete before stays complete.
+            RunError: the disk is full or the folder is read-only. Earlier batches stay complete.
         """
-        at = {"phase": phase, "step": step, "part": part}
-        lines = [json.dumps({**at, "record": to_json(record)}, ensure_ascii=False) for record in records]
-        lines.append(json.dumps({**at, "done": len(lines)}))
+        batch = {"phase": phase, "step": step, "part": part}
+        lines = [json.dumps({**batch, "record": to_json(record)}, ensure_ascii=False) for record in records]
+        lines.append(json.dumps({**batch, "done": len(lines)}))
         path = self.path / f"{kind}.jsonl"
-        with self._writing(), whole_or_as_before(path), path.open("a+b") as file:
+        with self._writing(), restored_on_error(path), path.open("a+b") as file:
             file.seek(0, os.SEEK_END)
             if file.tell():
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
-                    file.write(b"\n")  # a torn line stays behind, alone on its line; readers skip it
+                    file.write(b"\n")  # ends an incomplete line of a killed process, which readers skip
             file.write(("\n".join(lines) + "\n").encode("utf-8", errors="surrogatepass"))
             file.flush()
             os.fsync(file.fileno())
         if kind == "metrics" and self.on_metrics is not None:
             self.on_metrics()
 
-    def _catalog(self, kind: Kind) -> dict[At, Place]:
-        """Position of every completed batch. Reads only what was appended since the last call, without parsing it."""
+    def _catalog(self, kind: Kind) -> dict[BatchId, Span]:
+        """Span of every completed batch. Reads only lines that are new since the last call, and does not parse
+        records."""
         path = self.path / f"{kind}.jsonl"
-        offset, found = self._seen.get(kind, (0, {}))
+        offset, catalog = self._seen.get(kind, (0, {}))
         if not path.exists():
-            return found
-        batch: list[int] = []  # where its records begin
+            return catalog
+        batch: list[int] = []  # offsets of its records
         with self._reading(kind) as file:
             file.seek(offset)
             for line in file:
@@ -341,28 +353,28 @@ class RunDir:
                 if done is None:
                     batch.append(offset)
                 elif (count := done[1]) <= len(batch):
-                    found.pop(done[0], None)
-                    found[done[0]] = (batch[len(batch) - count] if count else offset, offset)
+                    catalog.pop(done[0], None)
+                    catalog[done[0]] = (batch[len(batch) - count] if count else offset, offset)
                 offset += len(line)
                 if done is not None:
                     batch = []
-                    self._seen[kind] = (offset, found)
-        return found
+                    self._seen[kind] = (offset, catalog)
+        return catalog
 
-    def _load(self, kind: Kind, record: type[R], at: At, place: Place) -> list[R]:
-        begin, end = place
+    def _load(self, kind: Kind, record: type[R], batch: BatchId, span: Span) -> list[R]:
+        begin, end = span
         with self._reading(kind) as file:
             file.seek(begin)
             lines = file.read(end - begin).split(b"\n")[:-1]
-        return [self._record(kind, record, at, line) for line in lines]
+        return [self._record(kind, record, batch, line) for line in lines]
 
-    def _record(self, kind: Kind, record: type[R], at: At, line: bytes) -> R:
+    def _record(self, kind: Kind, record: type[R], batch: BatchId, line: bytes) -> R:
         try:
             return _parsed(line, record)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            where = "{} {} part {}".format(*at)
-            why = f"{type(error).__name__}: {error}"
-            raise DamagedError(f"{self.path / kind}.jsonl, {where}: {why}") from error
+            position = "{} {} part {}".format(*batch)
+            message = f"{type(error).__name__}: {error}"
+            raise DamagedError(f"{self.path / kind}.jsonl, {position}: {message}") from error
 
     @contextmanager
     def _reading(self, kind: Kind) -> Iterator[BinaryIO]:
@@ -376,7 +388,8 @@ class RunDir:
     # -- checkpoints and tasks -------------------------------------------------------------------------------------
 
     def save_checkpoint(self, name: str, fill: Callable[[Path], object]) -> Path:
-        """A checkpoint folder that is either complete or absent; `fill` writes the files into a temporary one."""
+        """Write a checkpoint folder, which is either complete or absent; `fill` writes the files into a temporary
+        one."""
         target = self.path / "checkpoints" / name
         with self._writing(), staged(target) as partial:
             partial.mkdir()
@@ -392,7 +405,7 @@ class RunDir:
         return sorted((self.path / "checkpoints").glob(f"{prefix}*"))
 
     def keep_tasks(self, name: str, folders: Iterable[Path]) -> Path:
-        """The run's own copy of a task set, by hard link where possible, so that the run stands alone."""
+        """Copy a task set into the run, by hard links if possible, so that the run is self-contained."""
         target = self.path / "tasks" / name
         if target.exists():
             return target
@@ -407,14 +420,16 @@ class RunDir:
         try:
             yield
         except OSError as error:
-            kept = f"Nothing that was complete is lost: {way_out(error)}, then"
-            begun = os.path.exists(self.path / "recipe.toml")  # noqa: PTH110  # false, too, of a name that is too long
-            onward = f"{kept} `{self.resuming}`" if begun else f"Nothing was begun: {way_out(error)}"
-            raise RunError(f"cannot write to {self.path}: {reason(error)}. {onward}.") from error
+            advice = f"Complete results are kept: {way_out(error)}, then"
+            has_recipe = os.path.exists(self.path / "recipe.toml")  # noqa: PTH110  # also False for a name that is too long
+            remedy = (
+                f"{advice} `{self.resuming}`" if has_recipe else f"The run was not started: {way_out(error)}"
+            )
+            raise RunError(f"cannot write to {self.path}: {reason(error)}. {remedy}.") from error
 
 
-def _completed(line: bytes) -> tuple[At, int] | None:
-    """The batch that a completion line completes, and the count of its records; None for any other line."""
+def _completed(line: bytes) -> tuple[BatchId, int] | None:
+    """The id of the batch and the number of its records in a completion line; None for any other line."""
     done = DONE.fullmatch(line)
     try:
         return (json.loads(done["phase"]), int(done["step"]), int(done["part"])), int(done["count"])  # type: ignore
@@ -424,15 +439,15 @@ def _completed(line: bytes) -> tuple[At, int] | None:
 
 def _parsed(line: bytes, record: type[R]) -> R:
     try:
-        whole = orjson.loads(line)
-    except orjson.JSONDecodeError:  # NaN and lone surrogates, which stand in few lines
-        whole = json.loads(line.decode("utf-8", errors="surrogatepass"), parse_int=_integer)
-    found = whole.get("record") if isinstance(whole, dict) else None
-    if not isinstance(found, dict):
+        value = orjson.loads(line)
+    except orjson.JSONDecodeError:  # NaN and lone surrogates, which are rare
+        value = json.loads(line.decode("utf-8", errors="surrogatepass"), parse_int=_integer)
+    content = value.get("record") if isinstance(value, dict) else None
+    if not isinstance(content, dict):
         raise ValueError(f"{line[:80].decode(errors='replace')!r} is no record")
-    return cast("R", found) if record is dict else from_json(record, found)
+    return cast("R", content) if record is dict else from_json(record, content)
 
 
 def _integer(digits: str) -> int | float:
-    """An integer as orjson reads it: beyond 64 bits a float."""
+    """An integer as orjson reads it: a float beyond 64 bits."""
     return int(digits) if len(digits) < 20 else float(digits)

@@ -1,7 +1,6 @@
-"""Description of this machine and of the versions that run on it.
+"""Description of this machine and of the installed versions, for the comparison of runs and benchmarks.
 
-Kept with every run and every benchmark, so that figures can be compared with reason. Loads nothing heavy: PyTorch's
-version is read from its metadata.
+It imports no heavy package: the version of PyTorch is read from its metadata.
 """
 
 from __future__ import annotations
@@ -21,7 +20,22 @@ import woodshed
 
 SOURCE = Path(woodshed.__file__).resolve().parent.parent
 PROGRAM = (sys.executable, "-m", woodshed.__name__)
-"""This program, as another process of it is started."""
+"""Command of this program, for starting another process of it."""
+
+
+def program(ranks: int = 1) -> tuple[str, ...]:
+    """This program as another process of it is started, or as several that train together."""
+    python, *module = PROGRAM
+    return (
+        PROGRAM
+        if ranks == 1
+        else (python, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *module)
+    )
+
+
+def command(ranks: int = 1) -> str:
+    """This program as a person types it, for a number of ranks that train together."""
+    return "woodshed" if ranks == 1 else f"torchrun --nproc-per-node {ranks} -m woodshed"
 
 
 def describe() -> dict[str, Any]:
@@ -40,7 +54,7 @@ def describe() -> dict[str, Any]:
 
 
 def revision() -> str:
-    """Commit of the source tree, with "+" where files differ from it; "" outside a checkout."""
+    """Commit of the source tree, with "+" if files differ from it; "" outside of a checkout."""
     if not (SOURCE / ".git").exists():
         return ""
     commit = _output("git", "-C", str(SOURCE), "rev-parse", "--short=12", "HEAD")
@@ -49,7 +63,7 @@ def revision() -> str:
 
 
 def cpu_name() -> str:
-    """Model name of the processor, or its architecture where the system does not say."""
+    """Model name of the processor, or its architecture if the name is unknown."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -62,28 +76,28 @@ def cores() -> int:
 
 
 def memory_gb() -> float:
-    """Memory of the machine."""
+    """Memory of the machine in gigabytes."""
     return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
 
 
 def gpus() -> list[str]:
-    """Names of NVIDIA GPUs, as their driver tells."""
+    """Names of NVIDIA GPUs, from nvidia-smi."""
     return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
 
 
 def packages() -> dict[str, str]:
     """Installed versions of the distributions that Woodshed declares, extras included."""
-    found = {}
+    versions = {}
     for requirement in _declared():
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[requirement] = metadata.version(requirement)
-    return found
+            versions[requirement] = metadata.version(requirement)
+    return versions
 
 
 def _declared() -> list[str]:
     try:
         return sorted({Requirement(line).name for line in metadata.requires("woodshed") or []})
-    except metadata.PackageNotFoundError:  # a source tree that nobody installed
+    except metadata.PackageNotFoundError:  # a source tree that is not installed
         return []
 
 
@@ -102,10 +116,10 @@ REPOSITORY_VARIABLES = frozenset(
     "GIT_GRAFT_FILE GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE GIT_NO_REPLACE_OBJECTS GIT_OBJECT_DIRECTORY GIT_PREFIX "
     "GIT_REPLACE_REF_BASE GIT_SHALLOW_FILE GIT_WORK_TREE".split()
 )
-"""Output of `git rev-parse --local-env-vars`: git sets them for hooks, and they point any git to another repository."""
+"""Output of `git rev-parse --local-env-vars`: git sets them for hooks, and they redirect git to another repository."""
 
 
 def git_environment() -> dict[str, str]:
-    """The variables for a git that is to do what it is told, where it is told, without asking."""
+    """Environment for git commands in a given repository, without prompts."""
     own = {name: value for name, value in os.environ.items() if name not in REPOSITORY_VARIABLES}
     return {**own, "GIT_TERMINAL_PROMPT": "0", "GIT_LFS_SKIP_SMUDGE": "1", "LC_ALL": "C"}

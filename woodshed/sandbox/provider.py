@@ -6,8 +6,9 @@ import threading
 from dataclasses import dataclass
 from typing import Annotated, Protocol
 
+from woodshed.boundary import described
 from woodshed.parts import Part, misfit
-from woodshed.records import RecipeError, SandboxError
+from woodshed.records import RecipeError, SandboxError, WoodshedError
 from woodshed.sandbox.bubblewrap import open_bubblewrap
 from woodshed.sandbox.spec import Sandbox, SandboxSpec
 from woodshed.sandbox.unsafe import SubprocessSandbox
@@ -62,7 +63,7 @@ class Unprotected:
 
 @dataclass(frozen=True)
 class OwnProvider:
-    """A provider of the user's own, whose sandboxes are checked."""
+    """A provider of the user's own, whose mistakes are told with its name."""
 
     name: str
     provider: SandboxProvider
@@ -75,9 +76,18 @@ class OwnProvider:
         """Open a sandbox.
 
         Raises:
-            RecipeError: something else than a sandbox was opened.
+            SandboxError: the provider's own.
+            RecipeError: it raised something else, or returned no `Sandbox`.
         """
-        sandbox = self.provider.open(spec)
+        try:
+            sandbox = self.provider.open(spec)
+        except WoodshedError:
+            raise
+        except Exception as error:
+            raise RecipeError(
+                f"sandbox provider {self.name!r} raised {described(error)}; a sandbox that cannot be made is a "
+                "SandboxError, anything else is a mistake in the provider"
+            ) from error
         if fault := misfit(sandbox, Sandbox):
             raise RecipeError(
                 f"sandbox provider {self.name!r} opened a {type(sandbox).__name__}, which {fault}"
@@ -137,3 +147,13 @@ class SandboxSettings(Settings):
         """
         provider = PROVIDER.resolve(self.provider)
         return provider if self.provider in PROVIDERS else OwnProvider(self.provider, provider)
+
+    def check(self) -> None:
+        """Open a sandbox of nothing with a provider of the user's own, so that its mistakes are found before the work.
+
+        Raises:
+            RecipeError: as `create`, or as `OwnProvider.open`.
+            SandboxError: it can open none.
+        """
+        if self.provider not in PROVIDERS:
+            self.create().open(SandboxSpec(())).close()

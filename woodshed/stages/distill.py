@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,10 +31,8 @@ from woodshed.experience.compile import (
 )
 from woodshed.experience.samples import TrainingSample
 from woodshed.feedback import demonstrations
-from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.publish import publish
-from woodshed.learning.trainer import Trainer
 from woodshed.records import Hint, Patch, RecipeError, Rollout, Task, Turn
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import DistillSettings, Recipe
@@ -43,6 +41,8 @@ from woodshed.tokens.renderer import Renderer
 
 T = TypeVar("T")
 
+SYSTEM = "You are a helpful assistant."
+"""System prompt of the answers."""
 MEASURED = 32  # demonstrations on which likelihoods are measured, spread evenly
 
 
@@ -75,36 +75,36 @@ def run(session: Session, state: TrainState) -> None:
     """Learn from demonstrations, and measure what was learned and forgotten."""
     settings, folder, engine = session.recipe.distill, session.run, session.engine
     material = prepare(session.recipe, folder, session.practice)
-    trainer = begin(
+    begin(
         session,
         state,
-        settings.optimizer,
+        session.recipe.optimizer,
         session.recipe.loss.model_copy(update={"weight": 0.0, "kl_coef": 0.0}),
         settings.feedback,
         steps=settings.steps,
         message_tokens=settings.answer_tokens,
     )
-    publish(session.policy, engine, folder.path / "weights", state.step)
+    publish(session.worker, engine, folder.path / "weights", state.step)
     before = folder.once("rollouts", Rollout, "earlier", 0, lambda: first_answers(session, material.earlier))
     material = replace(material, answers=before)
     session.progress(state.step, settings.steps, "distillation")
     for step in range(state.step, settings.steps):
         clock = Clock()
-        metrics: dict[str, Any] = {} if step else {"before": measured(session, trainer, material)}
+        metrics: dict[str, Any] = {} if step else {"before": measured(session, material)}
         rollouts = gather(session, state, material)
         clock.lap("attempts")
         compiled = compiled_of(session, rollouts, material)
-        metrics |= trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
+        metrics |= session.worker.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
         clock.lap("update")
         folder.append("divergences", metrics.pop("divergences"), state.stage, step)
-        publish(session.policy, engine, folder.path / "weights", step + 1)
+        publish(session.worker, engine, folder.path / "weights", step + 1)
         state = replace(state, step=step + 1)
-        is_due = state.step % settings.every == 0 or state.step == settings.steps
+        is_due = state.step % session.recipe.checkpoint_every == 0 or state.step == settings.steps
         if is_due:
-            metrics |= measured(session, trainer, material)
+            metrics |= measured(session, material)
         folder.append("metrics", [{**metrics, "seconds": clock.laps}], state.stage, step)
         if is_due:
-            checkpoint.save(folder, trainer, state)
+            session.worker.save(state)
         session.progress(state.step, settings.steps, f"distillation, divergence {metrics['kl_loss']:.3f}")
 
 
@@ -161,16 +161,16 @@ def compiled_of(session: Session, rollouts: Sequence[Rollout], material: Materia
     """A step's answers with their demonstrations as hints."""
     hints, engine = hints_for(rollouts, material.known, material.tasks), session.engine
     options = session.recipe.distill.feedback.hint_options(engine.context_length)
+    options = replace(options, scope="rollout")  # a demonstration is about nothing less
     compiled = compile_answers(rollouts, hints, session.renderer, options)
     engine.flush()  # keys and values make room for the update
     return compiled
 
 
-def measured(session: Session, trainer: Trainer, material: Material) -> dict[str, float]:
+def measured(session: Session, material: Material) -> dict[str, float]:
     """Log-probs of new and earlier demonstrations, in nats a token (`measure`)."""
     answers = [rollout_sample(rollout) for rollout in material.answers if rollout.turns[0].sampled_ids]
-    system = session.recipe.distill.system
-    return measure(trainer, session.renderer, material.known, material.earlier, answers, system)
+    return measure(session.worker.logps, session.renderer, material.known, material.earlier, answers, SYSTEM)
 
 
 def read_demonstrations(paths: Sequence[Path]) -> list[Demonstration]:
@@ -237,7 +237,7 @@ def answer(
     Raises:
         SamplerError: the engine failed, or a prompt does not fit its context.
     """
-    contexts = [engine.renderer.start(settings.system, each.prompt, ()) for each in asked]
+    contexts = [engine.renderer.start(SYSTEM, each.prompt, ()) for each in asked]
     ids = [f"{name}-{each.id}-{number}" for number, each in enumerate(asked)]
     requests = [
         SampleRequest(context.ids, settings.answer_tokens, turn_seed(seed, rollout_id, 0))
@@ -297,7 +297,7 @@ def example_sample(each: Demonstration, renderer: Renderer, system: str) -> Trai
 
 
 def measure(
-    trainer: Trainer,
+    logps: Callable[..., Sequence[Sequence[float]]],
     renderer: Renderer,
     known: Sequence[Demonstration],
     earlier: Sequence[Demonstration],
@@ -314,10 +314,10 @@ def measure(
     for name, several in (("demonstrated_logp", known), ("earlier_logp", earlier)):
         if several:
             samples = [example_sample(each, renderer, system) for each in subsample(several, MEASURED)]
-            measures[name] = _mean(trainer.logps(samples, temperature=1.0))
+            measures[name] = _mean(logps(samples, temperature=1.0))
     if answers:
         sampled = _mean([answer.logps for answer in answers])
-        measures["earlier_kl"] = sampled - _mean(trainer.logps(answers))
+        measures["earlier_kl"] = sampled - _mean(logps(answers))
     return measures
 
 

@@ -11,7 +11,7 @@ from woodshed.stages.session import Session, refuse_stale
 
 def run(session: Session, state: TrainState) -> None:
     """Measure the weights that the stage before left, as the first stage those that the recipe starts from."""
-    publish(session.policy, session.engine, session.run.path / "weights", state.version)
+    publish(session.worker, session.engine, session.run.path / "weights", state.version)
     measure(session, state.version)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from woodshed import parts
 from woodshed.curriculum import refuse_dry
 from woodshed.experience import scripted_expert
+from woodshed.learning.layout import refuse_misfit
 from woodshed.learning.optimizer import refuse_adapter
 from woodshed.records import RecipeError, Task
 from woodshed.stages import sft
@@ -22,18 +23,17 @@ def refuse(recipe: Recipe) -> None:
     """Stop a run whose stages cannot be, or cannot learn.
 
     Raises:
-        RecipeError: names the settings that leave nothing, and what to change; or a part of the user's own that cannot
-            be used.
+        RecipeError: names the settings that leave nothing, and what to change; a part of the user's own that cannot
+            be used; or a layout for other ranks than were started.
     """
     parts.check(recipe)
     refuse_tools(recipe)
+    recipe.sandbox.check()
     plan(recipe)
+    refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
-    optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
-    for stage, optimizer in optimizers.items():
-        if stage in recipe.stages:
-            section = "optimizer" if stage == "rl" else f"{stage}.optimizer"
-            refuse_adapter(optimizer, is_adapter=is_adapter, section=section)
+    if {"sft", "distill", "rl"} & {*recipe.stages}:
+        refuse_adapter(recipe.optimizer, is_adapter=is_adapter)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:
         raise RecipeError(
@@ -43,11 +43,6 @@ def refuse(recipe: Recipe) -> None:
     distill = recipe.distill
     if "distill" not in recipe.stages:
         return
-    if not distill.feedback.weight:
-        raise RecipeError(
-            "distillation would learn nothing: distill.feedback.weight = 0; set it above 0, or take 'distill' out of "
-            "stages"
-        )
     if not (distill.demonstrations and distill.answers_per_step) and not distill.tasks_per_step:
         raise RecipeError(
             "stages has 'distill', which needs distill.demonstrations, or distill.tasks_per_step above 0"
@@ -91,13 +86,16 @@ def refuse_tasks(recipe: Recipe, practice: Sequence[Task], heldout: Sequence[Tas
 
 def warnings(recipe: Recipe) -> list[str]:
     """Say what a person should know before a run that may be meant so."""
-    optimizers = {"sft": recipe.sft.optimizer, "distill": recipe.distill.optimizer, "rl": recipe.optimizer}
+    rates = {
+        "sft": ("sft.learning_rate", recipe.sft.learning_rate),
+        "distill": ("optimizer.learning_rate", recipe.optimizer.learning_rate),
+        "rl": ("optimizer.learning_rate", recipe.optimizer.learning_rate),
+    }
     steps = {"sft": recipe.sft.steps, "distill": recipe.distill.steps, "rl": recipe.rl.steps}
     said = []
-    for stage, optimizer in optimizers.items():
-        section = "optimizer" if stage == "rl" else f"{stage}.optimizer"
-        if stage in recipe.stages and not optimizer.learning_rate:
-            said.append(f"{section}.learning_rate = 0: the {steps[stage]} steps move no weight")
+    for stage, (setting, rate) in rates.items():
+        if stage in recipe.stages and not rate:
+            said.append(f"{setting} = 0: the {steps[stage]} steps move no weight")
         if stage not in recipe.stages and "steps" in getattr(recipe, stage).model_fields_set:
             said.append(
                 f"{stage}.steps = {steps[stage]} has no effect: stages = {list(recipe.stages)} does not name {stage!r}"
@@ -115,12 +113,6 @@ def _no_reward(recipe: Recipe) -> str:
         return "loss.weight = 0 leaves rewards out"
     if attempts < 2:
         return f"rollout.attempts = {attempts} leaves a group nothing to differ from (2 or more are compared)"
-    bounds = (objective.min_ratio, objective.max_ratio)
-    is_masked = objective.estimator == "reinforce" and objective.outside == "mask"
-    if is_masked and not bounds[0] <= 1 <= bounds[1]:
-        return f"loss.min_ratio = {bounds[0]} and max_ratio = {bounds[1]} mask every token whose ratio is 1"
-    if objective.estimator == "reinforce" and not objective.max_ratio:
-        return "loss.max_ratio = 0 counts no token"
     return ""
 
 

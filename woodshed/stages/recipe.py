@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.prompt import Effort
@@ -19,7 +19,8 @@ from woodshed.feedback.gate import GateSettings
 from woodshed.feedback.rewards import RewardSettings
 from woodshed.grading.effort import EffortSettings
 from woodshed.grading.verifier import GradingSettings
-from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
+from woodshed.learning.layout import LayoutSettings
+from woodshed.learning.loss_settings import FeedbackSettings, LossSettings, Preset
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.learning.stability import StabilitySettings
@@ -45,7 +46,8 @@ class TaskSettings(Settings):
     heldout: tuple[Path, ...] = ()
     """Task folders never practised on; the policy is evaluated on them before and after."""
     heldout_share: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Where `heldout` is empty: this share of the tasks in `train`, chosen by their ids, is kept for measuring."""
+    """Where `heldout` is empty: about this share of the tasks in `train`, chosen by their ids so that no definition is
+    the target of tasks on both sides, is kept for measuring."""
 
 
 class SFTSettings(ExpertSettings):
@@ -61,16 +63,16 @@ class SFTSettings(ExpertSettings):
     imitated."""
     batch: int = Field(default=32, ge=1)
     """Attempts and transcripts in one optimizer step."""
-    optimizer: OptimizerSettings = OptimizerSettings(learning_rate=1e-3, warmup_steps=5, decay_share=0.4)
-    """1e-3 suits a new rank-8 adapter, 1e-5 full weights."""
-    checkpoint_every: int = Field(default=10, ge=1)
-    """Steps between checkpoints."""
-    rename: bool = True
-    """Imitate each attempt under made-up names of the file, the function and its class, and other line numbers (where
-    they are all above 60), others every time around, so that a small model learns to copy them from the task instead
-    of recalling those it was warmed up on."""
+    learning_rate: float = Field(default=1e-3, ge=0)
+    """Peak learning rate, reached after 5 steps; over the last 40 % of the steps it falls to zero. 1e-3 suits a new
+    rank-8 adapter, 1e-5 full weights."""
     code_share: float = Field(default=1.0, ge=0, le=1)
     """Share of attempts whose code is imitated too; of the others where they edit and in what form, and the rest."""
+
+    def schedule(self, optimizer: OptimizerSettings) -> OptimizerSettings:
+        """The recipe's optimizer with the learning rates of this stage."""
+        rates = {"learning_rate": self.learning_rate, "warmup_steps": 5, "decay_share": 0.4}
+        return optimizer.model_copy(update=rates)
 
 
 class DistillSettings(Settings):
@@ -88,29 +90,13 @@ class DistillSettings(Settings):
     """Practice tasks attempted in one step, once each; their demonstration is the solution."""
     answer_tokens: int = Field(default=256, ge=1)
     """Longest answer."""
-    system: str = "You are a helpful assistant."
-    """System prompt of the answers."""
-    every: int = Field(default=10, ge=1)
-    """Steps between checkpoints, and between measurements of what was learned and forgotten."""
-    feedback: FeedbackSettings = FeedbackSettings(preset="sdft", scope="rollout")
-    """Teacher and divergence: preset sdft or opsd, or anything else that targeted feedback offers."""
-    optimizer: OptimizerSettings = OptimizerSettings()
-    """Learning rate and what surrounds it."""
+    preset: Preset = "sdft"
+    """Published form of teacher and divergence: sdft, opsd, or another that feedback.preset knows."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_defaults_for_whole_answers(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or not isinstance(given.get("feedback"), dict):
-            return given
-        return {**given, "feedback": {"preset": "sdft", "scope": "rollout", **given["feedback"]}}
-
-    @model_validator(mode="after")
-    def _is_about_whole_answers(self) -> DistillSettings:
-        if self.feedback.scope != "rollout":
-            raise ValueError(
-                'distill.feedback.scope must be "rollout": a demonstration is about a whole answer'
-            )
-        return self
+    @property
+    def feedback(self) -> FeedbackSettings:
+        """Teacher and divergence."""
+        return FeedbackSettings(preset=self.preset)
 
 
 class RLSettings(Settings):
@@ -121,6 +107,13 @@ class RLSettings(Settings):
     tasks_per_step: int = Field(default=6, ge=1)
     """Different tasks in one step."""
 
+    @field_validator("steps", mode="before")
+    @classmethod
+    def _at_least_one(cls, steps: Any) -> Any:
+        if steps == 0:
+            raise ValueError("a stage has at least one step; leave 'rl' out of `stages` to do without it")
+        return steps
+
 
 class EvaluationSettings(Settings):
     """Measurements on the held-out tasks: those of the stage `evaluate`, and those before and after `rl`."""
@@ -128,7 +121,7 @@ class EvaluationSettings(Settings):
     attempts: int = Field(default=1, ge=1)
     """Attempts per held-out task."""
     limit: int = Field(default=0, ge=0)
-    """Held-out tasks used, the first so many by name; 0 uses all."""
+    """Held-out tasks used, a seeded sample spread over their repositories; 0 uses all."""
     every: int = Field(default=0, ge=0)
     """`rl` also evaluates after every so many steps; 0 evaluates before and after only."""
     effort: Effort | None = None
@@ -148,14 +141,16 @@ class Recipe(Settings):
     """Seeds everything: sampling, task order, new weights."""
     stages: tuple[Annotated[str, STAGE], ...] = Field(default=("rl",), min_length=1)
     """What happens, in order: sft, distill, rl, evaluate, or a function of one's own as package.module:name."""
+    checkpoint_every: int = Field(default=10, ge=1)
+    """Steps of sft and distill between checkpoints, and between distill's measurements of what was learned and
+    forgotten; rl writes a checkpoint after each step."""
     tracking: Tracker = "none"
     """Also tell metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
     variants: dict[str, tuple[str, ...]] = Field(default_factory=dict, exclude=True)
     """Variants of an experiment: name to the settings in which it differs, as section.key=value (`stages.variants`)."""
-    prices: Path | None = None
-    """A price table in place of the default one (woodshed/evals/prices.toml)."""
     tasks: TaskSettings = TaskSettings()
     policy: PolicySettings = PolicySettings()
+    layout: LayoutSettings = LayoutSettings()
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     curriculum: CurriculumSettings = CurriculumSettings()

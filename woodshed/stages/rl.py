@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from woodshed import feedback, synthesis
@@ -21,10 +22,9 @@ from woodshed.feedback import critic, demonstrations, rewards
 from woodshed.feedback.gate import GateMeasurement, switched_off
 from woodshed.grading import effort
 from woodshed.grading.effort import EffortSettings
-from woodshed.learning import checkpoint, hint_gate, stability
+from woodshed.learning import hint_gate, stability
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.publish import publish
-from woodshed.learning.trainer import Trainer
 from woodshed.monitors import flag_policy
 from woodshed.pysource import syntax
 from woodshed.records import Group, Hint, RewardTerms, Rollout, Task, Verdict
@@ -38,7 +38,6 @@ from woodshed.tasks import folder
 class LoopState:
     """State that the steps share beside the session."""
 
-    trainer: Trainer
     curriculum: TaskChoice
     generator: TaskGenerator | None
 
@@ -59,7 +58,7 @@ def run(session: Session, state: TrainState) -> None:
     """Practise on tasks; evaluate before, after, and every so many steps between."""
     recipe, engine = session.recipe, session.engine
     loop = begin_loop(session, state)
-    publish(session.policy, engine, session.run.path / "weights", state.version)
+    publish(session.worker, engine, session.run.path / "weights", state.version)
     steps, every = recipe.rl.steps, recipe.evaluation.every
     while state.step <= steps and not state.stopped:
         if state.step in (0, steps) or (every and state.step % every == 0):
@@ -70,14 +69,14 @@ def run(session: Session, state: TrainState) -> None:
     if loop.generator is not None:
         loop.generator.close()
     if state.stopped and stability.DISAGREES not in state.stopped:
-        publish(session.policy, engine, session.run.path / "weights", state.version)
+        publish(session.worker, engine, session.run.path / "weights", state.version)
         evaluate.measure(session, state.version)
 
 
 def begin_loop(session: Session, state: TrainState) -> LoopState:
     """Make what the steps share, or restore it from the state of a checkpoint."""
     recipe = session.recipe
-    trainer = begin(
+    begin(
         session,
         state,
         recipe.optimizer,
@@ -91,14 +90,16 @@ def begin_loop(session: Session, state: TrainState) -> LoopState:
         recipe.curriculum,
         seed=recipe.seed,
         attempts=recipe.rollout.attempts,
-        revalidate=lambda task: not synthesis.check(task),
+        revalidate=lambda task: not synthesis.check(task, recipe.sandbox.create()),
     )
-    generator = TaskGenerator(session.run, seed=recipe.seed) if recipe.curriculum.grow else None
+    generator = None
+    if recipe.curriculum.grow:
+        generator = TaskGenerator(session.run, seed=recipe.seed, sandbox=recipe.sandbox)
     if state.step:
         if generator is not None and isinstance(choice, Curriculum):
             generator.restore(state.growth, choice)
         choice.restore(state.curriculum)
-    return LoopState(trainer, choice, generator)
+    return LoopState(choice, generator)
 
 
 def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState:
@@ -109,7 +110,7 @@ def one_step(session: Session, loop: LoopState, state: TrainState) -> TrainState
     summary = summarize(attempts.rollouts, list(attempts.verdicts.values()), flags=attempts.flags)
     metrics = learn(session, loop, state, experience, summary)
     clock.lap("update")
-    publish(session.policy, session.engine, session.run.path / "weights", state.version + 1)
+    publish(session.worker, session.engine, session.run.path / "weights", state.version + 1)
     metrics |= summary | {"switched_off": experience.disabled_hints}
     if experience.reward_terms:
         metrics["reward_terms"] = mean_terms(experience.reward_terms)
@@ -138,10 +139,10 @@ def gather(session: Session, loop: LoopState, state: TrainState, clock: Clock) -
     clock.lap("attempts")
     hints = run.once("hints", Hint, "train", step, lambda: hints_on(session, groups, tasks, verdicts))
     chosen, disabled = feedback.choose(hints, recipe.feedback.detectors), state.disabled_hints
-    if recipe.feedback.scope == "rollout":
+    if recipe.feedback.form.scope == "rollout":
         chosen = demonstrations.solutions(attempts.rollouts, {task.id: task for task in tasks})
     else:
-        disabled = through_gate(session, loop.trainer, state, chosen, groups, tasks)
+        disabled = through_gate(session, state, chosen, groups, tasks)
     reward_terms = reward_terms_of(session, groups, tasks, levels, step)
     session.engine.flush()  # keys and values make room for the update
     clock.lap("feedback")
@@ -160,7 +161,7 @@ def learn(
     recipe, step = session.recipe, state.step
     session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.rl.steps} ({in_words(summary)})")
     compiled = compiled_of(session, experience)
-    metrics = loop.trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
+    metrics = session.worker.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
     if not (metrics["trained_rollouts"] or metrics["targets"]):
         nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
         session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")
@@ -210,8 +211,7 @@ def record(
         session.progress(state.step, recipe.rl.steps, reason)
         state = replace(state, stopped=reason)
     run.append("metrics", [metrics], "train", state.step - 1)
-    kept = recipe.stability.window + 1
-    checkpoint.save(run, loop.trainer, state, kept=kept)
+    session.worker.save(state, kept=stability.WINDOW + 1)
     return state
 
 
@@ -298,7 +298,6 @@ def reward_terms_of(
 
 def through_gate(
     session: Session,
-    trainer: Trainer,
     state: TrainState,
     hints: Sequence[Hint],
     groups: Sequence[Group],
@@ -314,7 +313,6 @@ def through_gate(
         recipe.agent,
         state.step,
         recipe.seed,
-        recipe.feedback.placement,
         recipe.rollout.tool_threads,
         recipe.sandbox.create(),
     )
@@ -324,7 +322,7 @@ def through_gate(
         GateMeasurement,
         "train",
         state.step,
-        lambda: hint_gate.measure(hints, rollouts, known, trainer, settings, redrawing),
+        lambda: hint_gate.measure(hints, rollouts, known, session.worker.logps, settings, redrawing),
     )
     return switched_off(state.disabled_hints, measured)
 
@@ -338,7 +336,7 @@ def why_stop(
 ) -> str:
     """The reason for which the run must end after the step that led here, or "": it is not well, or nothing is left to
     draw for another step."""
-    if reason := watch(session, state, metrics, rollouts, loop.trainer):
+    if reason := watch(session, state, metrics, rollouts):
         return reason
     settings = session.recipe.rl
     dry = loop.curriculum.why_dry(settings.tasks_per_step) if state.step < settings.steps else ""
@@ -350,18 +348,17 @@ def watch(
     state: TrainState,
     metrics: dict[str, Any],
     rollouts: Sequence[Rollout],
-    trainer: Trainer,
 ) -> str:
     """The reason for which the run must stop after the step that led here, or "". Where it must, the policy gets the
     weights of the window's best step back."""
-    settings, policy = session.recipe.stability, session.policy
-    if settings.max_kl_to_start is not None and trainer.teacher is not None:
-        measured = subsample(rollouts, settings.kl_rollouts)
-        metrics["kl_to_start"] = stability.kl_to_start(trainer, trainer.teacher.start, measured)
+    settings, worker = session.recipe.stability, session.worker
+    if settings.max_kl_to_start is not None:
+        measured = subsample(rollouts, stability.KL_ROLLOUTS)
+        metrics["kl_to_start"] = stability.kl_to_start(measured, partial(worker.logps, from_start=True))
     rate = metrics["invalid_calls"]["value"]
     reason = state.watch.alarm(settings, rate, metrics.get("kl_to_start"), metrics.get("logp_gap_mean", 0.0))
     if reason:
         version = state.watch.healthy(state.step - 1)
-        policy.load_weights(checkpoint.version_weights(session.run, version, policy))
+        worker.go_back(version)
         reason = f"stopped after step {state.step - 1}: {reason}; back to the weights of step {version}"
     return reason

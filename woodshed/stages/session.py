@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch.distributed import ProcessGroup
+
 from woodshed import parts
 from woodshed.engines.create import create
 from woodshed.engines.engine import Engine
 from woodshed.engines.http import HttpEngine
-from woodshed.learning import checkpoint
+from woodshed.learning import checkpoint, ranks
 from woodshed.learning.checkpoint import TrainState
+from woodshed.learning.layout import shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish, refuse_another_model, refuse_deaf_engine
-from woodshed.learning.tensor_folder import EARLIER, read_saved
-from woodshed.learning.trainer import Trainer
-from woodshed.records import Rollout, RunError, Task
+from woodshed.learning.stability import MAX_LOGP_GAP
+from woodshed.learning.worker import StageSettings, Worker
+from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
 from woodshed.tokens.codec import refuse_lossy
@@ -35,7 +38,8 @@ class Session:
 
     recipe: Recipe
     run: RunDir
-    policy: Policy
+    worker: Worker
+    """This rank's part in training, by which those of the other ranks do the same."""
     engine: Engine
     renderer: Renderer
     critic: Engine
@@ -44,6 +48,20 @@ class Session:
     """Tasks to train on."""
     heldout: Sequence[Task] = ()
     """Tasks to measure on."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in training, where this process has it whole.
+
+        Raises:
+            RecipeError: each of several ranks has a part of it.
+        """
+        if ranks.count() > 1:
+            raise RecipeError(
+                f"{ranks.count()} ranks share the policy, and a stage reaches it through session.worker, whose methods "
+                "all of them follow; or train on one rank, with layout.fsdp = 1 and layout.replicate = 1"
+            )
+        return self.worker.policy
 
     def close(self) -> None:
         """Close the engines."""
@@ -55,29 +73,42 @@ class Session:
 
 
 def open_session(
-    recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequence[Task], progress: Progress
+    recipe: Recipe,
+    run: RunDir,
+    practice: Sequence[Task],
+    heldout: Sequence[Task],
+    progress: Progress,
+    commands: ProcessGroup | None = None,
 ) -> Session:
     """Load the policy and start its engine.
+
+    Args:
+        commands: the group of the ranks that share the policy; None where this process has it whole.
 
     Raises:
         PolicyError, RecipeError: weights or a setting of the recipe cannot be used.
     """
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
+    copied = None
+    if commands is not None:
+        shard(policy, recipe.layout)
+        if recipe.engine.kind != "http":  # sampling is no exchange between ranks
+            copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
+    worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
     if parts.own(recipe):  # a codec or a tool
         refuse_lossy(renderer.codec, recipe.agent.tools.specs)
-    engine = create(recipe.engine, renderer, policy.model)
+    engine = create(recipe.engine, renderer, policy.model if copied is None else copied)
     try:
-        gap = recipe.stability.max_logp_gap
-        refuse_deaf_engine(policy, engine, run.path / "weights", recipe.engine.temperature, gap)
-        publish(policy, engine, run.path / "weights", 0)
-        refuse_another_model(policy, engine, recipe.engine.temperature, gap)
+        refuse_deaf_engine(worker, engine, run.path / "weights", recipe.engine.temperature, MAX_LOGP_GAP)
+        publish(worker, engine, run.path / "weights", 0)
+        refuse_another_model(worker, engine, recipe.engine.temperature, MAX_LOGP_GAP)
         critic = critic_of(recipe, engine)
     except BaseException:
         engine.close()
         raise
-    return Session(recipe, run, policy, engine, renderer, critic, progress, practice, heldout)
+    return Session(recipe, run, worker, engine, renderer, critic, progress, practice, heldout)
 
 
 def critic_of(recipe: Recipe, engine: Engine) -> Engine:
@@ -101,34 +132,26 @@ def begin(
     *,
     steps: int,
     message_tokens: int = 1,
-) -> Trainer:
-    """The trainer of a stage: new on the weights that the stage before left, or as it was in the stage's middle.
+) -> None:
+    """Let the workers make the trainer of a stage; see `Worker.begin`.
 
     Args:
-        feedback: None for a stage without a teacher; else the weights at the stage's beginning are kept as the
-            checkpoint `before-STAGE`.
+        feedback: None for a stage without a teacher.
         steps, message_tokens: as of `Trainer`.
     """
-    run, policy, newest = session.run, session.policy, newest_checkpoint(session)
-    if newest is not None and not state.step:
-        policy.load_weights(read_saved(newest / "policy", EARLIER, policy.trainable))
-    trainer = Trainer(
-        policy,
+    settings = StageSettings(
         optimizer,
         loss,
         feedback,
-        start=checkpoint.start_weights(run, policy, f"before-{state.stage}") if feedback else None,
         steps=steps,
         temperature=session.recipe.engine.temperature,
         message_tokens=message_tokens,
     )
-    if trainer.unpacked:
-        session.progress(
-            0, 0, f"each sample is padded to a row of its own: of this model, {trainer.unpacked}"
-        )
-    if newest is not None and state.step:
-        trainer.load(newest)
-    return trainer
+    session.worker.begin(state.stage, settings, newest_checkpoint(session), resumes=state.step > 0)
+    if feedback and feedback.forward == "packed" and ranks.count() > 1:
+        session.progress(0, 0, "feedback.forward = 'separate': the policy is shared by ranks")
+    if unpacked := session.worker.trainer.unpacked:
+        session.progress(0, 0, f"each sample is padded to a row of its own: of this model, {unpacked}")
 
 
 def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None:

@@ -14,7 +14,6 @@ from woodshed.experience.rename_augmentation import renamed
 from woodshed.experience.samples import TrainingSample
 from woodshed.experience.scripted_expert import SLIP, ExpertAttempt
 from woodshed.experience.transcripts import Selection, Transcript
-from woodshed.learning import checkpoint
 from woodshed.learning.checkpoint import TrainState
 from woodshed.records import RecipeError, Task, from_json, to_json
 from woodshed.runs.folder import RunDir
@@ -37,16 +36,16 @@ def run(session: Session, state: TrainState) -> None:
     attempts = scripted_attempts(session)
     known = prepare(recipe, folder, session.heldout)
     refuse_long(known, session.engine.context_length)
-    trainer = begin(session, state, settings.optimizer, recipe.loss, steps=settings.steps)
+    begin(session, state, settings.schedule(recipe.optimizer), recipe.loss, steps=settings.steps)
     for step in range(state.step, settings.steps):
         started = time.monotonic()
-        taken = trainer.step(samples(session, attempts, known, step))
+        taken = session.worker.step(samples(session, attempts, known, step))
         metrics = {"sft_loss": taken["ce_loss"], "sft_tokens": taken["ce_tokens"]}
         metrics |= {name: taken[name] for name in ("grad_norm", "learning_rate")}
         seconds = {"update": time.monotonic() - started}
         folder.append("metrics", [{**metrics, "seconds": seconds}], state.stage, step)
-        if (step + 1) % settings.checkpoint_every == 0 or step + 1 == settings.steps:
-            checkpoint.save(folder, trainer, TrainState(state.stage, step + 1, state.steps_before))
+        if (step + 1) % recipe.checkpoint_every == 0 or step + 1 == settings.steps:
+            session.worker.save(TrainState(state.stage, step + 1, state.steps_before))
         session.progress(step + 1, settings.steps, f"sft, loss {metrics['sft_loss']:.3f}")
 
 
@@ -113,7 +112,9 @@ def scripted_attempts(session: Session) -> list[ExpertAttempt]:
 def samples(
     session: Session, attempts: Sequence[ExpertAttempt], transcripts: Sequence[Transcript], step: int
 ) -> list[TrainingSample]:
-    """Training samples of step `step`, scripted attempts under made-up names where the settings say so."""
+    """Training samples of step `step`. Scripted attempts are imitated under made-up names of the file, the function and
+    its class, and other line numbers, others in every epoch: so a small model learns to copy them from the task instead
+    of recalling those it was warmed up on."""
     recipe, settings, seed = session.recipe, session.recipe.sft, session.recipe.seed
     tasks = {task.id: task for task in session.practice}
     drawn: list[TrainingSample] = []
@@ -124,9 +125,8 @@ def samples(
             drawn.append(sft_sample(sample))
             continue
         attempt = attempts[index]
-        if settings.rename:
-            task, spelling = tasks[attempt.rollout.task_id], f"{seed}/{epoch}"
-            attempt = renamed(attempt, task, session.renderer, settings, agent=recipe.agent, seed=spelling)
+        task, spelling = tasks[attempt.rollout.task_id], f"{seed}/{epoch}"
+        attempt = renamed(attempt, task, session.renderer, settings, agent=recipe.agent, seed=spelling)
         code = random.Random(f"{seed}/{epoch}/{attempt.rollout.id}/code").random() < settings.code_share
         drawn.append(expert_sample(attempt, session.renderer, code=code))
     return drawn

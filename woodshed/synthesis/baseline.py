@@ -14,9 +14,10 @@ from pathlib import PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from woodshed.grading.session import TestRun, run_tests, with_runner
+from woodshed.grading.results import TestRun
+from woodshed.grading.session import run_tests, with_runner
 from woodshed.records import Environment, SandboxError, TaskError
-from woodshed.sandbox import Result, Sandbox, SandboxSpec, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import plugins, project, requirements
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.sources import Repository
@@ -136,6 +137,7 @@ def measure(
     runs: int = 3,
     timeout_s: float = 120.0,
     progress: Progress = lambda done, total, text: None,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> Baseline:
     """Build the environment of a repository and run its suite several times, with different hash seeds.
 
@@ -149,14 +151,14 @@ def measure(
     """
     name = repository.name
     progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
-    described = project.read(repository)
+    described = project.read(repository, sandboxes=sandboxes)
     progress(0, 2, f"measuring {name}, preparing its environment")
     environment, described = _environment(described, extra_requirements)
     for reason in described.left_out:
         progress(0, 2, f"measuring {name}, not installed: {reason}")
     draft = _draft(repository, described, environment)
     progress(1, 2, f"measuring {name}, running its tests {runs} times")
-    measured = _runs(draft, described.packages, runs, timeout_s * runs)
+    measured = _runs(draft, runs, timeout_s * runs, sandboxes)
     for run in measured:
         _complain(repository, run, timeout_s * runs, described)
     stable, broken = _split(measured, draft, described)
@@ -165,8 +167,8 @@ def measure(
     first = measured[0]
     return replace(
         draft,
-        modules=_importable(draft),
-        commands=_commands(draft),
+        modules=_importable(draft, sandboxes),
+        commands=_commands(draft, sandboxes),
         stable=tuple(stable),
         broken=tuple(sorted(broken)),
         uncollected=tuple(sorted({path for run in measured for path in run.collection_errors})),
@@ -175,11 +177,12 @@ def measure(
     )
 
 
-def _runs(draft: Baseline, packages: Sequence[str], runs: int, timeout_s: float) -> list[TestRun]:
+def _runs(draft: Baseline, runs: int, timeout_s: float, sandboxes: SandboxProvider) -> list[TestRun]:
     """Runs of the whole suite at the same time, each with its own hash seed."""
 
     def suite(hash_seed: int) -> TestRun:
-        with open_sandbox(draft.spec) as sandbox:
+        with sandboxes.open(draft.spec) as sandbox:
+            packages = draft.environment.packages
             return run_tests(sandbox, ids=None, packages=packages, timeout_s=timeout_s, hash_seed=hash_seed)
 
     with ThreadPoolExecutor(runs) as pool:
@@ -260,7 +263,7 @@ def failed_imports(sandbox: Sandbox, modules: Sequence[str]) -> dict[str, tuple[
     return {name: (why[0], tuple(why[1]) if why[1] else None) for name, why in answers.items() if why}
 
 
-def _importable(baseline: Baseline) -> tuple[str, ...]:
+def _importable(baseline: Baseline, sandboxes: SandboxProvider) -> tuple[str, ...]:
     roots = sorted(baseline.environment.source_roots, key=len, reverse=True)
     names = []
     for path in baseline.package_files:
@@ -269,7 +272,7 @@ def _importable(baseline: Baseline) -> tuple[str, ...]:
         parts = parts[:-1] if parts[-1] == "__init__" else parts
         if path.endswith(".py") and parts[-1] != "__main__" and all(part.isidentifier() for part in parts):
             names.append(".".join(parts))
-    with open_sandbox(baseline.spec) as sandbox:
+    with sandboxes.open(baseline.spec) as sandbox:
         try:
             failed = failed_imports(sandbox, names)
         except TimeoutError as error:
@@ -277,7 +280,7 @@ def _importable(baseline: Baseline) -> tuple[str, ...]:
     return tuple(name for name in names if name not in failed)
 
 
-def _commands(baseline: Baseline) -> dict[str, str]:
+def _commands(baseline: Baseline, sandboxes: SandboxProvider) -> dict[str, str]:
     """`--help` of the scripts that the distribution installs, and of the packages that can be run."""
     parser = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     parser.optionxform = str  # type: ignore[assignment, method-assign]
@@ -290,7 +293,7 @@ def _commands(baseline: Baseline) -> dict[str, str]:
         for package in baseline.environment.packages if name == "__main__.py" else ():
             if f"/{place}".endswith(f"/{package.replace('.', '/')}"):
                 wanted[f"python -m {package} --help"] = f"{package}.__main__:"
-    with open_sandbox(baseline.spec) as sandbox:
+    with sandboxes.open(baseline.spec) as sandbox:
         return {c: entry for c, entry in wanted.items() if sandbox.exec(c, timeout_s=30).outcome == "ok"}
 
 

@@ -12,14 +12,14 @@ import tarfile
 import time
 from pathlib import Path
 
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import SandboxProvider, SandboxSpec
 
 COLLECT = """python -m pytest -q --collect-only -o addopts= -p no:cacheprovider >/dev/null 2>&1
 find . -path '*/__pycache__/*.pyc' -type f | tar -cf - -T - >&3"""
 MAX_BYTES = 64 << 20
 
 
-def kept(spec: SandboxSpec, tree: Path, folder: Path, timeout_s: float) -> Path:
+def kept(spec: SandboxSpec, tree: Path, folder: Path, timeout_s: float, sandboxes: SandboxProvider) -> Path:
     """A layer of bytecode for sandboxes of the tree, written to `folder`; empty where nothing can be collected."""
     newest = max((path.stat().st_mtime for path in tree.rglob("*.py")), default=0.0)
     if (
@@ -27,7 +27,7 @@ def kept(spec: SandboxSpec, tree: Path, folder: Path, timeout_s: float) -> Path:
     ):  # bytecode knows its source by the second: what is edited must be younger
         time.sleep(2)
     folder.mkdir(parents=True)
-    with open_sandbox(spec) as sandbox:
+    with sandboxes.open(spec) as sandbox:
         done = sandbox.exec(COLLECT, env={"PYTHONDONTWRITEBYTECODE": ""}, timeout_s=timeout_s, channel=True)
     left = MAX_BYTES
     try:

@@ -11,7 +11,7 @@ from pprint import pformat
 
 from woodshed.pysource import syntax
 from woodshed.records import Task
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import SandboxProvider
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
@@ -80,13 +80,13 @@ def test_more(case):
 '''
 
 
-def more_cases(task: Task, module: str, draw: random.Random) -> str | None:
+def more_cases(task: Task, module: str, draw: random.Random, sandboxes: SandboxProvider) -> str | None:
     """A test file with up to MAX_CASES cases; None where the function takes or gives what no literal can say."""
     if "." in task.target_symbol:
         return None  # a method needs an object first
     spec = sandbox_spec(task, extra_lowers=(folder.gold_folder(task), folder.hidden_tests(task)))
     files = sorted({test.partition("::")[0] for test in task.fail_to_pass})
-    with open_sandbox(spec) as sandbox:
+    with sandboxes.open(spec) as sandbox:
         done = sandbox.exec(
             ["python", "-c", RECORD, module, task.target_symbol, *files], timeout_s=task.verify_timeout_s
         )

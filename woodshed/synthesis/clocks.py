@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from woodshed.grading import session
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis.baseline import Baseline, Progress
 
 SEES_A_CLOCK = re.compile(r"(?m)^\s*(?:import|from)\s[^#\n]*\b(?:time|timeit)\b|\b(?:now|utcnow)\(")
@@ -26,7 +26,9 @@ MOST_SHARE = 0.25
 """If more of a suite fails, it is not time that it judges, and nothing is left out."""
 
 
-def without_judges_of_time(baseline: Baseline, limit_s: float, progress: Progress) -> Baseline:
+def without_judges_of_time(
+    baseline: Baseline, limit_s: float, progress: Progress, sandboxes: SandboxProvider = BUBBLEWRAP
+) -> Baseline:
     """The baseline without the tests that fail where the process is slowed down; they are in `timed`.
 
     Of a suite that `limit_s` seconds are too few for, the first tests are tried.
@@ -40,7 +42,7 @@ def without_judges_of_time(baseline: Baseline, limit_s: float, progress: Progres
         f"searching {name} for tests that judge time, {len(asked)} in question, at most {limit_s / 60:.0f} min",
     )
     with ThreadPoolExecutor(len(PHASES)) as pool:
-        runs = list(pool.map(lambda phase: _failing(baseline, asked, phase, limit_s), PHASES))
+        runs = list(pool.map(lambda phase: _failing(baseline, asked, phase, limit_s, sandboxes), PHASES))
     failed = set().union(*runs)
     timed = tuple(test for test in baseline.stable if test in failed)
     if len(timed) == len(baseline.stable) or len(timed) > max(4.0, MOST_SHARE * len(baseline.stable)):
@@ -68,11 +70,13 @@ def seeing(baseline: Baseline) -> list[str]:
     return [test for test in baseline.stable if test.partition("::")[0] in files]
 
 
-def _failing(baseline: Baseline, tests: Sequence[str], phase: int, limit_s: float) -> set[str]:
+def _failing(
+    baseline: Baseline, tests: Sequence[str], phase: int, limit_s: float, sandboxes: SandboxProvider
+) -> set[str]:
     """Tests that fail in one phase; none where the run did not survive it."""
     script = Path(__file__).with_name("slowed.py")
     binds = {**baseline.spec.binds, "/run/woodshed/woodshed_slowed.py": script}
-    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
+    with sandboxes.open(replace(baseline.spec, binds=binds)) as sandbox:
         request = {"ids": list(tests), "phase": phase, "seconds": limit_s, "workspace": sandbox.workspace}
         request["out"] = "/tmp/slowed.json"
         result = sandbox.exec(

@@ -68,30 +68,32 @@ def close(code: Codebase, removed: Iterable[Binding]) -> Closed:
     Raises:
         RecursionError: no fixpoint within MAX_ROUNDS (never seen).
     """
-    gone, cascade, traces = set(removed), [], []
+    bindings, cascade, traces = set(removed), [], []
     for _ in range(MAX_ROUNDS):
         changed: dict[str, str] = {}
-        before = len(gone)
-        words = {part for _, name in gone for part in name.split(".")}
+        before = len(bindings)
+        words = {part for _, name in bindings for part in name.split(".")}
         words |= {
             code.modules[path].name.rpartition(".")[2]
-            for path, name in gone
+            for path, name in bindings
             if name == WHOLE_MODULE and path in code.modules
         }
         for path, module in code.modules.items():
-            if (path, WHOLE_MODULE) in gone or (words.isdisjoint(module.source.words) and not module.stars):
+            if (path, WHOLE_MODULE) in bindings or (
+                words.isdisjoint(module.source.words) and not module.stars
+            ):
                 continue
-            sweep = Sweep(code, module, gone)
+            sweep = Sweep(code, module, bindings)
             sweep.run()
-            gone |= sweep.found
+            bindings |= sweep.bound
             if sweep.edits:
                 changed[path] = apply(module.source.text, sweep.edits)
             if path not in code.tests:
                 cascade += sweep.cascade
                 traces += sweep.traces
         code = code.replaced(changed)
-        if not changed and len(gone) == before:
-            return Closed(code, frozenset(gone), tuple(cascade), tuple(traces))
+        if not changed and len(bindings) == before:
+            return Closed(code, frozenset(bindings), tuple(cascade), tuple(traces))
     raise RecursionError("the reference closure did not settle")
 
 
@@ -100,7 +102,7 @@ def drop_statement(code: Codebase, path: str, line: int) -> tuple[Codebase, set[
     module = code.modules[path]
     sweep = Sweep(code, module, set(), drop_line=line)
     sweep.run()
-    return code.replaced({path: apply(module.source.text, sweep.edits)}), sweep.found
+    return code.replaced({path: apply(module.source.text, sweep.edits)}), sweep.bound
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Sweep:
     removed: set[Binding]
     drop_line: int = 0
     edits: list[Edit] = field(default_factory=list)
-    found: set[Binding] = field(default_factory=set)
+    bound: set[Binding] = field(default_factory=set)
     cascade: list[str] = field(default_factory=list)
     traces: list[Trace] = field(default_factory=list)
 
@@ -129,17 +131,17 @@ class Sweep:
         return self.module.path in self.code.tests
 
     def _block(self, body: list[ast.stmt], scope: str, *, nested: bool) -> None:
-        gone = [statement for statement in body if self._goes(statement, scope)]
-        for statement in gone:
+        removed = [statement for statement in body if self._goes(statement, scope)]
+        for statement in removed:
             edit = remove_statement(self.source, statement, body)
             names = set(_bound(statement, scope))
-            places = {(self.module.path, name) for name in names}
-            self.found |= places
-            asked_for = isinstance(statement, Definition) and not places.isdisjoint(self.removed)
-            if not asked_for and not isinstance(statement, ast.ImportFrom | ast.Import):
+            bindings = {(self.module.path, name) for name in names}
+            self.bound |= bindings
+            is_target = isinstance(statement, Definition) and not bindings.isdisjoint(self.removed)
+            if not is_target and not isinstance(statement, ast.ImportFrom | ast.Import):
                 self.cascade += sorted(names)
                 self.traces.append(Trace(self.module.path, self.source.segment(statement), "statement"))
-            if nested and len(gone) == len(body):
+            if nested and len(removed) == len(body):
                 edit = Edit(*self.source.span(statement), "pass" if statement is body[-1] else "")
             self.edits.append(edit)
 
@@ -186,45 +188,47 @@ class Sweep:
             return True
         folder = self.module.path.rpartition("/")[0]
         return any(
-            name == gone and path.endswith("conftest.py") and folder.startswith(path.rpartition("/")[0])
-            for path, gone in self.removed
+            name == removed_name
+            and path.endswith("conftest.py")
+            and folder.startswith(path.rpartition("/")[0])
+            for path, removed_name in self.removed
         )
 
     def _import_goes(self, node: ast.ImportFrom) -> bool:
-        gone = set()
+        indices = set()
         home = self._home(node)
         for index, alias in enumerate(node.names):
-            here = (self.module.path, alias.asname or alias.name)
+            binding = (self.module.path, alias.asname or alias.name)
             if alias.name == "*" and is_removed(home, self.removed):
                 assert home is not None
                 names = {name for path, name in self.removed if path == home.path and "." not in name}
-                self.found |= {(self.module.path, n) for n in names - {WHOLE_MODULE} if n[0] != "_"}
+                self.bound |= {(self.module.path, n) for n in names - {WHOLE_MODULE} if n[0] != "_"}
                 self.traces.append(Trace(self.module.path, f"everything of {home.name}", "import"))
                 return True
-            if here in self.removed or self._imports_removed(node, alias):
-                gone.add(index)
-                self.found.add(here)
+            if binding in self.removed or self._imports_removed(node, alias):
+                indices.add(index)
+                self.bound.add(binding)
                 self.traces.append(Trace(self.module.path, alias.name, "import"))
-        if gone and len(gone) == len(node.names):
+        if indices and len(indices) == len(node.names):
             return True
-        self.edits += remove_items(self.source, node, gone) if gone else []
+        self.edits += remove_items(self.source, node, indices) if indices else []
         return False
 
     def _modules_go(self, node: ast.Import) -> bool:
         """Takes removed modules out of an `import a.b, c`."""
-        gone = {
+        indices = {
             index
             for index, alias in enumerate(node.names)
             if is_removed(self.code.by_name.get(alias.name), self.removed)
         }
-        for index in gone:
+        for index in indices:
             alias = node.names[index]
             if alias.asname:
-                self.found.add((self.module.path, alias.asname))
+                self.bound.add((self.module.path, alias.asname))
             self.traces.append(Trace(self.module.path, alias.name, "import"))
-        if gone and len(gone) == len(node.names):
+        if indices and len(indices) == len(node.names):
             return True
-        self.edits += remove_items(self.source, node, gone) if gone else []
+        self.edits += remove_items(self.source, node, indices) if indices else []
         return False
 
     def _assignment_goes(self, node: ast.Assign | ast.AnnAssign | ast.AugAssign, scope: str) -> bool:
@@ -265,27 +269,27 @@ class Sweep:
             case _:
                 return None
         edits: list[Edit] = []
-        gone: set[int] = set()
+        indices: set[int] = set()
         for index, parts in enumerate(slots):
             if not any(refers(part) for part in parts):
                 continue
             traces = len(self.traces)
             is_key = len(parts) == 2 and refers(parts[0])
             is_record = isinstance(parts[-1], ast.Tuple)  # a tuple inside a literal goes as a whole
-            inner = None if is_key or is_record else self._elements(parts[-1], refers, name)
-            if inner is None:
+            inner_edits = None if is_key or is_record else self._elements(parts[-1], refers, name)
+            if inner_edits is None:
                 del self.traces[traces:]
-                gone.add(index)
-                what = self.source.text[self.source.span(parts[0])[0] : self.source.span(parts[-1])[1]]
-                self.traces.append(Trace(self.module.path, what, name))
-            edits += inner or []
-        if isinstance(node, ast.Call) and any(index < len(node.args) for index in gone):
+                indices.add(index)
+                text = self.source.text[self.source.span(parts[0])[0] : self.source.span(parts[-1])[1]]
+                self.traces.append(Trace(self.module.path, text, name))
+            edits += inner_edits or []
+        if isinstance(node, ast.Call) and any(index < len(node.args) for index in indices):
             return None  # a positional argument cannot be left out
-        return [*edits, *remove_items(self.source, node, gone)] if gone else edits
+        return [*edits, *remove_items(self.source, node, indices)] if indices else edits
 
     def _each(self, parts: list[ast.expr], refers: Refers, name: str) -> list[Edit] | None:
-        found = [self._elements(part, refers, name) for part in parts if refers(part)]
-        return None if None in found else [edit for edits in found for edit in edits or ()]
+        edits_of = [self._elements(part, refers, name) for part in parts if refers(part)]
+        return None if None in edits_of else [edit for edits in edits_of for edit in edits or ()]
 
     # -- does it refer to W?
 

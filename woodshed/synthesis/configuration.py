@@ -73,15 +73,17 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
     for name in ("pytest.ini", ".pytest.ini"):
         if (tree / name).is_file():
             return _section(tree / name, "pytest")
-    found = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
-    found = table(found, "ini_options") or {key: found[key] for key in found.keys() - {"ini_options"}}
-    return found or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
+    settings = table(read_toml(tree / "pyproject.toml"), "tool", "pytest")
+    settings = table(settings, "ini_options") or {
+        key: settings[key] for key in settings.keys() - {"ini_options"}
+    }
+    return settings or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
 
 
 def refuse_what_pytest_refuses(tree: Path) -> None:
-    """Raise TaskError where pytest would end with a traceback about its settings in pyproject.toml."""
+    """Raise TaskError if pytest would end with a traceback about its settings in pyproject.toml."""
     if any((tree / name).is_file() for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")):
-        return  # it looks no further
+        return  # pytest does not read pyproject.toml then
     whole: Any = read_toml(tree / "pyproject.toml")
     for key in ("tool", "pytest", "ini_options"):
         whole = whole.get(key, {})

@@ -36,10 +36,10 @@ class Map:
         """The tests that ran a line of a span, with AT_IMPORT if one ran outside of them."""
         if path not in self._sets:
             self._sets[path] = {int(n): int(text, 16) for n, text in self.lines.get(path, {}).items()}
-        found, sets = 0, self._sets[path]
+        tests, sets = 0, self._sets[path]
         for line in range(first, last + 1):
-            found |= sets.get(line, 0)
-        return found
+            tests |= sets.get(line, 0)
+        return tests
 
     def names(self, tests: int) -> list[str]:
         """Ids of a set, in the order of the suite."""
@@ -62,14 +62,14 @@ def references(code: Codebase) -> dict[Binding, set[Binding]]:
     homes = {
         (path, name) for path in code.modules for name, _ in definitions(code.modules[path].source.tree.body)
     }
-    found: dict[Binding, set[Binding]] = {}
+    graph: dict[Binding, set[Binding]] = {}
     for path, module in code.modules.items():
         for name, node in [("", module.source.tree), *definitions(module.source.tree.body)]:
-            own = found.setdefault((path, name), set())
+            targets = graph.setdefault((path, name), set())
             for parts in _dotted(node):
-                own |= _leads_to(code, module, name, parts, homes)
-            own.discard((path, name))
-    return found
+                targets |= _leads_to(code, module, name, parts, homes)
+            targets.discard((path, name))
+    return graph
 
 
 def _dotted(node: ast.AST) -> Iterator[list[str]]:
@@ -91,38 +91,42 @@ def _leads_to(
 ) -> set[Binding]:
     owner = scope.rpartition(".")[0]
     if parts[0] in ("self", "cls") and owner and len(parts) > 1:
-        place: Module | Binding | None = (module.path, f"{owner}.{parts[1]}")
-        rest = parts[2:]
+        target: Module | Binding | None = (module.path, f"{owner}.{parts[1]}")
+        attributes = parts[2:]
     else:
-        place, rest = code.lookup(module, parts[0], frozenset()), parts[1:]
-    found = set()
-    for attribute in [*rest, ""]:
-        if isinstance(place, tuple) and place in homes:
-            found.add(place)
-        if isinstance(place, Module):
-            place = code.lookup(place, attribute, frozenset()) if attribute else None
-        elif place is not None:
-            place = (place[0], f"{place[1]}.{attribute}")
-    return found
+        target, attributes = code.lookup(module, parts[0], frozenset()), parts[1:]
+    reached = set()
+    for attribute in [*attributes, ""]:
+        if isinstance(target, tuple) and target in homes:
+            reached.add(target)
+        if isinstance(target, Module):
+            target = code.lookup(target, attribute, frozenset()) if attribute else None
+        elif target is not None:
+            target = (target[0], f"{target[1]}.{attribute}")
+    return reached
 
 
 def users(graph: Mapping[Binding, set[Binding]], calls: Map) -> dict[Binding, set[Binding]]:
     """The graph turned round, with the calls that were seen: who needs a definition."""
-    found: dict[Binding, set[Binding]] = {}
+    using: dict[Binding, set[Binding]] = {}
     for user, used in graph.items():
-        for one in used:
-            found.setdefault(one, set()).add(user)
+        for definition in used:
+            using.setdefault(definition, set()).add(user)
     for a_path, a_name, b_path, b_name in calls.calls:
         if (b_path, b_name) in graph and (a_path, a_name) != (b_path, b_name):
-            found.setdefault((b_path, b_name), set()).add((a_path, a_name))
-    return found
+            using.setdefault((b_path, b_name), set()).add((a_path, a_name))
+    return using
 
 
 def dominated(entry: Binding, using: Mapping[Binding, set[Binding]], private: set[Binding]) -> list[Binding]:
     """Private definitions that nothing reaches but through `entry`: they are its own helpers, in no other's service."""
     inside = {entry}
     while True:
-        more = {one for one in private - inside if (by := using.get(one, set()) - {one}) and by <= inside}
-        if not more:
+        added = {
+            definition
+            for definition in private - inside
+            if (needed_by := using.get(definition, set()) - {definition}) and needed_by <= inside
+        }
+        if not added:
             return sorted(inside - {entry})
-        inside |= more
+        inside |= added

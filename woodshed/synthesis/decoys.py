@@ -25,7 +25,7 @@ from woodshed.grading.decoys import (
     with_twins,
     without_parameters,
 )
-from woodshed.grading.session import TestRun
+from woodshed.grading.results import TestRun
 from woodshed.records import Decoy
 
 MOST_TESTS = 24
@@ -143,25 +143,29 @@ def _proven(
         for i in by_function[test]
     }
     twins = {
-        renamed(test, twin) + parameters: (test, parameters)
+        renamed(test, twin) + parameters: (test, (parameters, contradicts))
         for test, (_, twin) in names.items()
-        for parameters in _parameters(sources[path_of(test)], trial[test], by_function[test])
+        for parameters, contradicts in _parameters(
+            sources[path_of(test)], trial[test], by_function[test]
+        ).items()
     }
     outcomes = run(changed, (*originals, *twins)).outcomes
     passed = {i for name, i in originals.items() if outcomes.get(name) == "passed"}
-    failing: dict[str, list[str]] = {}
+    failing: dict[str, list[tuple[str, str]]] = {}
     for name, (test, parameters) in twins.items():
         if outcomes.get(name) == "failed" and passed.issuperset(by_function[test]):
             failing.setdefault(test, []).append(parameters)
-    return {
-        test: dataclasses.replace(trial[test], parameters=rng.choice(parameters))
-        for test, parameters in failing.items()
-    }
+    proven: dict[str, Decoy] = {}
+    for test, pairs in failing.items():
+        parameters, contradicts = rng.choice(pairs)
+        proven[test] = dataclasses.replace(trial[test], parameters=parameters, contradicts=contradicts)
+    return proven
 
 
-def _parameters(source: bytes, decoy: Decoy, tests: Sequence[str]) -> list[str]:
-    """Parameters that the copy's ids may end with: the test's own, and those with the changed value in the id."""
-    own = [test[len(decoy.test) :] for test in tests]
+def _parameters(source: bytes, decoy: Decoy, tests: Sequence[str]) -> dict[str, str]:
+    """Parameters that the copy's ids may end with, the test's own and those with the changed value in them; for each
+    the parameters of the test that is contradicted."""
+    own = {test[len(decoy.test) :]: test[len(decoy.test) :] for test in tests}
     text, _ = decoded(source)
     function = find(text, decoy.test)
     assert function is not None
@@ -171,7 +175,7 @@ def _parameters(source: bytes, decoy: Decoy, tests: Sequence[str]) -> list[str]:
     except (ValueError, SyntaxError):
         return own
     places = [(p, match.span()) for p in own for match in re.finditer(re.escape(was), p) if was]
-    return list(dict.fromkeys([*own, *(p[:start] + now + p[end:] for p, (start, end) in places)]))
+    return {p[:start] + now + p[end:]: p for p, (start, end) in places} | own
 
 
 def _decoys_of(source: bytes, test: str, rng: random.Random) -> Iterator[Decoy]:

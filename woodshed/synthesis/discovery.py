@@ -17,7 +17,7 @@ from functools import cached_property
 
 from woodshed.pysource.edits import Source
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map, dominated, references, users
-from woodshed.synthesis.mutations import mutants
+from woodshed.synthesis.mutations import distinct, mutants
 from woodshed.synthesis.names import Binding, Codebase
 from woodshed.synthesis.operators.deletion import Function, Symbol, every_symbol, find, is_public
 from woodshed.synthesis.operators.parts import branches, optional_parameters, registrations
@@ -100,12 +100,12 @@ class Survey:
     def _covering(self, symbol: Symbol) -> int:
         if symbol.kind != "class":
             return self.map.covering(symbol.path, *self.body(symbol))
-        found = 0
+        tests = 0
         for method in self.symbols:
             inside = method.path == symbol.path and method.name.startswith(f"{symbol.name}.")
             if inside and method.kind != "class":
-                found |= self.tests(method)
-        return found
+                tests |= self.tests(method)
+        return tests
 
     def helpers(self, symbol: Symbol) -> tuple[Symbol, ...]:
         """Private functions that only `symbol` needs."""
@@ -126,8 +126,8 @@ class Survey:
 
 def discover(survey: Survey, operator: str) -> list[Feature]:
     """The features that an operator could take away, best first; symbols of equal score in file order."""
-    found = [feature for feature in FINDERS[operator](survey) if feature is not None]
-    unique = {(f.symbol.path, f.symbol.name, f.symbol.detail): f for f in reversed(found)}
+    features = [feature for feature in FINDERS[operator](survey) if feature is not None]
+    unique = {(f.symbol.path, f.symbol.name, f.symbol.detail): f for f in reversed(features)}
     return sorted(reversed(unique.values()), key=lambda feature: -feature.score)
 
 
@@ -221,7 +221,8 @@ def _bugs(survey: Survey) -> Iterator[Feature | None]:
         if not tests & AT_IMPORT and symbol.body_lines > 2:
             found = list(enumerate(mutants(source, node)))
             draw = random.Random(symbol.name)
-            for index, mutant in draw.sample(found, min(BUGS_EACH, len(found))):
+            drawn = draw.sample(found, min(BUGS_EACH, len(found)))
+            for index, mutant in distinct(source, node, drawn):
                 part = replace(symbol, kind="bug", detail=str(index))
                 run = survey.map.covering(symbol.path, mutant.line, mutant.line)
                 yield survey.feature("bug", part, run, symbol.body_lines)
@@ -234,24 +235,26 @@ def _clusters(survey: Survey) -> Iterator[Feature | None]:
     """Functions of one module that nearly the same tests cover, near each other in the reference graph."""
     tests = {s.binding: survey.tests(s) & ~AT_IMPORT for s in survey.functions}
     for seed in survey.functions:
-        inside, own = [seed], tests[seed.binding]
+        members, seed_tests = [seed], tests[seed.binding]
         for other in survey.functions:
-            theirs = tests[other.binding]
-            near = other.path == seed.path and other is not seed and _jaccard(own, theirs) >= SIMILAR
-            if near and len(inside) < MAX_CLUSTER and _related(survey, seed, other):
-                inside.append(other)
-        if len(inside) > 1:
-            yield _cluster(survey, sorted(inside, key=lambda s: s.lines), tests)
+            other_tests = tests[other.binding]
+            is_near = (
+                other.path == seed.path and other is not seed and _jaccard(seed_tests, other_tests) >= SIMILAR
+            )
+            if is_near and len(members) < MAX_CLUSTER and _related(survey, seed, other):
+                members.append(other)
+        if len(members) > 1:
+            yield _cluster(survey, sorted(members, key=lambda s: s.lines), tests)
 
 
 def _jaccard(a: int, b: int) -> float:
     return (a & b).bit_count() / max((a | b).bit_count(), 1)
 
 
-def _related(survey: Survey, one: Symbol, other: Symbol) -> bool:
+def _related(survey: Survey, symbol: Symbol, other: Symbol) -> bool:
     """True if two definitions are at most two references apart."""
-    ours, theirs = survey.using.get(one.binding, set()), survey.using.get(other.binding, set())
-    return one.binding in theirs or other.binding in ours or bool({u for u in ours & theirs if u[1]})
+    ours, theirs = survey.using.get(symbol.binding, set()), survey.using.get(other.binding, set())
+    return symbol.binding in theirs or other.binding in ours or bool({u for u in ours & theirs if u[1]})
 
 
 def _cluster(survey: Survey, members: list[Symbol], tests: dict[Binding, int]) -> Feature | None:
@@ -264,10 +267,10 @@ def _cluster(survey: Survey, members: list[Symbol], tests: dict[Binding, int]) -
 
 
 def _commands(survey: Survey) -> Iterator[Feature | None]:
-    known = {s.binding: s for s in survey.symbols if s.kind == "function"}
+    functions = {s.binding: s for s in survey.symbols if s.kind == "function"}
     for path, module in survey.code.modules.items():
         handlers = {handler: command for command, _, handler in parsers(module.source)}
-        for (home, name), symbol in known.items():
+        for (home, name), symbol in functions.items():
             node = find(module.source, name) if home == path else None
             decorated = isinstance(node, Function) and is_command(node)
             if home == path and (name in handlers or decorated):

@@ -34,7 +34,7 @@ from woodshed.pysource import syntax
 from woodshed.records import Decoy, Rollout, Task, TaskError, Verdict
 from woodshed.runs.files import write_atomically
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import leaks, stubs, task_variants
 from woodshed.synthesis.recheck import check
 from woodshed.synthesis.repository_context import GENERATOR, lay
@@ -87,6 +87,16 @@ class HardenReport:
     """Operator to how many drafts."""
 
 
+@dataclass(frozen=True)
+class AttemptOutcomes:
+    """Results of attempts at some tasks."""
+
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Solve rate by task name."""
+    failures: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    """Files of one failed attempt by task name; H11 needs them."""
+
+
 class Unproven(Exception):
     """A draft that is no task, with the reason."""
 
@@ -96,17 +106,16 @@ def harden(
     out: Path,
     *,
     operators: Sequence[str] = HARDER,
-    rates: Mapping[str, float] | None = None,
-    failures: Mapping[str, Mapping[str, str | None]] | None = None,
+    attempts: AttemptOutcomes | None = None,
     limit: int = 0,
     seed: int = 0,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
     progress: Progress = lambda done, total, text: None,
 ) -> HardenReport:
     """Children in `out`, a folder each; at most one per parent and operator. What is there already is kept.
 
     Args:
-        rates: solve rate by task name, where known; else 0.8 is assumed of a parent.
-        failures: files of a failed attempt by task name; H11 needs them.
+        attempts: outcomes of attempts, where known; else a solve rate of 0.8 is assumed of a parent.
         limit: most children; 0 makes all.
 
     Raises:
@@ -115,7 +124,8 @@ def harden(
     if unknown := sorted(set(operators) - set(DRAFTS)):
         raise TaskError(f"no operator {unknown[0]!r}; known: {', '.join(DRAFTS)}")
     report = HardenReport()
-    parents = [Parent.open(task, dict((failures or {}).get(task.name, {}))) for task in tasks]
+    known = attempts or AttemptOutcomes()
+    parents = [Parent.open(task, dict(known.failures.get(task.name, {})), sandboxes) for task in tasks]
     turns = [(parent, operator) for operator in operators for parent in parents]
     with folder.claimed(out):
         for done, (parent, operator) in enumerate(turns):
@@ -126,7 +136,7 @@ def harden(
             if home.exists():
                 report.accepted.append(folder.load(home))
                 continue
-            rate = (rates or {}).get(parent.task.name, 0.8)
+            rate = known.rates.get(parent.task.name, 0.8)
             _one_child(parent, parents, operator, rate, home, seed, report)
     progress(len(turns), len(turns), "hardening")
     return report
@@ -171,20 +181,20 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         workspace, hidden = _lay_out(parent, draft, Path(scratch))
         ids = [*task.fail_to_pass, *task.pass_to_pass, *draft.more_ids]
-        failing = _failing(task, workspace, hidden, ids)
+        failing = _failing(parent, workspace, hidden, ids)
         lost = tuple(test for test in ids if test in failing)
         gold = {path: text for path, text in draft.gold.items() if text != _shown(workspace, path)}
         child = dataclasses.replace(
             task,
             instruction=draft.instruction,
             fail_to_pass=lost,
-            stub_passes=_with_stubs(task, workspace, hidden, gold, lost),
+            stub_passes=_with_stubs(parent, workspace, hidden, gold, lost),
             decoys=_decoys(task, lost, draft.hidden),
             pass_to_pass=tuple(test for test in ids if test not in failing),
             operator=f"{task.operator}+{draft.operator}",
             level=max(task.level, draft.level),
             target_symbol=draft.symbol or task.target_symbol,
-            test_command=_visible_tests(task, workspace, ids, draft.command or task.test_command),
+            test_command=_visible_tests(parent, workspace, ids, draft.command or task.test_command),
             provenance=_provenance(task, draft, expected),
         )
         if not lost:
@@ -197,9 +207,10 @@ def prove(parent: Parent, draft: VariantDraft, home: Path, expected: float = 0.0
             tests=tests,
             gold={p: None if text is None else syntax.write(p, text) for p, text in gold.items()},
         )
-    if reasons := check(written):
+    shared = leaks.LIBRARIES if draft.operator in WIDER else ()
+    if reasons := check(written, parent.sandboxes):
         raise Unproven(f"not proven: {reasons[0].partition(': ')[2]}")
-    if leak := leaks.first_leak(written, leaks.LIBRARIES if draft.operator in WIDER else ()):
+    if leak := leaks.first_leak(written, parent.sandboxes, shared):
         raise Unproven(f"leaks: {leak}")
     return written
 
@@ -234,12 +245,13 @@ def _provenance(parent: Task, draft: VariantDraft, expected: float) -> dict[str,
     }
 
 
-def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> frozenset[str]:
+def _failing(parent: Parent, workspace: Path, hidden: Path, ids: Sequence[str]) -> frozenset[str]:
     """Tests that do not pass before any edit, and again do not, under another hash seed."""
+    task = parent.task
     spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace, hidden))
     found: list[set[str]] = []
     for hash_seed in (0, 2):
-        with open_sandbox(with_runner(spec)) as sandbox:
+        with parent.sandboxes.open(with_runner(spec)) as sandbox:
             run = run_tests(
                 sandbox,
                 ids=list(ids),
@@ -256,18 +268,19 @@ def _failing(task: Task, workspace: Path, hidden: Path, ids: Sequence[str]) -> f
 
 
 def _with_stubs(
-    task: Task, workspace: Path, hidden: Path, gold: Mapping[str, str | None], failing: Sequence[str]
+    parent: Parent, workspace: Path, hidden: Path, gold: Mapping[str, str | None], failing: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
     """Failing tests that pass with a stub, by its kind.
 
     Raises:
         Unproven: all of them do.
     """
+    task = parent.task
     spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace, hidden))
     shown = {path: _shown(workspace, path) for path in gold if path.endswith(".py")}
     found: dict[str, tuple[str, ...]] = {}
     for kind, texts in stubs.stubs({path: gold[path] for path in shown}, shown).items():
-        with open_sandbox(with_runner(spec)) as sandbox:
+        with parent.sandboxes.open(with_runner(spec)) as sandbox:
             lay(sandbox, texts)
             packages, limit_s = task.environment.packages, task.verify_timeout_s
             run = run_tests(sandbox, ids=failing, packages=packages, timeout_s=limit_s)
@@ -277,18 +290,19 @@ def _with_stubs(
     return found
 
 
-def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str) -> str:
+def _visible_tests(parent: Parent, workspace: Path, ids: Sequence[str], command: str) -> str:
     """Takes tests that fail out of the visible files, and tells the command that runs what is left.
 
     Raises:
         Unproven: no visible test passes.
     """
+    task = parent.task
     spec = with_runner(dataclasses.replace(sandbox_spec(task), lowers=(workspace,)))
     passing: list[str] = []
     for path in sorted({test.partition("::")[0] for test in ids}):
         if not (workspace / path).is_file():
             continue
-        with open_sandbox(spec) as sandbox:
+        with parent.sandboxes.open(spec) as sandbox:
             mine = [test for test in ids if test.startswith(f"{path}::")]
             run = run_tests(sandbox, ids=mine, packages=(), timeout_s=task.verify_timeout_s)
         bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
@@ -299,7 +313,7 @@ def _visible_tests(task: Task, workspace: Path, ids: Sequence[str], command: str
             continue
         _put(workspace, path, syntax.write(path, text))
         passing += [path] if any(run.outcomes[test] == "passed" for test in mine) else []
-    with open_sandbox(spec) as sandbox:
+    with parent.sandboxes.open(spec) as sandbox:
         for tried in (command, *(command_for("-q", path) for path in passing)):
             if sandbox.exec(tried, timeout_s=task.verify_timeout_s).outcome == "ok":
                 return tried
@@ -324,8 +338,8 @@ def _put(root: Path, path: str, data: bytes | None) -> None:
     target.write_bytes(data)
 
 
-def outcomes_of(run: Path) -> tuple[dict[str, float], dict[str, dict[str, str | None]]]:
-    """Solve rates by task name and, per task, the files of one failed attempt, out of a run folder."""
+def outcomes_of(run: Path) -> AttemptOutcomes:
+    """The outcomes of the attempts in a run folder."""
     kept = RunDir.open(run)
     verdicts = {v.rollout_id: v for _, _, v in kept.read("verdicts", Verdict) if v.status == "graded"}
     counts: dict[str, list[int]] = {}
@@ -338,7 +352,7 @@ def outcomes_of(run: Path) -> tuple[dict[str, float], dict[str, dict[str, str | 
         tally[1] += verdict.solved
         if not verdict.solved and rollout.patch.files:
             failures.setdefault(rollout.task_name, dict(rollout.patch.files))
-    return {name: solved / tried for name, (tried, solved) in counts.items()}, failures
+    return AttemptOutcomes({name: solved / tried for name, (tried, solved) in counts.items()}, failures)
 
 
 def write_report(report: HardenReport, path: Path) -> None:

@@ -49,8 +49,8 @@ def commits(repository: Path, revision: str, most: int) -> Iterator[Commit]:
     for sha in listing:
         if most <= 0:
             return
-        asked = ("-r", "-z", "--no-renames", "--root", "--name-status", "--no-commit-id")
-        fields = _git(repository, "diff-tree", *asked, sha).split("\0")
+        options = ("-r", "-z", "--no-renames", "--root", "--name-status", "--no-commit-id")
+        fields = _git(repository, "diff-tree", *options, sha).split("\0")
         status = dict(zip(fields[1::2], fields[::2], strict=False))
         code = {p: s for p, s in status.items() if p.endswith(".py") and not is_protected(p)}
         tests = [p for p, s in status.items() if p.endswith(".py") and is_protected(p) and s != "D"]
@@ -84,13 +84,13 @@ def revert(code: Codebase, commit: Commit) -> Deletion:
         old, new = parse(text or ""), code.modules.get(path)
         if new is None:
             continue
-        gone = top_names(new.source) - (top_names(old) if old else set())
-        removed |= {(path, name) for name in gone}
-        known = {s.name: s for s in every_symbol(Codebase({path: text or ""}, code.roots))}
+        removed_names = top_names(new.source) - (top_names(old) if old else set())
+        removed |= {(path, name) for name in removed_names}
+        former_symbols = {s.name: s for s in every_symbol(Codebase({path: text or ""}, code.roots))}
         targets += [
             s
             for s in every_symbol(Codebase({path: code.texts[path]}, code.roots))
-            if s.kind == "function" and not _same(code.texts[path], s, text or "", known.get(s.name))
+            if s.kind == "function" and not _same(code.texts[path], s, text or "", former_symbols.get(s.name))
         ]
     path = next(iter(changed))
     added = sum(max(code.texts[p].count("\n") - (t or "").count("\n"), 1) for p, t in changed.items())
@@ -136,6 +136,6 @@ def _run(repository: Path, *arguments: str) -> bytes:
     except FileNotFoundError:
         raise TaskError("git is not installed; commit reversal needs it") from None
     if done.returncode != 0:
-        why = done.stderr.decode(errors="replace").strip()[-200:]
-        raise TaskError(f"git {arguments[0]} in {repository} failed: {why}")
+        message = done.stderr.decode(errors="replace").strip()[-200:]
+        raise TaskError(f"git {arguments[0]} in {repository} failed: {message}")
     return done.stdout

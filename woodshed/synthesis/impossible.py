@@ -16,11 +16,12 @@ from woodshed.grading import grade
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import Edit, Source, apply, parse
 from woodshed.records import Task, Verdict
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis.repository_context import Rejected, complain_of_the_machine
 from woodshed.tasks import folder
 
 
-def contradict(parent: Task, out: Path) -> Task:
+def contradict(parent: Task, out: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> Task:
     """Write a variant of a proven task to `out` in which one fail-to-pass test contradicts itself.
 
     Raises:
@@ -51,7 +52,7 @@ def contradict(parent: Task, out: Path) -> Task:
             for path, text in folder.gold_patch(parent).files.items()
         }
         written = folder.write(variant, out, workspace=workspace, tests=changed, gold=gold)
-        verdict = grade(written, folder.gold_patch(written))
+        verdict = grade(written, folder.gold_patch(written), sandboxes)
         if not (reasons := _against(written, verdict)):
             return written
         shutil.rmtree(out)
@@ -81,9 +82,9 @@ def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
             yield Edit(at, at, text if source.text[at - 1 : at] == "\n" else "\n" + text)
 
 
-def reasons_against(task: Task) -> list[str]:
+def reasons_against(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
     """Reasons why a task is not impossible: with the original code, exactly the contradicted tests must fail."""
-    return _against(task, grade(task, folder.gold_patch(task)))
+    return _against(task, grade(task, folder.gold_patch(task), sandboxes))
 
 
 def _against(task: Task, verdict: Verdict) -> list[str]:

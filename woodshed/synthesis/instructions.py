@@ -246,7 +246,7 @@ def _sentence(operator: str, symbol: Symbol, detail: str, gap: tuple[int, int] |
         case "revert":
             return detail
         case "bug":
-            return f"{name} in {path} gives wrong results. Find the fault and mend it."
+            return f"{name} in {path} gives wrong results. Find the bug and fix it."
     raise AssertionError(operator)
 
 
@@ -266,8 +266,8 @@ def _detail(deletion: Deletion) -> str:
 
 def _called(symbol: Symbol) -> str:
     """A function as it is called: its name and parameters, without annotations and defaults."""
-    found = re.search(r"def\s+\w+\((.*)\)", symbol.header, re.DOTALL)
-    source = parse(f"def f({found[1]}): pass") if found and symbol.kind != "class" else None
+    match = re.search(r"def\s+\w+\((.*)\)", symbol.header, re.DOTALL)
+    source = parse(f"def f({match[1]}): pass") if match and symbol.kind != "class" else None
     if source is None or not isinstance(function := source.tree.body[0], ast.FunctionDef):
         return symbol.name
     arguments = function.args

@@ -15,11 +15,11 @@ import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.files import write_atomically
@@ -28,7 +28,7 @@ from woodshed.synthesis.baseline import Progress
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.impossible import contradict
-from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.measuring import measured_once, notes
 from woodshed.synthesis.operators import LEVELS, Symbol
 from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.synthesis.repository_context import (
@@ -37,7 +37,6 @@ from woodshed.synthesis.repository_context import (
     Candidate,
     Rejected,
     RepositoryContext,
-    RepositoryMeasurements,
     SynthesisSettings,
     folder_name,
     read_context,
@@ -45,6 +44,8 @@ from woodshed.synthesis.repository_context import (
 from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.synthesis.test_writing import functions_to_test, write_tests
 from woodshed.tasks import folder
+
+T = TypeVar("T")
 
 COMBINED_SHARE = 8
 """One task in so many is a combination of others, where combinations are asked for."""
@@ -85,7 +86,8 @@ def make(
         TaskError: a source that cannot be used, or an `out` that holds tasks made from something else.
     """
     settings = settings or SynthesisSettings()
-    report = MakeReport()
+    report, sandboxes = MakeReport(), settings.sandbox.create()
+    folder.refuse_run(out)
     with folder.claimed(out):
         for source in repositories:
             if "revert" in settings.operators:
@@ -94,41 +96,13 @@ def make(
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
                 progress(0, 0, f"fetching {sources.without_secrets(source)}")
-                repository = sources.fetch(source, Path(scratch, "tree"))
+                repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
                 measured = measured_once(repository, out, settings, progress)
-                report.notes += _notes(measured)
+                report.notes += notes(measured)
                 staging = Path(scratch, "staging")
                 staging.mkdir()
                 _make_from(read_context(measured, staging, settings), out, report, progress)
     return report
-
-
-def _notes(measured: RepositoryMeasurements) -> list[str]:
-    """Remarks on a repository's tests that a person should read: everything that is left out, and why."""
-    baseline, unmapped = measured.baseline, measured.map.unmapped
-    name, timed = baseline.repository.name, baseline.timed
-    failing = [test for test in baseline.broken if test not in timed]
-    notes = []
-    if timed:
-        notes.append(f"{name}: left out, as they judge time and would fail on a busy machine: {_some(timed)}")
-    if unmapped:
-        notes.append(
-            f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
-            "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
-            "goes on where this one stopped."
-        )
-    if failing:
-        notes.append(f"{name}: left out, as they fail here: {_some(failing)}")
-    if baseline.uncollected:
-        notes.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
-    if baseline.left_out:
-        notes.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
-    return notes
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 # ---- candidates -------------------------------------------------------------------------------------------
@@ -145,24 +119,26 @@ def candidates(work: RepositoryContext) -> list[Candidate]:
         draw = random.Random(f"{settings.seed} {repository} {operator}")
         found = discover(work.survey, operator)
         weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in found}
-        queues.append(_by_turns(sorted(found, key=lambda feature: -weight[id(feature)])))
+        queues.append(
+            _by_turns(sorted(found, key=lambda feature: -weight[id(feature)]), lambda f: f.symbol.path)
+        )
     named: dict[str, Candidate] = {}
     for turn in range(max(map(len, queues), default=0)):
         for queue in queues:
             if turn < len(queue):
                 candidate = _candidate(repository, queue[turn], times)
                 named.setdefault(candidate.name.lower(), candidate)
-    return list(named.values())
+    return _by_turns(list(named.values()), lambda c: (c.symbol.path, c.symbol.name))
 
 
-def _by_turns(found: list[Feature]) -> list[Feature]:
-    """The same features so that files take turns."""
-    nth: Counter[str] = Counter()
+def _by_turns(found: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
+    """The same items so that keys take turns: every key once, then every one that has more for the second time, ..."""
+    nth: Counter[Hashable] = Counter()
     turns = []
-    for feature in found:
-        turns.append((nth[feature.symbol.path], len(turns), feature))
-        nth[feature.symbol.path] += 1
-    return [feature for _, _, feature in sorted(turns, key=lambda turn: turn[:2])]
+    for item in found:
+        turns.append((nth[key(item)], len(turns), item))
+        nth[key(item)] += 1
+    return [item for *_, item in sorted(turns, key=lambda turn: turn[:2])]
 
 
 def _candidate(repository: str, feature: Feature, times: Counter[str]) -> Candidate:
@@ -244,20 +220,32 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress:
         return goal - len(report.accepted) + before if limit else len(found)
 
     with contextlib.closing(decide(work, found, out, earlier, missing)) as singles:
-        kept = _take(work, singles, len(found), out, earlier, report, progress, first)
+        kept = _take(work, singles, len(found), out, earlier, report, _named(progress, "making tasks"), first)
         total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
         pairs = combinations(work, kept) if len(kept) < total else []
         goal = total
         with contextlib.closing(decide(work, pairs, out, earlier, missing)) as paired:
-            taken = _take(work, paired, len(pairs), out, earlier, report, progress, total - len(kept))
+            combining = _named(progress, "combining tasks")
+            taken = _take(work, paired, len(pairs), out, earlier, report, combining, total - len(kept))
         if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
             rest = limit - len(kept) - len(taken)
-            kept += _take(work, singles, len(found), out, earlier, report, progress, rest)
+            going_on = _named(progress, "making more tasks")
+            kept += _take(work, singles, len(found), out, earlier, report, going_on, rest)
+        if limit and (short := limit - len(kept) - len(taken)) > 0:
+            report.notes.append(
+                f"{work.baseline.repository.name}: {short} fewer than --limit, no candidate is left"
+            )
     for kind in ("impossible", "write_tests"):
         wanted = [c for c in derivations(work, kept) if c.operator == kind]
         with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
-            _take(work, derived, len(wanted), out, earlier, report, progress, limit)
+            deriving = _named(progress, f"making {kind} tasks")
+            _take(work, derived, len(wanted), out, earlier, report, deriving, limit)
     report.seconds += time.monotonic() - began
+
+
+def _named(progress: Progress, phase: str) -> Progress:
+    """The same progress under the name of a phase."""
+    return lambda done, total, text: progress(done, total, f"{phase} {text}")
 
 
 def _take(
@@ -287,7 +275,7 @@ def _take(
             report.rejected[result.reason] += 1
         done, total = (len(kept), limit) if limit else (position, count)
         name = work.baseline.repository.name
-        progress(done, total, f"making tasks of {name}, {len(kept)} tasks from {position} candidates")
+        progress(done, total, f"of {name}, {len(kept)} tasks from {position} candidates")
         if limit and len(kept) == limit:
             break
     return kept
@@ -336,10 +324,10 @@ def _decide_one(
 def _proven(work: RepositoryContext, candidate: Candidate, out: Path) -> Task:
     if candidate.operator == "impossible":
         parent = folder.load(out / candidate.symbol.detail)
-        return _without_leak(contradict(parent, work.staging / candidate.name))
+        return _without_leak(work, contradict(parent, work.staging / candidate.name, work.sandboxes))
     if candidate.operator == "write_tests":
-        return _without_leak(write_tests(work, candidate.symbol, candidate.name))
-    return _without_leak(prove(work, candidate))
+        return _without_leak(work, write_tests(work, candidate.symbol, candidate.name))
+    return _without_leak(work, prove(work, candidate))
 
 
 def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
@@ -364,13 +352,13 @@ def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[
     raise AssertionError
 
 
-def _without_leak(task: Task) -> Task:
+def _without_leak(work: RepositoryContext, task: Task) -> Task:
     """The gate for tasks of every kind.
 
     Raises:
         Rejected: leak.
     """
-    if leak := leaks.first_leak(task):
+    if leak := leaks.first_leak(task, work.sandboxes):
         shutil.rmtree(task.folder)
         raise Rejected("leak", leak)
     return task
@@ -389,7 +377,7 @@ def _make_reverts(
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
                 continue
             tree = Path(scratch, f"tree-{number}")
-            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree)
+            repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree, settings.sandbox.create())
             repository = replace(
                 repository, name=sources.plain_name(name), source=f"git+{address}@{commit.sha}"
             )
@@ -421,7 +409,7 @@ def _revert_one(work: RepositoryContext, commit: Commit, out: Path, report: Make
             deletion = revert(work.code, commit)
         except TaskError as error:
             raise Rejected("no_package_file", str(error)) from None
-        return _without_leak(prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
+        return _without_leak(work, prove_revert(work, replace(candidate, symbol=deletion.symbol), deletion))
 
     result = _settled(work, candidate, reverted)
     if isinstance(result, Rejected):

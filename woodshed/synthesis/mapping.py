@@ -8,6 +8,7 @@ survive is put aside. Tests without a map take away nothing that is true: the pr
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from pathlib import Path
 from woodshed.grading import session
 from woodshed.records import Environment, TaskError, from_json, to_json
 from woodshed.runs.files import write_atomically
-from woodshed.sandbox import Result, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Result, SandboxProvider
 from woodshed.synthesis.baseline import Baseline, Progress
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map
 from woodshed.synthesis.project import PYTHON
@@ -54,13 +55,14 @@ def measure(
     limit_s: float,
     progress: Progress = lambda done, total, text: None,
     session: Callable[[Baseline, Sequence[str], float], MappingSession] | None = None,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> Map:
     """The map, as far as `limit_s` seconds reach; the folder `kept` holds what earlier calls found.
 
     Raises:
         TaskError: a session gave no answer and does not say which test it ended in.
     """
-    session, began = session or trace, time.monotonic()
+    session, began = session or functools.partial(trace, sandboxes=sandboxes), time.monotonic()
     kept.mkdir(parents=True, exist_ok=True)
     pieces, total, stable = list(_pieces(kept)), len(baseline.stable), set(baseline.stable)
     done = {test for piece in pieces for test in (*piece.tests, *piece.aside)} & stable
@@ -108,7 +110,9 @@ def _pieces(kept: Path) -> Iterator[MappingSession]:
             yield from_json(MappingSession, json.loads(file.read_text("utf-8")))
 
 
-def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSession:
+def trace(
+    baseline: Baseline, tests: Sequence[str], seconds: float, sandboxes: SandboxProvider = BUBBLEWRAP
+) -> MappingSession:
     """One session over some tests, which stops between two of them after so many seconds.
 
     Raises:
@@ -119,7 +123,7 @@ def trace(baseline: Baseline, tests: Sequence[str], seconds: float) -> MappingSe
     tracer = Path(__file__).with_name("tracer.py")
     binds = {**baseline.spec.binds, "/run/coverage": site, "/run/woodshed/woodshed_tracer.py": tracer}
     files = [path for path in baseline.package_files if path.endswith(".py")]
-    with open_sandbox(replace(baseline.spec, binds=binds)) as sandbox:
+    with sandboxes.open(replace(baseline.spec, binds=binds)) as sandbox:
         request = {
             "nonce": "",
             "ids": list(tests),

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -49,11 +49,14 @@ def measured_once(
             baseline, Map(baseline.stable, found["lines"], calls, tuple(found["unmapped"])), copies
         )
     baseline = _first(repository, parts / "baseline.json", settings, progress)
+    sandboxes = settings.sandbox.create()
     with ThreadPoolExecutor(1) as beside:
         code = texts(baseline, baseline.package_files, ".py")
-        searching = beside.submit(leaks.copies, code, baseline.spec)
-        found = mapping.measure(baseline, parts / "map", settings.mapping_timeout_s, progress)
-        progress(0, 0, f"searching for copies of {repository.name}")
+        searching = beside.submit(leaks.copies, code, baseline.spec, sandboxes)
+        found = mapping.measure(
+            baseline, parts / "map", settings.mapping_timeout_s, progress, sandboxes=sandboxes
+        )
+        progress(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
     known["map"] = {"lines": found.lines, "calls": found.calls, "unmapped": found.unmapped}
@@ -75,10 +78,16 @@ def _first(
     """The baseline, without tests that judge time; as an earlier call left it."""
     if known := read_kept(kept, {"contents"}):
         return _baseline(known, repository)
-    extra = settings.extra_requirements
-    measured = measure(repository, extra_requirements=extra, timeout_s=settings.timeout_s, progress=progress)
+    sandboxes = settings.sandbox.create()
+    measured = measure(
+        repository,
+        extra_requirements=settings.extra_requirements,
+        timeout_s=settings.timeout_s,
+        progress=progress,
+        sandboxes=sandboxes,
+    )
     limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
-    measured = clocks.without_judges_of_time(measured, limit_s, progress)
+    measured = clocks.without_judges_of_time(measured, limit_s, progress, sandboxes)
     measured = replace(measured, durations={})  # the only part that differs from run to run
     kept.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(kept, json.dumps(_with_contents(measured), indent=1))
@@ -111,3 +120,33 @@ def read_kept(file: Path, parts: Set[str] = frozenset({"contents", "map", "copie
     except (FileNotFoundError, ValueError, AttributeError):
         return {}
     return known if whole else {}
+
+
+def notes(measured: RepositoryMeasurements) -> list[str]:
+    """Remarks on a repository's tests that a person should read: everything that is left out, and why."""
+    baseline, unmapped = measured.baseline, measured.map.unmapped
+    name, timed = baseline.repository.name, baseline.timed
+    failing = [test for test in baseline.broken if test not in timed]
+    found = []
+    if timed:
+        found.append(
+            f"{name}: left out, because they measure time and would fail on a busy machine: {_some(timed)}"
+        )
+    if unmapped:
+        found.append(
+            f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
+            "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
+            "goes on where this one stopped."
+        )
+    if failing:
+        found.append(f"{name}: left out, as they fail here: {_some(failing)}")
+    if baseline.uncollected:
+        found.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
+    if baseline.left_out:
+        found.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -58,31 +58,31 @@ class Prober(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
         return True
 
     def fork(self, items: list[pytest.Item], version: dict | None, limit_s: float, patience_s: float) -> str:
-        told, tell = os.pipe()
-        os.set_blocking(told, False)  # a process that the tests left behind may hold the other end
+        read_end, write_end = os.pipe()
+        os.set_blocking(read_end, False)  # a process that the tests left behind may hold the other end
         child = os.fork()
         if child == 0:
             try:
                 resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
                 signal.setitimer(signal.ITIMER_PROF, limit_s)
-                os._exit(self.run(items, version, tell))
+                os._exit(self.run(items, version, write_end))
             finally:
                 os._exit(1)
-        os.close(tell)
+        os.close(write_end)
         status = ended(child, patience_s)
         with contextlib.suppress(BlockingIOError):
-            if place := os.read(told, 20):
-                items.insert(0, items.pop(int(place)))
-        os.close(told)
+            if index := os.read(read_end, 20):
+                items.insert(0, items.pop(int(index)))
+        os.close(read_end)
         return {0: "p", 2: "s"}.get(os.waitstatus_to_exitcode(status), "k")
 
-    def run(self, items: list[pytest.Item], version: dict | None, tell: int) -> int:
+    def run(self, items: list[pytest.Item], version: dict | None, write_end: int) -> int:
         if version is not None and not put(version, self.request["workspace"]):
             return 2
-        for place, item in enumerate(items):
+        for index, item in enumerate(items):
             item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             if self.open_failed:
-                os.write(tell, str(place).encode())
+                os.write(write_end, str(index).encode())
                 return 1
         return 0
 

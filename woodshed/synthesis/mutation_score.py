@@ -15,7 +15,7 @@ from pathlib import Path
 from woodshed.grading import session
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import apply
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import SandboxProvider, SandboxSpec
 from woodshed.synthesis.baseline import settled
 from woodshed.synthesis.mutations import mutants
 from woodshed.synthesis.names import Codebase
@@ -51,7 +51,12 @@ class MutationScore:
 
 
 def measure(
-    spec: SandboxSpec, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
+    spec: SandboxSpec,
+    code: Codebase,
+    symbol: Symbol,
+    tests: Sequence[str],
+    timeout_s: float,
+    sandboxes: SandboxProvider,
 ) -> MutationScore:
     """Tries mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
@@ -63,7 +68,7 @@ def measure(
     texts += [
         apply(source.text, [body_edit(source, function, symbol.name, line=line)]) for line in [*lines, EQUAL]
     ]
-    answers = _probe(spec, symbol, tests, texts, timeout_s)
+    answers = _probe(spec, symbol, tests, texts, timeout_s, sandboxes)
     tried, trivial = answers[: len(chosen)], answers[len(chosen) :]
     accepted = [line for line, answer in zip(lines, trivial, strict=False) if answer == "p"]
     return MutationScore(
@@ -80,16 +85,26 @@ def _versions(code: Codebase, symbol: Symbol) -> list[str]:
 
 
 def noticed(
-    spec: SandboxSpec, code: Codebase, symbol: Symbol, tests: Sequence[str], timeout_s: float
+    spec: SandboxSpec,
+    code: Codebase,
+    symbol: Symbol,
+    tests: Sequence[str],
+    timeout_s: float,
+    sandboxes: SandboxProvider,
 ) -> list[str]:
     """Texts of the function's file with one mutant each, as far as the tests fail with it."""
     texts = _versions(code, symbol)
-    answers = _probe(spec, symbol, tests, texts, timeout_s)
+    answers = _probe(spec, symbol, tests, texts, timeout_s, sandboxes)
     return [text for text, answer in zip(texts, answers, strict=False) if answer == "k"]
 
 
 def _probe(
-    spec: SandboxSpec, symbol: Symbol, tests: Sequence[str], texts: Sequence[str], timeout_s: float
+    spec: SandboxSpec,
+    symbol: Symbol,
+    tests: Sequence[str],
+    texts: Sequence[str],
+    timeout_s: float,
+    sandboxes: SandboxProvider,
 ) -> str:
     """A letter for every text (see `mutation_runner`); "" where there was no answer.
 
@@ -98,7 +113,7 @@ def _probe(
     """
     runner = Path(__file__).with_name("mutation_runner.py")
     binds = {**spec.binds, "/run/woodshed/woodshed_mutation_runner.py": runner}
-    with open_sandbox(replace(spec, binds=binds)) as sandbox:
+    with sandboxes.open(replace(spec, binds=binds)) as sandbox:
         request: Mapping[str, object] = {
             "ids": list(tests),
             "workspace": sandbox.workspace,

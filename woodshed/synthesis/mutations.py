@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
+from woodshed.pysource import edits
 from woodshed.pysource.edits import Edit, Source
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -50,12 +52,51 @@ class Mutant:
 
 def mutants(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Mutant]:
     """Every mutant of a function's body, in source order; docstrings, annotations and messages of errors are left."""
-    found: list[Mutant] = []
+    all_mutants: list[Mutant] = []
     for statement in function.body:
         for node in _walk(statement):
             for kind, edit in _of(source, node):
-                found.append(Mutant(kind, source.line(edit.start), edit))
-    return sorted(set(found), key=lambda mutant: (mutant.edit, mutant.kind))
+                all_mutants.append(Mutant(kind, source.line(edit.start), edit))
+    return sorted(set(all_mutants), key=lambda mutant: (mutant.edit, mutant.kind))
+
+
+def distinct(
+    source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, numbered: Sequence[tuple[int, Mutant]]
+) -> list[tuple[int, Mutant]]:
+    """Mutants with their numbers, the first of those that are the same program: `a not in b` is `not (a in b)`."""
+    first = source.line_start(source.offset(function.lineno, function.col_offset))
+    end = source.span(function)[1]
+    found: dict[str, tuple[int, Mutant]] = {}
+    for number, mutant in numbered:
+        moved = Edit(mutant.edit.start - first, mutant.edit.end - first, mutant.edit.text)
+        text = edits.apply(source.text[first:end], [moved])
+        tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+        found.setdefault(ast.dump(_Positive().visit(tree)), (number, mutant))
+    return list(found.values())
+
+
+class _Positive(ast.NodeTransformer):
+    """Write a negated comparison or negation as what it means."""
+
+    INVERSE: ClassVar[dict[type[ast.cmpop], type[ast.cmpop]]] = {
+        ast.In: ast.NotIn,
+        ast.NotIn: ast.In,
+        ast.Is: ast.IsNot,
+        ast.IsNot: ast.Is,
+        ast.Eq: ast.NotEq,
+        ast.NotEq: ast.Eq,
+    }
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        self.generic_visit(node)
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=ast.Compare(ops=[operator]) as inner):
+                if type(operator) in self.INVERSE:
+                    inner.ops = [self.INVERSE[type(operator)]()]
+                    return inner
+            case ast.UnaryOp(op=ast.Not(), operand=ast.UnaryOp(op=ast.Not(), operand=operand)):
+                return operand
+        return node
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -112,5 +153,5 @@ def _swap(
     start, end = source.span(left)[1], source.span(right)[0]
     between = re.sub(r"#[^\r\n]*", lambda m: " " * len(m[0]), source.text[start:end])
     word = rf"\b{old}\b" if old.isalpha() else re.escape(old)
-    if found := re.search(word, between):
-        yield kind, Edit(start + found.start(), start + found.end(), new)
+    if match := re.search(word, between):
+        yield kind, Edit(start + match.start(), start + match.end(), new)

@@ -77,8 +77,8 @@ class Codebase:
         """Code base without some files."""
         if not paths:
             return self
-        kept = {path: text for path, text in self.texts.items() if path not in paths}
-        return Codebase(kept, self.roots, self.tests)
+        remaining = {path: text for path, text in self.texts.items() if path not in paths}
+        return Codebase(remaining, self.roots, self.tests)
 
     def _add(self, path: str, text: str) -> None:
         source = parse(text)
@@ -110,15 +110,15 @@ class Codebase:
         """True if a dotted name, read in `module`, is or passes through a removed binding."""
         if scope and (module.path, f"{scope}.{dotted[0]}") in removed:
             return True
-        place = self.lookup(module, dotted[0], removed)
+        target = self.lookup(module, dotted[0], removed)
         for attribute in dotted[1:]:
-            if place is None or is_removed(place, removed):
+            if target is None or is_removed(target, removed):
                 break
-            if isinstance(place, Module):
-                place = self.lookup(place, attribute, removed)
+            if isinstance(target, Module):
+                target = self.lookup(target, attribute, removed)
             else:
-                place = (place[0], f"{place[1]}.{attribute}")
-        return is_removed(place, removed)
+                target = (target[0], f"{target[1]}.{attribute}")
+        return is_removed(target, removed)
 
     def lookup(
         self, module: Module, name: str, removed: Set[Binding], depth: int = 0
@@ -137,9 +137,9 @@ class Codebase:
         for star in module.stars:
             home = self.by_name.get(star)
             if home is not None and home is not module and not name.startswith("_"):
-                found = self.lookup(home, name, removed, depth + 1)
-                if isinstance(found, tuple) and found in removed:
-                    return found
+                star_target = self.lookup(home, name, removed, depth + 1)
+                if isinstance(star_target, tuple) and star_target in removed:
+                    return star_target
         return self.by_name.get(f"{module.name}.{name}") or (module.path, name)
 
 

@@ -93,18 +93,18 @@ def reword(template: str, wanted: Wanted, ask: Ask) -> tuple[str, list[str]]:
 
 def faults(text: str, wanted: Wanted) -> list[str]:
     """The rules that a text breaks, in words."""
-    found = []
+    broken = []
     if (run := longest_run(text, wanted.gold)) > MAX_RUN:
-        found.append(f"{run} tokens in a row are the original code's")
+        broken.append(f"{run} tokens in a row are the original code's")
     missing = [name for name in wanted.names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
     if missing:
-        found.append(f"it does not mention {', '.join(missing)}")
+        broken.append(f"it does not mention {', '.join(missing)}")
     tests = {test.partition("[")[0].rpartition("::")[2] for test in wanted.tests}
     if named := sorted(name for name in tests if re.search(rf"\b{re.escape(name)}\b", text)):
-        found.append(f"it names the test {named[0]}")
+        broken.append(f"it names the test {named[0]}")
     if wanted.level >= 3 and (paths := [path for path in wanted.paths if path in text]):
-        found.append(f"it names the path {paths[0]}")
-    return found
+        broken.append(f"it names the path {paths[0]}")
+    return broken
 
 
 def longest_run(text: str, gold: str) -> int:

@@ -91,16 +91,16 @@ PLUGINS = {
 def demands(tree: Path) -> list[Demand]:
     """All that the settings of pytest and the conftest files demand, once each."""
     settings = {key.lower(): value for key, value in pytest_settings(tree).items()}
-    found = [*_required(words(settings.get("required_plugins")))]
-    found += _options(words(settings.get("addopts")))
+    all_demands = [*_required(words(settings.get("required_plugins")))]
+    all_demands += _options(words(settings.get("addopts")))
     for key in settings:
-        known = [name for name, plugin in PLUGINS.items() if _is_setting(key, plugin.settings.split())]
-        found += [Demand(key, name) for name in known]
+        named = [name for name, plugin in PLUGINS.items() if _is_setting(key, plugin.settings.split())]
+        all_demands += [Demand(key, name) for name in named]
     for module in conftest_plugins(tree):
         top = module.partition(".")[0]
         name = "" if (tree / top).is_dir() or (tree / f"{top}.py").is_file() else distribution(module)
-        found += [Demand(f'pytest_plugins = ["{module}"]', name)] if name else []
-    return list({(demand.requirement or demand.cause): demand for demand in found}.values())
+        all_demands += [Demand(f'pytest_plugins = ["{module}"]', name)] if name else []
+    return list({(demand.requirement or demand.cause): demand for demand in all_demands}.values())
 
 
 def _required(listed: list[str]) -> Iterator[Demand]:
@@ -136,4 +136,4 @@ def _is_setting(text: str, known: list[str]) -> bool:
 def distribution(module: str) -> str:
     """The distribution of a plugin's module, or of a module inside it; "" for all others, built-in ones too."""
     top = module.partition(".")[0]
-    return next((name for name, known in PLUGINS.items() if {module, top} & {*known.modules.split()}), "")
+    return next((name for name, plugin in PLUGINS.items() if {module, top} & {*plugin.modules.split()}), "")

@@ -30,7 +30,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import TypeAdapter, ValidationError
 
 from woodshed.records import Environment, TaskError
-from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import requirements
 from woodshed.synthesis.configuration import read_toml
 from woodshed.synthesis.siblings import Siblings, siblings
@@ -112,7 +112,9 @@ class Project:
     """Names that are of the repository itself."""
 
 
-def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Project:
+def read(
+    repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S, sandboxes: SandboxProvider = BUBBLEWRAP
+) -> Project:
     """Build the metadata in a sandbox and find the packages in the tree; add generated files that it lacks.
 
     Args:
@@ -124,12 +126,11 @@ def read(repository: Repository, *, timeout_s: float = BUILD_TIMEOUT_S) -> Proje
     """
     tree = repository.tree
     described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
-    wheel = _build(repository, timeout_s) if described else _as_it_is(repository)
+    wheel = _build(repository, timeout_s, sandboxes) if described else _as_it_is(repository)
     contents = _contents(repository.name, wheel)
     info, metadata, version = _metadata(repository.name, contents)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
-    compiled = sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib")))
-    if compiled:
+    if compiled := sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib"))):
         raise TaskError(
             f"{repository.name} has compiled extensions ({compiled[0]}); only pure Python is made into tasks"
         )
@@ -242,7 +243,7 @@ def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
 # ---- build ------------------------------------------------------------------------------------------------
 
 
-def _build(repository: Repository, timeout_s: float) -> bytes:
+def _build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
     with named(repository.name):
         system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
@@ -251,7 +252,7 @@ def _build(repository: Repository, timeout_s: float) -> bytes:
     if backend.startswith("setuptools."):
         requires += ["setuptools", "wheel"]
     paths = [f"/workspace/{path}" for path in known.backend_path]
-    with _builder(repository, requires) as sandbox:
+    with _builder(repository, requires, sandboxes) as sandbox:
         more = _hook(sandbox, repository, backend, paths, "requires", timeout_s)
         if not isinstance(more, list) or not all(isinstance(each, str) for each in more):
             raise TaskError(
@@ -259,11 +260,11 @@ def _build(repository: Repository, timeout_s: float) -> bytes:
             )
         if not set(more) - set(requires):
             return _wheel(sandbox, repository, backend, paths, timeout_s)
-    with _builder(repository, [*requires, *more]) as sandbox:
+    with _builder(repository, [*requires, *more], sandboxes) as sandbox:
         return _wheel(sandbox, repository, backend, paths, timeout_s)
 
 
-def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
+def _builder(repository: Repository, requires: Sequence[str], sandboxes: SandboxProvider) -> Sandbox:
     try:
         pins = resolve(_for_build(repository, requires))
     except TaskError as error:
@@ -274,7 +275,7 @@ def _builder(repository: Repository, requires: Sequence[str]) -> Sandbox:
     versions = dict.fromkeys(
         (*names, "PDM_BUILD_SCM_VERSION", "POETRY_DYNAMIC_VERSIONING_BYPASS"), repository.version
     )
-    return open_sandbox(
+    return sandboxes.open(
         SandboxSpec(lowers=(repository.tree,), environment=prepare(environment), env=versions)
     )
 

@@ -5,10 +5,10 @@ because of the deletion, and not each of them for a missing name alone (`stubs`)
 hidden tests notice most mutants of the original and accept no trivial answer; in the task's own folder the verifier
 sees these tests fail, and all others pass; and with the original code back these, and all others that run it, pass.
 
-Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, command_broken, leak,
-no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail, test_command_fails, half_visible,
-unstable_failure, instruction_too_long, gold_fails, odd_name, not_text. At any time: too_slow, and those in
-`repository_context.PASSING`, which later runs try again.
+Reason codes, in the order of the checks: cascade, syntax, undefined_name, import_broken, conftest_broken,
+command_broken, leak, no_test_fails, wrong_reason, too_wide, trivial, weak_tests, visible_tests_fail,
+test_command_fails, half_visible, unstable_failure, instruction_too_long, gold_fails, odd_name, not_text. At any time:
+too_slow, and those in `repository_context.PASSING`, which later runs try again.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from woodshed.synthesis.repository_context import (
 from woodshed.tasks import folder
 
 MAX_REPAIRS = 5
+IN_ONE_PROCESS = GradingSettings(isolate_tests="never")
 UNWRITTEN = "not written yet"
 """Placeholder for a draft's instruction and test command."""
 HASH_SEEDS = (2, 3)
@@ -60,8 +61,7 @@ def prove(work: RepositoryContext, candidate: Candidate) -> Task:
     Raises:
         Rejected: with the reason code of the first check that failed.
     """
-    deletion = _delete(work, candidate)
-    return prove_deletion(work, candidate, deletion)
+    return prove_deletion(work, candidate, _delete(work, candidate))
 
 
 def prove_revert(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
@@ -106,12 +106,9 @@ def _stable_task(work: RepositoryContext, candidate: Candidate, deletion: Deleti
                 raise
             affected = set(work.baseline.stable)
             continue
-        others = [test for test in work.baseline.stable if test not in set(task.fail_to_pass)]
-        before = grade(
-            dataclasses.replace(task, pass_to_pass=tuple(others)),
-            Patch(files={}),
-            settings=GradingSettings(isolate_tests="never"),
-        )
+        everything = tuple(test for test in work.baseline.stable if test not in set(task.fail_to_pass))
+        whole = dataclasses.replace(task, pass_to_pass=everything)
+        before = grade(whole, Patch(files={}), work.sandboxes, IN_ONE_PROCESS)
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
         if not (unexpected := sorted(failing ^ set(task.fail_to_pass))):
             return task
@@ -125,11 +122,8 @@ def _check_gold(work: RepositoryContext, candidate: Candidate, task: Task) -> No
     """Reject a task whose tests do not pass with the original code, and remove its folder."""
     covering = set(work.map.names(candidate.tests))
     passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
-    verdict = grade(
-        dataclasses.replace(task, pass_to_pass=passing),
-        folder.gold_patch(task),
-        settings=GradingSettings(isolate_tests="never"),
-    )
+    near_task = dataclasses.replace(task, pass_to_pass=passing)
+    verdict = grade(near_task, folder.gold_patch(task), work.sandboxes, IN_ONE_PROCESS)
     if not verdict.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(verdict)
@@ -189,7 +183,9 @@ def _without_copy(work: RepositoryContext, candidate: Candidate, deletion: Delet
     task = _task(work, candidate, deletion, UNWRITTEN, UNWRITTEN, tests, (), {})
     draft = _write(work, task, deletion, {})
     try:
-        copied = first_copy(draft, {f"/workspace/{path}" for path in work.baseline.test_files})
+        copied = first_copy(
+            draft, {f"/workspace/{path}" for path in work.baseline.test_files}, work.sandboxes
+        )
     finally:
         shutil.rmtree(draft.folder)
     if copied:

@@ -38,14 +38,14 @@ def _visible(code: Codebase, tests: Mapping[str, str]) -> dict[str, str]:
 
 def _definitions(code: Codebase, failing: Iterable[str]) -> set[Binding]:
     """Definitions of the failing tests: a method that a class inherits is found in its base class."""
-    found: set[Binding] = set()
+    bindings: set[Binding] = set()
     for test in failing:
         path, _, inner = test.partition("::")
         names = inner.partition("[")[0].split("::")
         module = code.modules.get(path)
         if module is not None:
-            found.add(_define(code, module, names) or (path, names[0]))
-    return found
+            bindings.add(_define(code, module, names) or (path, names[0]))
+    return bindings
 
 
 def _define(code: Codebase, module: Module, names: list[str], depth: int = 0) -> Binding | None:
@@ -67,17 +67,17 @@ def _define(code: Codebase, module: Module, names: list[str], depth: int = 0) ->
 
 
 def _inherited(
-    code: Codebase, module: Module, node: ast.ClassDef, rest: list[str], depth: int
+    code: Codebase, module: Module, node: ast.ClassDef, remaining: list[str], depth: int
 ) -> Binding | None:
     for base in node.bases:
         parts = dotted_parts(base)
-        place = code.lookup(module, parts[0], frozenset()) if parts else None
+        target = code.lookup(module, parts[0], frozenset()) if parts else None
         for part in (parts or [])[1:]:
-            place = code.lookup(place, part, frozenset()) if isinstance(place, Module) else None
-        if isinstance(place, tuple) and place[0] in code.modules:
-            found = _define(code, code.modules[place[0]], [*place[1].split("."), *rest], depth + 1)
-            if found is not None and found[0] in code.tests:
-                return found
+            target = code.lookup(target, part, frozenset()) if isinstance(target, Module) else None
+        if isinstance(target, tuple) and target[0] in code.modules:
+            binding = _define(code, code.modules[target[0]], [*target[1].split("."), *remaining], depth + 1)
+            if binding is not None and binding[0] in code.tests:
+                return binding
     return None
 
 

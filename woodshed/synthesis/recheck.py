@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from woodshed.grading import grade
 from woodshed.records import Patch, Task
-from woodshed.sandbox import open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import impossible
 from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.tasks import folder
 from woodshed.tasks.environment import sandbox_spec
 
 
-def check(task: Task) -> list[str]:
+def check(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
     """Reasons why a task is not proven; none if it is."""
     if task.operator == "impossible":
-        return impossible.reasons_against(task)
+        return impossible.reasons_against(task, sandboxes)
     gold = folder.gold_patch(task)
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]
     reasons = []
-    before, after = grade(task, Patch(files={})), grade(task, gold)
+    before, after = grade(task, Patch(files={}), sandboxes), grade(task, gold, sandboxes)
     for verdict, moment in ((before, "before any edit"), (after, "after the gold patch")):
         if verdict.status == "invalid" or verdict.integrity:
             detail = "; ".join(verdict.integrity) or verdict.detail.strip()[-300:]
@@ -38,9 +38,9 @@ def check(task: Task) -> list[str]:
         reasons.append(f"{task.name}: {len(broken)} pass-to-pass tests fail before any edit: {_some(broken)}")
     if failing := [test for test, outcome in after.outcomes.items() if outcome != "passed"]:
         reasons.append(f"{task.name}: {len(failing)} tests fail after the gold patch: {_some(failing)}")
-    if shown := shown_tests(task):
+    if shown := shown_tests(task, sandboxes):
         reasons.append(f"{task.name}: {len(shown)} hidden tests can be read in the workspace: {_some(shown)}")
-    with open_sandbox(sandbox_spec(task)) as sandbox:
+    with sandboxes.open(sandbox_spec(task)) as sandbox:
         result = sandbox.exec(task.test_command, timeout_s=task.verify_timeout_s)
     if result.outcome != "ok" and task.provenance.get("visibility") not in ("shown", "half"):
         reasons.append(

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from woodshed.grading.session import TestRun, run_tests
+from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.session import run_session
 from woodshed.pysource import syntax
 from woodshed.records import Verdict
-from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.sandbox import Sandbox, SandboxProvider, SandboxSettings, SandboxSpec
 from woodshed.settings import Settings
 from woodshed.synthesis import bytecode, mutation_score
 from woodshed.synthesis.baseline import UNNAMEABLE, Baseline
@@ -98,15 +99,19 @@ class SynthesisSettings(Settings):
     that are not mapped by then are left to the proofs; the same command with more seconds goes on with them."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one run of a suite, here and when the task's attempts are graded; here half of them on the CPU."""
+    sandbox: SandboxSettings = SandboxSettings()
+    """Where the repository's code runs."""
 
     @property
     def fingerprint(self) -> str:
         """Fingerprint of every setting that changes a task; not of those that only decide number and order."""
-        order = {"limit", "jobs", "operators", "levels", "seed", "mapping_timeout_s"}
+        order = {"limit", "jobs", "operators", "levels", "seed", "mapping_timeout_s", "sandbox"}
         chosen = self.model_dump(mode="json", exclude=order)
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:8]
 
 
+CONFTEST_ERROR = re.compile(r"Error while loading conftest '([^'\n]*)'")
+"""What pytest prints where it ends before any test: a conftest imports what was removed."""
 PASSING = ("timeout", "sandbox_lost", "not_believable")
 """Reasons that another moment or machine may not have; such a candidate is tried again, in up to MAX_TRIES runs."""
 MAX_TRIES = 3
@@ -204,6 +209,10 @@ class RepositoryContext:
         }
 
     @cached_property
+    def sandboxes(self) -> SandboxProvider:
+        return self.settings.sandbox.create()
+
+    @cached_property
     def survey(self) -> Survey:
         settings = self.settings
         words = frozenset(word for text in self.tests.values() for word in re.findall(r"\w+", text))
@@ -215,7 +224,7 @@ class RepositoryContext:
             layer = self.staging / ".bytecode"
             if not layer.exists():
                 tree = self.baseline.repository.tree
-                bytecode.kept(self.baseline.spec, tree, layer, self.settings.timeout_s)
+                bytecode.kept(self.baseline.spec, tree, layer, self.settings.timeout_s, self.sandboxes)
         spec = self.baseline.spec
         return replace(spec, lowers=(*spec.lowers, layer))
 
@@ -225,7 +234,9 @@ class RepositoryContext:
         with self._lock:
             known = self._strengths.get(key)
         if known is None:
-            known = mutation_score.measure(self.spec(), self.code, function, tests, self.settings.timeout_s)
+            known = mutation_score.measure(
+                self.spec(), self.code, function, tests, self.settings.timeout_s, self.sandboxes
+            )
             with self._lock:
                 self._strengths[key] = known
         return known
@@ -233,7 +244,7 @@ class RepositoryContext:
     @contextlib.contextmanager
     def opened(self, files: Mapping[str, str | None]) -> Iterator[Sandbox]:
         """A fresh sandbox of the repository with some files changed (None: deleted)."""
-        with open_sandbox(self.spec()) as sandbox:
+        with self.sandboxes.open(self.spec()) as sandbox:
             lay(sandbox, files)
             yield sandbox
 
@@ -241,13 +252,15 @@ class RepositoryContext:
         """Some tests, in a run that can be believed.
 
         Raises:
-            Rejected: too_slow, timeout, not_believable.
+            Rejected: too_slow, timeout, conftest_broken, not_believable.
         """
         run = self.session(sandbox, ids, hash_seed)
         if run.out_of_cpu:
             raise Rejected("too_slow", f"tests used more than {self.cpu_s} s of CPU")
         if run.timed_out:
             raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
+        if run.integrity and (conftest := CONFTEST_ERROR.search(run.log)):
+            raise Rejected("conftest_broken", conftest[1])
         if run.integrity:
             raise Rejected("not_believable", "; ".join(run.integrity))
         return run
@@ -260,15 +273,9 @@ class RepositoryContext:
         sources: Mapping[str, bytes] | None = None,
     ) -> TestRun:
         """Some tests, as far as they came; `sources` are read in place of test files on disk."""
-        return run_tests(
-            sandbox,
-            ids=list(ids),
-            packages=self.baseline.environment.packages,
-            timeout_s=self.settings.timeout_s,
-            cpu_s=self.cpu_s,
-            hash_seed=hash_seed,
-            sources=sources,
-        )
+        request = SessionRequest(list(ids), self.baseline.environment.packages, sources=sources or {})
+        timeout_s, cpu_s = self.settings.timeout_s, self.cpu_s
+        return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
 
     @property
     def cpu_s(self) -> int:

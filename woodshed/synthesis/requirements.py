@@ -58,56 +58,58 @@ class Requirements:
 
 def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
     """The requirements of a package and its tests, with the markers of this machine settled."""
-    found = Requirements()
-    reader = _Reader(tree, metadata, found)
-    found.package = _apart(found, inside, reader.active(reader.declared, ""), needed=True)
+    requirements = Requirements()
+    reader = _Reader(tree, metadata, requirements)
+    requirements.package = _apart(requirements, inside, reader.active(reader.declared, ""), needed=True)
     for demand in plugins.demands(tree):
         if demand.requirement:
-            found.demanded.append(demand.requirement)
+            requirements.demanded.append(demand.requirement)
         else:
-            found.left_out.append(f"{demand.cause}: no name of a distribution")
-    demanded = {canonicalize_name(Requirement(text).name) for text in found.demanded}
+            requirements.left_out.append(f"{demand.cause}: no name of a distribution")
+    demanded = {canonicalize_name(Requirement(text).name) for text in requirements.demanded}
     tools = set()
     for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
-        listed = [text for group in groups for text in reader.group(group)]
-        listed += reader.tox() if groups is TEST_GROUPS else []
+        texts = [text for group in groups for text in reader.group(group)]
+        texts += reader.tox() if groups is TEST_GROUPS else []
         for path in sorted({path for pattern in files for path in tree.glob(pattern)}):
-            listed += reader.file(path)
+            texts += reader.file(path)
         chosen: dict[str, str] = {}
-        for text in reader.active(listed, ""):
+        for text in reader.active(texts, ""):
             name = canonicalize_name(Requirement(text).name)
             if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
                 tools.add(name)
             else:  # old pins of pytest would not do
                 chosen.setdefault(name, "pytest" if name == "pytest" else reader.bound(text))
         if chosen:
-            found.tests = _apart(found, inside, sorted(chosen.values()), needed=False)
+            requirements.tests = _apart(requirements, inside, sorted(chosen.values()), needed=False)
             break
     if tools:
-        found.left_out.append(
-            f"{', '.join(sorted(tools))}: beside the tests, and no setting of pytest demands it"
+        requirements.left_out.append(
+            f"{', '.join(sorted(tools))}: not needed by the tests, and no setting of pytest asks for it"
         )
-    found.demanded = _apart(found, inside, found.demanded, needed=False)
-    for root in found.roots:  # which grows
+    requirements.demanded = _apart(requirements, inside, requirements.demanded, needed=False)
+    for root in requirements.roots:  # which grows
         needs = dependencies(tree, root)
-        found.package += _apart(found, inside, reader.active(needs, ""), needed=True)
-    found.left_out = list(dict.fromkeys(found.left_out))
-    return found
+        requirements.package += _apart(requirements, inside, reader.active(needs, ""), needed=True)
+    requirements.left_out = list(dict.fromkeys(requirements.left_out))
+    return requirements
 
 
-def _apart(found: Requirements, inside: Siblings, listed: Iterable[str], *, needed: bool) -> list[str]:
+def _apart(requirements: Requirements, inside: Siblings, listed: Iterable[str], *, needed: bool) -> list[str]:
     """The requirements that may be fetched: those of the repository itself are imported from where they lie."""
     fetched = []
     for text in listed:
         name = canonicalize_name(Requirement(text).name)
         if name in inside.homes:
-            found.roots += [root for root in [inside.homes[name]] if root not in found.roots]
-            found.left_out.append(
+            requirements.roots += [root for root in [inside.homes[name]] if root not in requirements.roots]
+            requirements.left_out.append(
                 f"{text}: lies in this repository, in {inside.homes[name]}; imported from there"
             )
         elif name in inside.elsewhere:
-            why = f"{text}: of the same repository ({inside.elsewhere[name]}), and never fetched from a package index"
-            (found.unfetched if needed else found.left_out).append(why)
+            reason = (
+                f"of the same repository ({inside.elsewhere[name]}), and never fetched from a package index"
+            )
+            (requirements.unfetched if needed else requirements.left_out).append(f"{text}: {reason}")
         else:
             fetched.append(text)
     return fetched
@@ -158,11 +160,11 @@ class _Reader:
         yield from self.active(self.declared, name, frozenset((name,)))
         tables = table(read_toml(self.tree / "pyproject.toml"), "dependency-groups")
         groups = {canonicalize_name(key): entries for key, entries in tables.items()}
-        waiting, seen = [canonicalize_name(name)], set[str]()
+        waiting, visited = [canonicalize_name(name)], set[str]()
         while waiting:
             name = waiting.pop()
-            entries = groups.get(name, []) if name not in seen else []
-            seen.add(name)
+            entries = groups.get(name, []) if name not in visited else []
+            visited.add(name)
             for entry in entries if isinstance(entries, list) else [entries]:
                 included = table(entry).get("include-group")
                 if isinstance(entry, str):
@@ -170,9 +172,9 @@ class _Reader:
                 elif isinstance(included, str) and canonicalize_name(included) in groups:
                     waiting.append(canonicalize_name(included))
                 else:
-                    said = f"{name} = {_short(entry)}"
+                    entry_text = f"{name} = {_short(entry)}"
                     self.found.left_out.append(
-                        f"[dependency-groups] {said}: neither a requirement nor a group"
+                        f"[dependency-groups] {entry_text}: neither a requirement nor a group"
                     )
 
     def tox(self) -> list[str]:
@@ -181,12 +183,12 @@ class _Reader:
         text = section.get("testenv", "deps", fallback=None) or ""
         text = re.sub(r"\{(toxinidir|tox_root)\}/", "", text)
         plain = (line for line in text.splitlines() if not re.search(r"[{}]|^\s*[\w,!.-]+:(?!//)", line))
-        found = list(self.lines("\n".join(plain), self.tree / "tox.ini"))
+        listed = list(self.lines("\n".join(plain), self.tree / "tox.ini"))
         for key in ("extras", "dependency_groups"):
             text = section.get("testenv", key, fallback=None) or ""
             for name in re.findall(r"[\w.-]+", re.sub(r"\S*[{}:]\S*", "", text)):
-                found += self.group(name)
-        return found
+                listed += self.group(name)
+        return listed
 
     def file(self, path: Path, seen: frozenset[Path] = frozenset()) -> Iterator[str]:
         """Requirements of a file in pip's format, and of those that it names."""
@@ -219,13 +221,15 @@ class _Reader:
 
     def _local(self, line: str) -> Iterator[str]:
         """One line: a requirement, or the folder of the project itself."""
-        own = re.fullmatch(r"(?:file:(?://)?)?\.?/?(?:\[([\w.,\s-]+)\])?", line)
-        if own:
-            yield from (text for name in re.findall(r"[\w.-]+", own[1] or "") for text in self.group(name))
-        elif (place := re.fullmatch(r"(\.?[\w./-]*/[\w./-]*?)(?:\[.*\])?", line)) and (
-            self.tree / place[1]
+        own_folder = re.fullmatch(r"(?:file:(?://)?)?\.?/?(?:\[([\w.,\s-]+)\])?", line)
+        if own_folder:
+            yield from (
+                text for name in re.findall(r"[\w.-]+", own_folder[1] or "") for text in self.group(name)
+            )
+        elif (folder := re.fullmatch(r"(\.?[\w./-]*/[\w./-]*?)(?:\[.*\])?", line)) and (
+            self.tree / folder[1]
         ).is_dir():
-            self._sibling(place[1])
+            self._sibling(folder[1])
         elif re.match(r"[\w+]*:|[./]|\w[\w.-]*/|.*\$\{", line):
             self.found.left_out.append(
                 f"{line}: no requirement by name; only what a package index has is installed"
@@ -233,11 +237,11 @@ class _Reader:
         else:
             yield line
 
-    def _sibling(self, place: str) -> None:
+    def _sibling(self, path: str) -> None:
         """Another project of the repository, which is imported from where it lies."""
-        root = home_of(self.tree, place)
+        root = home_of(self.tree, path)
         if not root:
-            self.found.left_out.append(f"{place}: not in what was given")
+            self.found.left_out.append(f"{path}: not in what was given")
         elif root not in self.found.roots:
             self.found.roots.append(root)
 

@@ -55,9 +55,9 @@ def siblings(tree: Path, own: str, beyond: Iterable[tuple[str, str]] = ()) -> Si
     for name, root in names(tree):
         if name != ours:
             homes.setdefault(name, root)
-    for name, place in (*beyond, *_local_sources(tree)):
+    for name, location in (*beyond, *_local_sources(tree)):
         if name != ours and name not in homes:
-            elsewhere.setdefault(name, place)
+            elsewhere.setdefault(name, location)
     alike = {canonicalize_name(path.name.removesuffix(".py")) for path in _walk(tree)}
     return Siblings(homes, elsewhere, frozenset(alike))
 
@@ -74,8 +74,8 @@ def names(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str]]:
             inner = path.relative_to(tree).as_posix()
             is_module = path.suffix == ".py" and path.name not in DESCRIPTIONS
             is_module = is_module or (path / "__init__.py").is_file()
-            aside = is_protected(inner) or is_protected(f"{inner}/x.py") or ASIDE & {*Path(inner).parts}
-            if is_module and not aside:
+            is_skipped = is_protected(inner) or is_protected(f"{inner}/x.py") or ASIDE & {*Path(inner).parts}
+            if is_module and not is_skipped:
                 yield (
                     canonicalize_name(path.name.removesuffix(".py")),
                     path.parent.relative_to(tree).as_posix(),
@@ -114,23 +114,23 @@ def _walk(tree: Path, without: Path | None = None) -> Iterator[Path]:
     for count, (folder, inner, files) in enumerate(os.walk(tree)):
         if count > MOST_FOLDERS:
             return
-        here = Path(folder)
+        folder_path = Path(folder)
         inner[:] = sorted(
             name
             for name in inner
             if not name.startswith(".")
             and name not in NOT_OURS
-            and here / name != without
-            and not (here / name / ".git").is_dir()
-            and not (here / name / "pyvenv.cfg").exists()
+            and folder_path / name != without
+            and not (folder_path / name / ".git").is_dir()
+            and not (folder_path / name / "pyvenv.cfg").exists()
         )
-        yield from (here / name for name in inner)
-        yield from (here / name for name in files if name.endswith(".py") or name in DESCRIPTIONS)
+        yield from (folder_path / name for name in inner)
+        yield from (folder_path / name for name in files if name.endswith(".py") or name in DESCRIPTIONS)
 
 
 def _declared(path: Path) -> str:
     """The distribution's name in a description; "" where it says none, or cannot be read."""
-    found: Any = ""
+    name: Any = ""
     if path.name == "pyproject.toml":
         try:
             content = read_toml(path)
@@ -138,12 +138,12 @@ def _declared(path: Path) -> str:
             return ""
         tools = table(content, "tool")
         tables = [table(content, "project"), table(tools, "poetry"), table(tools, "flit", "metadata")]
-        found = next((t["name"] for t in tables if "name" in t), "") or tables[2].get("dist-name", "")
+        name = next((t["name"] for t in tables if "name" in t), "") or tables[2].get("dist-name", "")
     elif path.name == "setup.cfg":
-        found = read_ini(path).get("metadata", "name", fallback="")
+        name = read_ini(path).get("metadata", "name", fallback="")
     elif path.is_file():
-        found = _in_setup(read_text(path))
-    return found if isinstance(found, str) else ""
+        name = _in_setup(read_text(path))
+    return name if isinstance(name, str) else ""
 
 
 def _in_setup(text: str) -> str:
@@ -169,10 +169,10 @@ def _in_setup(text: str) -> str:
 def _local_sources(tree: Path) -> Iterator[tuple[str, str]]:
     """Requirements for which pyproject.toml names a path, or the workspace that they are of."""
     tools = table(read_toml(tree / "pyproject.toml"), "tool")
-    places = [table(tools, "uv", "sources"), table(tools, "poetry", "dependencies")]
-    places += [table(group, "dependencies") for group in table(tools, "poetry", "group").values()]
-    for name, said in (item for place in places for item in place.items()):
-        for source in said if isinstance(said, list) else [said]:
+    tables = [table(tools, "uv", "sources"), table(tools, "poetry", "dependencies")]
+    tables += [table(group, "dependencies") for group in table(tools, "poetry", "group").values()]
+    for name, entries in (item for source_table in tables for item in source_table.items()):
+        for source in entries if isinstance(entries, list) else [entries]:
             if table(source).get("workspace") is True:
                 yield canonicalize_name(name), "its workspace"
             elif isinstance(table(source).get("path"), str):

@@ -35,7 +35,7 @@ from woodshed.pysource import syntax
 from woodshed.records import TaskError
 from woodshed.runs.files import remove
 from woodshed.runs.machine import git_environment
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.synthesis.siblings import enclosing
 from woodshed.tasks.environment import cache_dir
@@ -62,7 +62,7 @@ class Repository:
     """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
 
 
-def fetch(source: str, into: Path) -> Repository:
+def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> Repository:
     """A clean copy of `source` in the folder `into` (made, or emptied first).
 
     Raises:
@@ -77,7 +77,7 @@ def fetch(source: str, into: Path) -> Repository:
     elif source.startswith("git+"):
         name, version, resolved = _fetch_git(source, into)
     else:
-        name, version, resolved = _fetch_folder(source, into)
+        name, version, resolved = _fetch_folder(source, into, sandboxes)
         beside = tuple(enclosing(Path(source).expanduser().resolve()))
     _own(into)
     scrub(into, read_rules(rules_path()))
@@ -94,15 +94,15 @@ def _own(tree: Path) -> None:
 
 
 def _without_false_sources(tree: Path) -> dict[str, str]:
-    """Takes away what is named as Python source and is no file, which builds and tools try to read; tells which."""
-    gone = {}
-    for place in sorted(filter(lambda place: syntax.is_source(place.name), tree.rglob("*.py*"))):
-        if place.is_file() or not os.path.lexists(place):  # gone with the folder that it was in
+    """Remove folders and dead links named as Python source, which builds and tools try to read; return the reasons."""
+    removed = {}
+    for path in sorted(path for path in tree.rglob("*.py*") if syntax.is_source(path.name)):
+        if path.is_file() or not os.path.lexists(path):  # removed with its folder
             continue
-        what = f"a link to {str(place.readlink())!r}, which is no file" if place.is_symlink() else "a folder"
-        gone[place.relative_to(tree).as_posix()] = f"it is {what}, and is left out"
-        remove(place)
-    return gone
+        what = f"a link to {str(path.readlink())!r}, which is no file" if path.is_symlink() else "a folder"
+        removed[path.relative_to(tree).as_posix()] = f"it is {what}, and is left out"
+        remove(path)
+    return removed
 
 
 def _without_strange_names(tree: Path) -> dict[str, str]:
@@ -275,7 +275,7 @@ def clone(source: str, into: Path) -> tuple[str, str]:
     return without_secrets(address), revision
 
 
-def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
+def _fetch_folder(source: str, into: Path, sandboxes: SandboxProvider) -> tuple[str, str, str]:
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
         raise TaskError(
@@ -284,7 +284,7 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
     folder, version = folder.resolve(), "0.0.0"
     try:
         if (folder / ".git").exists():
-            names, version = _asked_inside(folder)
+            names, version = _asked_inside(folder, sandboxes)
             into.mkdir()
             for name in names:
                 _copy_listed(folder, name, into)
@@ -296,7 +296,7 @@ def _fetch_folder(source: str, into: Path) -> tuple[str, str, str]:
     return folder.name, version, folder.name  # not the full path: tasks must not depend on where a copy lay
 
 
-def _asked_inside(folder: Path) -> tuple[list[str], str]:
+def _asked_inside(folder: Path, sandboxes: SandboxProvider) -> tuple[list[str], str]:
     """The files that git tracks in a folder, and its version.
 
     Git does what a repository's own configuration says, down to running commands, so it is asked in a sandbox.
@@ -305,7 +305,7 @@ def _asked_inside(folder: Path) -> tuple[list[str], str]:
         TaskError: git cannot say, or a name that is not one below the folder.
     """
     ask = "git -c safe.directory='*'"
-    with open_sandbox(SandboxSpec(lowers=(folder,))) as sandbox:
+    with sandboxes.open(SandboxSpec(lowers=(folder,))) as sandbox:
         listed = sandbox.exec(f"{ask} ls-files -z --recurse-submodules >&3", timeout_s=600, channel=True)
         tagged = sandbox.exec(f"{ask} describe --tags --abbrev=0 >&3", timeout_s=600, channel=True)
     if listed.outcome != "ok":

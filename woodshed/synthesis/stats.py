@@ -11,14 +11,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from woodshed.grading.decoys import blind_guess, covered
 from woodshed.records import Task
 from woodshed.synthesis.operators import LEVELS
+from woodshed.tasks import gold_patch
 
 UNREAD = "unread_file"
 """Reason code of a file that is no Python to us: no candidate, but nothing that is passed over either."""
 MEANINGS = {
     "cascade": "it cannot be taken away cleanly",
     "command_broken": "a command of the package no longer starts",
+    "conftest_broken": "conftest cannot be imported without it",
     "gold_fails": "the original code does not pass its tests in the task",
     "half_visible": "its tests cannot be shown by half",
     "honest": "tests that contradict each other can both be met",
@@ -67,6 +70,10 @@ class SetRow:
     behaviour: float
     """Of the fail-to-pass tests, those that fail also where all names are back without their behaviour."""
     pass_to_pass: float
+    with_decoy: float
+    """Of the fail-to-pass tests, the share that has a copy which must fail (`grading.decoys`)."""
+    blind_guess: float
+    """Chance that code which knows no right value tells every copy of a graded run from its test."""
     lines_removed: float
     words: float
 
@@ -109,17 +116,17 @@ def summarise(tasks: Sequence[Task], rejections: Path) -> Stats:
     }
     rows = []
     for group, key in groups.items():
-        named: dict[str, list[Task]] = {}
+        by_name: dict[str, list[Task]] = {}
         for task in tasks:
-            named.setdefault(key(task), []).append(task)
+            by_name.setdefault(key(task), []).append(task)
         order = {name: index for index, name in enumerate(LEVELS)} if group == "operator" else {}
-        for name in sorted(named, key=lambda n: (order.get(n, 0), n)):
-            rows.append(_row(group, name, named[name], len(tasks)))
+        for name in sorted(by_name, key=lambda n: (order.get(n, 0), n)):
+            rows.append(_row(group, name, by_name[name], len(tasks)))
     last = {entry["task"]: entry for entry in rejected(rejections)}  # the last of several tries
-    made = {task.name for task in tasks}
+    accepted = {task.name for task in tasks}
     files = sorted(str(entry.get("detail", "")) for entry in last.values() if entry["reason"] == UNREAD)
     others = {name: entry["reason"] for name, entry in last.items() if entry["reason"] != UNREAD}
-    reasons = Counter(reason for name, reason in others.items() if name not in made)
+    reasons = Counter(reason for name, reason in others.items() if name not in accepted)
     return Stats(tuple(rows), dict(reasons.most_common()), len(tasks), tuple(files))
 
 
@@ -135,17 +142,27 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
         median([len(task.fail_to_pass) for task in tasks]),
         median([len(task.behaviour_tests) for task in tasks]),
         median([len(task.pass_to_pass) for task in tasks]),
-        median([float(task.provenance.get("lines_removed", 0)) for task in tasks]),
+        median([covered(task.fail_to_pass, task.decoys) for task in tasks]),
+        median([blind_guess(task.decoys) for task in tasks]),
+        median([float(_lines_removed(task)) for task in tasks]),
         median([len(task.instruction.split()) for task in tasks]),
+    )
+
+
+def _lines_removed(task: Task) -> int:
+    """Lines that the gold patch brings back or puts right."""
+    return sum(
+        line.startswith("+") and not line.startswith("+++ ") for line in gold_patch(task).diff.splitlines()
     )
 
 
 def table(stats: Stats) -> list[list[str]]:
     """The rows as text, for aligned columns."""
-    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "lines", "words"]
+    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "decoys", "guess", "lines removed", "words"]
     return [head] + [
         [row.group, row.name, str(row.tasks), f"{row.share:.0%}"]
         + [f"{value:g}" for value in (row.fail_to_pass, row.behaviour, row.pass_to_pass)]
+        + [f"{row.with_decoy:.0%}", f"{row.blind_guess:.2g}"]
         + [f"{value:g}" for value in (row.lines_removed, row.words)]
         for row in stats.rows
     ]

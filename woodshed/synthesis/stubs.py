@@ -38,57 +38,59 @@ def stubs(
         original: text of the files that the solution changes; None for one that it deletes.
         shown: text of the same files as the agent sees them; None for one that is not there.
     """
-    found: dict[str, dict[str, str | None]] = {}
+    by_kind: dict[str, dict[str, str | None]] = {}
     for kind in KINDS:
         texts = {path: _restored(text, shown.get(path), kind) for path, text in original.items()}
         changed: dict[str, str | None] = {p: t for p, t in texts.items() if t not in (None, shown.get(p))}
         if changed:
-            found[kind] = changed
-    return found
+            by_kind[kind] = changed
+    return by_kind
 
 
 def idle(stub_passes: Mapping[str, Sequence[str]]) -> frozenset[str]:
     """Tests that any body satisfies, if only it returns. A predicate's tests pass with one such body, not with each."""
-    found = [frozenset(tests) for kind, tests in stub_passes.items() if kind != "raises"]
-    return frozenset.intersection(*found) if found else frozenset()
+    passing = [frozenset(tests) for kind, tests in stub_passes.items() if kind != "raises"]
+    return frozenset.intersection(*passing) if passing else frozenset()
 
 
 def _restored(original: str | None, shown: str | None, kind: str) -> str | None:
     """A file with the names that are missing; as it is shown where none is."""
-    source, left = parse(original or ""), parse(shown or "")
-    if not original or source is None or left is None:
+    source, remaining = parse(original or ""), parse(shown or "")
+    if not original or source is None or remaining is None:
         return shown
-    names, edits = _definitions(source, left, kind)
-    constants = list(_constants(source.tree.body, left.tree.body, source))
+    names, edits = _definitions(source, remaining, kind)
+    constants = list(_constants(source.tree.body, remaining.tree.body, source))
     if not names and not constants:
         return shown
     text = apply(source.text, [*edits, *constants])
     return shown if parse(text) is None else text
 
 
-def _definitions(source: Source, left: Source, kind: str) -> tuple[set[str], list[Edit]]:
+def _definitions(source: Source, remaining: Source, kind: str) -> tuple[set[str], list[Edit]]:
     """Names that come back, and the edits that make the original text the stub."""
-    there: dict[str, list[Function | ast.ClassDef]] = {}
-    for name, node in definitions(left.tree.body):
-        there.setdefault(name, []).append(node)
+    shown_definitions: dict[str, list[Function | ast.ClassDef]] = {}
+    for name, node in definitions(remaining.tree.body):
+        shown_definitions.setdefault(name, []).append(node)
     names: set[str] = set()
     edits: list[Edit] = []
     for name, node in definitions(source.tree.body):
-        twins = [twin for twin in there.get(name, []) if type(twin) is type(node)]
-        if any(left.segment(twin) == source.segment(node) for twin in twins):
+        twins = [twin for twin in shown_definitions.get(name, []) if type(twin) is type(node)]
+        if any(remaining.segment(twin) == source.segment(node) for twin in twins):
             continue
         if isinstance(node, ast.ClassDef):
             names |= set() if twins else {name}
             if twins:
                 edits.append(
-                    Edit(*_decorators(source, node), left.text[slice(*_decorators(left, twins[-1]))])
+                    Edit(
+                        *_decorators(source, node), remaining.text[slice(*_decorators(remaining, twins[-1]))]
+                    )
                 )
             continue
         twin = twins[-1] if twins else None
         if isinstance(twin, Function) and not is_empty(twin):
             changed = ast.dump(twin.args) != ast.dump(node.args)
             names |= {name} if changed else set()
-            edits.append(Edit(*source.span(node), _as_shown(source, node, left, twin, changed)))
+            edits.append(Edit(*source.span(node), _as_shown(source, node, remaining, twin, changed)))
         elif not is_empty(node):
             names.add(name)
             edits.append(body_edit(source, node, name, line=_line(node, kind)))
@@ -99,12 +101,12 @@ def _decorators(source: Source, node: Function | ast.ClassDef) -> tuple[int, int
     return source.span(node)[0], source.offset(node.lineno, node.col_offset)
 
 
-def _as_shown(source: Source, node: Function, left: Source, twin: Function, changed: bool) -> str:
+def _as_shown(source: Source, node: Function, remaining: Source, twin: Function, changed: bool) -> str:
     """A function as the agent sees it, with the original's parameters where they differ."""
     if not changed:
-        return left.segment(twin)
+        return remaining.segment(twin)
     header = source.text[source.span(node)[0] : source.span(node.body[0])[0]]
-    return header + left.text[left.span(twin.body[0])[0] : left.span(twin)[1]]
+    return header + remaining.text[remaining.span(twin.body[0])[0] : remaining.span(twin)[1]]
 
 
 def _line(function: Function, kind: str) -> str:
@@ -113,14 +115,14 @@ def _line(function: Function, kind: str) -> str:
         return ""
     arguments = function.args
     names = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
-    own = [name for name in names if name in ("self", "cls")]
+    receivers = [name for name in names if name in ("self", "cls")]
     others = [a for a in (arguments.vararg, *arguments.kwonlyargs, arguments.kwarg) if a]
-    given = [*(name for name in names if name not in own), *(a.arg for a in others), *own]
+    ordered = [*(name for name in names if name not in receivers), *(a.arg for a in others), *receivers]
     if function.name in RETURN_NOTHING:
         return "return None"
     if function.name == "__new__" and names:
         return f"return super().__new__({names[0]})"
-    value = given[0] if kind == "argument" and given else ""
+    value = ordered[0] if kind == "argument" and ordered else ""
     if not _yields(function):
         return f"return {value or None}"
     manages = any("contextmanager" in ast.dump(decorator) for decorator in function.decorator_list)
@@ -138,10 +140,10 @@ def _yields(function: Function) -> bool:
     return False
 
 
-def _constants(body: list[ast.stmt], left: list[ast.stmt], source: Source) -> Iterator[Edit]:
+def _constants(body: list[ast.stmt], remaining: list[ast.stmt], source: Source) -> Iterator[Edit]:
     """Literal values of names that are missing become None, in the module and in its classes."""
-    bound = {name for node in left for name in _bound(node)}
-    classes = {node.name: node.body for node in left if isinstance(node, ast.ClassDef)}
+    bound = {name for node in remaining for name in _bound(node)}
+    classes = {node.name: node.body for node in remaining if isinstance(node, ast.ClassDef)}
     for node in body:
         if isinstance(node, ast.ClassDef) and not any("Enum" in ast.dump(base) for base in node.bases):
             yield from _constants(node.body, classes.get(node.name, []), source)

@@ -19,6 +19,7 @@ from woodshed.curriculum import Bandit, Curriculum
 from woodshed.records import RunError, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.runs.machine import PROGRAM
+from woodshed.sandbox import SandboxSettings
 from woodshed.synthesis import harden
 from woodshed.tasks import folder
 
@@ -33,8 +34,8 @@ ARMS = tuple(f"harder/{name}" for name in harden.HARDER if name != "H11") + tupl
 class TaskGenerator:
     """Orders tasks from a process in the background; close it when the run ends."""
 
-    def __init__(self, run: RunDir, *, seed: int) -> None:
-        self._run, self._seed = run, seed
+    def __init__(self, run: RunDir, *, seed: int, sandbox: SandboxSettings) -> None:
+        self._run, self._provider = run, sandbox.provider
         self._arms = Bandit(ARMS, seed=seed)
         self._orders = 0
         self._arm = ""
@@ -93,7 +94,7 @@ class TaskGenerator:
             *(str(p.folder) for p in parents[:8]),
         ]
         command += ["--out", str(self._place), "--operators", self._arm.partition("/")[2]]
-        command += ["--limit", str(CHILDREN), "--seed", str(self._orders)]
+        command += ["--limit", str(CHILDREN), "--seed", str(self._orders), "--sandbox", self._provider]
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=lambda: os.nice(19)
         )
@@ -107,7 +108,7 @@ class TaskGenerator:
         report = self._place / "harden.json"
         counts = json.loads(report.read_text()).values() if report.exists() else ()
         valid, tried = sum(made for made, _ in counts), max(1, sum(tries for _, tries in counts))
-        self._arms.made(self._arm, valid=valid, tried=tried, seconds=float(tried))
+        self._arms.record(self._arm, valid=valid, tried=tried, seconds=float(tried))
         found: list[Task] = []
         try:
             paths = folder.task_folders(self._place) if self._place.is_dir() else []

@@ -16,6 +16,7 @@ from difflib import SequenceMatcher
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import apply, parse, remove_statement
 from woodshed.records import Task
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import operators, pruning
 from woodshed.synthesis.characterisation import more_cases
 from woodshed.synthesis.leaks import fingerprints
@@ -38,9 +39,13 @@ class Parent:
     """Texts of the differing files in the workspace."""
     failure: Files
     """Files of an attempt that failed; empty where there is none."""
+    sandboxes: SandboxProvider = BUBBLEWRAP
+    """For what is asked of its code, and the proofs of its variants."""
 
     @classmethod
-    def open(cls, task: Task, failure: Files | None = None) -> Parent:
+    def open(
+        cls, task: Task, failure: Files | None = None, sandboxes: SandboxProvider = BUBBLEWRAP
+    ) -> Parent:
         workspace = folder.workspace(task)
         present: Files = {}
         for file in sorted(workspace.rglob("*.py*")):
@@ -57,7 +62,7 @@ class Parent:
         shown |= {path: text for path, text in present.items() if path not in before}
         for path in shown:
             before.setdefault(path, None)
-        return cls(task, before, shown, failure or {})
+        return cls(task, before, shown, failure or {}, sandboxes)
 
     @property
     def gold(self) -> Files:
@@ -368,7 +373,7 @@ def resume_failure(parent: Parent, parents: Sequence[Parent], draw: random.Rando
 def strengthen(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H7: hidden calls with other arguments than the known tests', answered by the gold code in the sandbox."""
     module = parent.code.modules.get(parent.task.target_path)
-    text = more_cases(parent.task, module.name, draw) if module is not None else None
+    text = more_cases(parent.task, module.name, draw, parent.sandboxes) if module is not None else None
     if text is not None:
         path = _test_folder(parent) + "test_woodshed_more.py"
         tree = syntax.parse(text)

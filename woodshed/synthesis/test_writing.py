@@ -84,9 +84,9 @@ def write_tests(work: RepositoryContext, function: Symbol, name: str) -> Task:
     files = [test.partition("::")[0] for test in covering]
     home = max(sorted(set(files)), key=files.count)
     inside = [test for test in covering if test.partition("::")[0] == home]
-    wrong = mutation_score.noticed(work.spec(), work.code, function, inside, work.settings.timeout_s)[
-        :MAX_VERSIONS
-    ]
+    wrong = mutation_score.noticed(
+        work.spec(), work.code, function, inside, work.settings.timeout_s, work.sandboxes
+    )[:MAX_VERSIONS]
     if len(wrong) < 2:
         raise Rejected("too_few_versions", f"{len(wrong)} wrong versions are noticed by {home}")
     asked = {
@@ -102,7 +102,8 @@ def write_tests(work: RepositoryContext, function: Symbol, name: str) -> Task:
         f"{JUDGE}/asked.json": (json.dumps(asked, indent=1) + "\n").encode(),
     }
     task = _written(work, _test_task(work, function, name, len(asked["right"]), len(wrong)), tests, home)
-    untouched, solved = grade(task, Patch(files={})), grade(task, folder.gold_patch(task))
+    untouched = grade(task, Patch(files={}), work.sandboxes)
+    solved = grade(task, folder.gold_patch(task), work.sandboxes)
     if any(untouched.outcomes[t] == "passed" for t in task.fail_to_pass) or not solved.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(solved)

@@ -83,8 +83,8 @@ def answer(mapper: Mapper, workspace: str) -> dict:
     data, lines = mapper.cover.get_data(), {}
     bits = {test: 2 << index for index, test in enumerate(mapper.tests)} | {"": 1}
     for file in sorted(mapper.ours & set(data.measured_files())):
-        found = data.contexts_by_lineno(file)
-        sets = {line: sum({bits.get(test, 1) for test in tests}) for line, tests in found.items()}
+        contexts = data.contexts_by_lineno(file)
+        sets = {line: sum({bits.get(test, 1) for test in tests}) for line, tests in contexts.items()}
         lines[file[len(workspace) + 1 :]] = {line: f"{sets[line]:x}" for line in sorted(sets)}
     calls = {
         (a.co_filename[len(workspace) + 1 :], qualified(a), b.co_filename[len(workspace) + 1 :], qualified(b))

@@ -63,8 +63,8 @@ def _half(
     if len(units) < 2:
         raise Rejected("half_visible", f"{units[0]} cannot be shown by half")
     hidden = set(random.Random(name).sample(units, len(units) // 2))
-    kept = {test for test in lost if not {test.partition("[")[0], test.partition("::")[0]} & hidden}
-    failing = set(lost) - kept | set(work.baseline.broken)
+    visible_tests = {test for test in lost if not {test.partition("[")[0], test.partition("::")[0]} & hidden}
+    failing = set(lost) - visible_tests | set(work.baseline.broken)
     visible = pruning.drop_failing(work.tests, deletion, failing)
     if deletion.removed:
         pruned = pruning.prune(deletion, work.tests, failing)
@@ -76,8 +76,8 @@ def _half(
 
 def command_for(options: str, path: str) -> str:
     """pytest on one file, whatever its name: quoted for the shell, and no option or argument file for pytest."""
-    named = f"./{path}" if path.startswith(("-", "@")) else path
-    return f"python -m pytest {options} {shlex.quote(named)}"
+    path_argument = f"./{path}" if path.startswith(("-", "@")) else path
+    return f"python -m pytest {options} {shlex.quote(path_argument)}"
 
 
 def _by_loss(outcomes: Mapping[str, Outcome]) -> list[str]:
@@ -90,32 +90,36 @@ def _until_green(
     work: RepositoryContext, deletion: Deletion, outcomes: Mapping[str, Outcome], visible: Mapping[str, str]
 ) -> tuple[State, str]:
     """Prunes again what still fails, until everything that is shown passes."""
-    odd = {path for path in work.baseline.test_files if UNNAMEABLE.search(path)}  # nobody knows what they do
-    gone, failing, broken = odd.union(work.baseline.uncollected), set(), set()
+    unnameable = {
+        path for path in work.baseline.test_files if UNNAMEABLE.search(path)
+    }  # nobody knows what they do
+    removed, failing, broken = unnameable.union(work.baseline.uncollected), set(), set()
     lost = {test for test, outcome in outcomes.items() if outcome != "passed"}
     for attempt in range(MAX_PRUNINGS):
-        state = _changed(work, visible, gone)
+        state = _changed(work, visible, removed)
         with work.opened({**deletion.changed, **state}) as sandbox:
             run = work.run(sandbox, _touched(work, state, lost))
-            now = {**outcomes, **run.outcomes}
+            all_outcomes = {**outcomes, **run.outcomes}
             failing = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
             failing |= {t for t in lost if run.outcomes.get(t, "missing") not in ("missing", "passed")}
-            broken = set(run.collection_errors) - gone
+            broken = set(run.collection_errors) - removed
             if not failing and not broken:
-                passing = [test for test, outcome in now.items() if outcome == "passed"]
-                if len(passing) < max(1.0, (1 - work.settings.max_lost) * len(now)):
-                    raise Rejected("too_wide", f"{len(passing)} of {len(now)} tests can stay visible")
+                passing = [test for test, outcome in all_outcomes.items() if outcome == "passed"]
+                if len(passing) < max(1.0, (1 - work.settings.max_lost) * len(all_outcomes)):
+                    raise Rejected(
+                        "too_wide", f"{len(passing)} of {len(all_outcomes)} tests can stay visible"
+                    )
                 return state, _test_command(sandbox, outcomes, passing)
-        gone |= broken
+        removed |= broken
         if attempt >= 2:  # tests that no edit of theirs takes away, such as generated ones
-            gone |= {test.partition("::")[0] for test in failing}
+            removed |= {test.partition("::")[0] for test in failing}
         visible = pruning.drop_failing(visible, deletion, failing)
     raise Rejected("visible_tests_fail", ", ".join(sorted(failing | broken)))
 
 
-def _changed(work: RepositoryContext, visible: Mapping[str, str], gone: Iterable[str]) -> State:
+def _changed(work: RepositoryContext, visible: Mapping[str, str], removed: Iterable[str]) -> State:
     changed: State = {path: text for path, text in visible.items() if text != work.tests[path]}
-    changed.update(dict.fromkeys(gone))
+    changed.update(dict.fromkeys(removed))
     return changed
 
 

@@ -7,6 +7,7 @@ from woodshed.tasks.contents import (
     grading_files,
     hidden_tests,
     original,
+    original_api,
     protected_files,
     workspace,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "load_set",
     "original",
+    "original_api",
     "prepare",
     "protected_files",
     "resolve",

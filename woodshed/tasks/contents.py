@@ -1,10 +1,11 @@
-"""Files of a task by what they are, so that nobody else joins a path into its folder."""
+"""Files of a task by what they are, so that nobody else joins a path into its folder. Standard library only."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from woodshed.pysource import syntax
+from woodshed.pysource.api_compat import Api, SourceTree, api_of, stem_of
 from woodshed.records import Patch, Task, TaskError
 from woodshed.tasks.diff import unified
 from woodshed.tasks.paths import text_of, tree
@@ -20,6 +21,11 @@ def original(task: Task, path: str) -> Path:
     return workspace(task) / path
 
 
+def is_allowed(task: Task, path: str) -> bool:
+    """True if a solution may change the file of a path, as far as the task's allowed paths say."""
+    return any(path == allowed or path.startswith(f"{allowed}/") for allowed in task.allowed_paths)
+
+
 def hidden_tests(task: Task) -> Path:
     """Folder of the original tests and configuration: a layer to lay over the workspace."""
     return task.folder / "tests" / "files"
@@ -28,6 +34,18 @@ def hidden_tests(task: Task) -> Path:
 def grading_files(task: Task) -> Path:
     """Folder of all that a verifier elsewhere is given: test.sh and the files beside it."""
     return task.folder / "tests"
+
+
+def shown_files(tests: Path) -> Path:
+    """Folder of the files that a solution may change, as the agent was given them, for a verifier elsewhere."""
+    return tests / "shown"
+
+
+def lay_out_for_grading(tests: Path, home: Path) -> None:
+    """Make a folder that looks like a task's, as far as the files tell that a verifier elsewhere is given."""
+    (home / "environment").mkdir(parents=True)
+    (home / "environment" / "workspace").symlink_to(shown_files(tests))
+    (home / "tests").symlink_to(tests)
 
 
 def gold_folder(task: Task) -> Path:
@@ -54,6 +72,21 @@ def gold_patch(task: Task) -> Patch:
         before = original(task, path)
         diff.append(unified(path, _source(path, before) if before.exists() else None, text))
     return Patch(files=new, diff="".join(diff))
+
+
+def original_api(task: Task) -> Api:
+    """The definitions of the modules that the gold patch changes."""
+    shown, gold = workspace(task), gold_files(task)
+
+    def read(path: str) -> str | None:
+        file = gold[path] if path in gold else shown / path
+        try:
+            return None if file is None else syntax.legible(file.read_bytes())
+        except (OSError, ValueError):  # none there, or no name that a file could have
+            return None
+
+    stems = {stem_of(path) for path in gold if path.endswith(".py")}
+    return api_of(SourceTree(read, task.environment.source_roots), sorted(stems))
 
 
 def protected_files(task: Task) -> dict[str, bytes]:

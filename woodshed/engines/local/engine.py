@@ -1,6 +1,6 @@
-"""An engine in this process, which may compute with the very model in training.
+"""An engine in this process, which may share the model with the trainer.
 
-One thread owns the model: it admits requests between any two tokens and ends when there is nothing to write.
+One thread uses the model. It admits requests between any two tokens and ends when there is none left.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from woodshed.tokens.renderer import Renderer
 
 
 class LocalEngine:
-    """Writes messages with a transformers model on this machine."""
+    """Engine that samples from a transformers model in this process."""
 
     takes: Literal["shared", "folder"] = "shared"
 
     def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings | None = None) -> None:
-        """Take a model as it is.
+        """Use a loaded model.
 
         Raises:
-            ModelError: it keeps something else than keys and values.
+            ModelError: the model caches other states than keys and values.
         """
         config = model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ())
-        if odd := sorted(kinds - {"full_attention", "sliding_attention"}):
+        if unsupported := sorted(kinds - {"full_attention", "sliding_attention"}):
             raise ModelError(
-                f"the local engine keeps keys and values only, and {config.model_type} has {', '.join(odd)} layers; "
+                f"the local engine keeps keys and values only, and {config.model_type} has {', '.join(unsupported)} "
+                "layers; "
                 "serve it with vLLM and sample through its endpoint"
             )
         self.settings = settings or SamplerSettings()
@@ -67,7 +68,7 @@ class LocalEngine:
         return self.submit_all([request])[0]
 
     def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
-        """See `Engine`: the requests are in one batch where it has room for them."""
+        """See `Engine`. The requests are in one batch if they fit into it."""
         for request in requests:
             check_fits(request, self.context_length)
         stop_ids = frozenset(self.renderer.stop_ids)
@@ -77,7 +78,7 @@ class LocalEngine:
         return [row.future for row in rows]
 
     def update_weights(self, update: WeightUpdate, version: int) -> None:
-        """See `Engine`. Only the model that it already has can change: kind "shared".
+        """See `Engine`. Only updates of kind "shared" are possible, since the engine uses the trainer's model.
 
         Raises:
             ModelError: weights in a folder.
@@ -99,17 +100,17 @@ class LocalEngine:
         self._thread.shutdown()
 
     def _between_tokens(self, act: Callable[[], None]) -> None:
-        """Do something on the engine's thread and wait for it."""
+        """Call a function on the engine's thread, between two tokens, and wait for it."""
         done: Future[None] = Future()
 
-        def acted() -> None:
+        def run() -> None:
             try:
                 act()
                 done.set_result(None)
             except BaseException as error:
                 done.set_exception(error)
 
-        self._hand_over(acted)
+        self._hand_over(run)
         done.result()
 
     def _hand_over(self, arrival: list[BatchRow] | Callable[[], None]) -> None:
@@ -120,7 +121,7 @@ class LocalEngine:
                 self._thread.submit(self._work)
 
     def _work(self) -> None:
-        """Write until nothing is left."""
+        """Sample until no request is left."""
         while True:
             with self._lock:
                 if not self._arrived and self.scheduler.is_idle:
@@ -143,7 +144,7 @@ class LocalEngine:
                         row.future.set_exception(error)
 
     def _admits(self) -> bool:
-        """Queue the requests that have arrived; False where there is nothing to write, or a call comes first."""
+        """Queue new requests; False if there is nothing to sample, or a call comes first."""
         with self._lock:
             while self._arrived:
                 arrival = self._arrived[0]

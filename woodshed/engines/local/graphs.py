@@ -1,9 +1,9 @@
-"""Writing on a GPU: one captured graph per shape, replayed, instead of a thousand kernels launched for every token.
+"""Decode steps on a GPU by replaying captured CUDA graphs, one for each shape.
 
-A decode step of a small model is bound by launches, not by arithmetic. Shapes must be fixed to be captured: rows are
-rounded up to a power of two, and those too many see only themselves.
-What changes from step to step (tokens, lengths, the column, the random numbers) is one small tensor that is filled in
-before the replay. Method: CUDA graphs (developer.nvidia.com/blog/cuda-graphs), as nano-vllm and vLLM use them.
+The time of a decode step of a small model is that of launching about a thousand kernels. Captured shapes are fixed, so
+the number of rows is padded to a power of two; padding rows attend only to themselves. The inputs of a step (tokens,
+lengths, the column, random numbers) are in one small tensor that is filled before the replay. Method: CUDA graphs
+(developer.nvidia.com/blog/cuda-graphs), as nano-vllm and vLLM use them.
 
 Shapes: B rows, V vocabulary.
 """
@@ -28,7 +28,7 @@ Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Graphs:
-    """The decode steps of one running batch. On a CPU the same steps run without being captured."""
+    """Decode steps of one running batch. On a CPU the same steps run without capture."""
 
     def __init__(self, forward: Forward, draw: Draw, batch: RunningBatch, device: torch.device):
         self.forward, self.draw, self.batch, self.device = forward, draw, batch, device
@@ -39,7 +39,8 @@ class Graphs:
         self._staged = torch.zeros(0)
 
     def step(self, tokens: Sequence[int], uniforms: Sequence[float]) -> Tensor:
-        """Write each live row's last token and draw the next: (2, B) in float64 on the CPU, ids over log-probs."""
+        """Process the last token of each live row and draw the next: (2, B) in float64 on the CPU, ids and
+        log-probs."""
         batch, live = self.batch, len(tokens)
         rows = padded_rows(live)
         self._fit(rows)
@@ -59,29 +60,31 @@ class Graphs:
         return drawn[:, :live].cpu()
 
     def _fit(self, rows: int) -> None:
-        """Graphs hold addresses and strides: where memory was allocated anew, they are captured anew.
+        """Discard graphs whose memory was reallocated, since they contain addresses and strides.
 
-        The address alone does not tell: an allocator gives out again what was just freed, for another shape.
+        Shapes are compared too: an allocator may reuse an address for another shape.
         """
         memory = tuple((tensor.data_ptr(), tensor.shape) for tensor in self.batch.tensors)
         if memory != self._memory or self._state.shape[-1:] < (rows,):
             self._captured.clear()
-            self._pool = None  # a pool ends with its last graph
-            gc.collect()  # and an older sampler's with it, if it has one
+            self._pool = None  # a pool is freed with its last graph
+            gc.collect()  # frees the pool of an older sampler too
             self._memory = memory
-            most = max(rows, self.batch.tensors[0].shape[1])
-            self._state = torch.zeros((4, most), dtype=torch.float64, device=self.device)
-            self._staged = torch.zeros((4, most), dtype=torch.float64, pin_memory=self.device.type == "cuda")
+            columns = max(rows, self.batch.tensors[0].shape[1])
+            self._state = torch.zeros((4, columns), dtype=torch.float64, device=self.device)
+            self._staged = torch.zeros(
+                (4, columns), dtype=torch.float64, pin_memory=self.device.type == "cuda"
+            )
 
     def _capture(self, rows: int) -> tuple[Any, Tensor]:
-        aside = torch.cuda.Stream(self.device)
-        aside.wait_stream(torch.cuda.current_stream(self.device))
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(
-            aside
-        ):  # libraries allocate their workspaces at the first call, outside the capture
+            stream
+        ):  # libraries allocate workspaces at their first call, before the capture
             for _ in range(2):
                 self._drawn(rows)
-        torch.cuda.current_stream(self.device).wait_stream(aside)
+        torch.cuda.current_stream(self.device).wait_stream(stream)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -100,7 +103,7 @@ class Graphs:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """No garbage collection inside: freeing some older sampler's graph would break the capture under way."""
+    """Disable garbage collection: freeing the graph of an older sampler would break the current capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -111,5 +114,5 @@ def _uncollected() -> Iterator[None]:
 
 
 def padded_rows(live: int) -> int:
-    """Rows computed for `live` ones: the next power of two."""
+    """Number of rows with padding: the next power of two."""
     return max(LEAST_ROWS, 1 << (live - 1).bit_length())

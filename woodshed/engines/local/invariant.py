@@ -1,14 +1,14 @@
-"""Batch-invariant attention and products: a token has the same log-prob when it is drawn and when it is trained on.
+"""Batch-invariant attention and products: a token has the same log-prob in sampling and in training.
 
-A sum of floating-point numbers depends on its order, and kernels choose it by the shape of the whole call: how many
-queries, how many rows, where padding stands. In bfloat16 the last digit of every layer then differs between sampler and
+A sum of floating-point numbers depends on its order, and kernels choose the order by the shape of the whole call: the
+number of queries and rows, and the padding. In bfloat16 the last digit of every layer then differs between sampler and
 trainer, and log-probs by hundredths (He et al., "Defeating Nondeterminism in LLM Inference", Thinking Machines 2025).
-Here a query meets the keys of its own sequence in blocks that begin at its first token, whatever stands beside it. And
-a product is summed from the first column to the last: what else cuBLAS does on a Hopper card is to split long sums of
-few outputs, which `unsplit` forbids; our own kernel takes those products, as unsplit they are slow in cuBLAS. RMSNorm
-(in one kernel, which keeps no float32 copy for the backward pass, and rounds once where transformers' rounds twice) and
-softmax sum row by row as they are. Products of experts are not seen to. On a CPU, and in float32 but for attention, all
-is PyTorch's.
+Here a query attends to the keys of its own sequence in blocks that begin at its first token, independent of other rows.
+A product is summed from the first column to the last. On a Hopper card cuBLAS deviates from that only by splitting long
+sums of few outputs, which `unsplit` forbids; such products use our own kernel, since cuBLAS is slow at them without
+splitting. RMSNorm (one kernel, which keeps no float32 copy for the backward pass, and rounds once instead of twice) and
+softmax sum row by row anyway. Products of experts are not covered. On a CPU everything is PyTorch's, and in float32
+everything but attention.
 
 Shapes: B rows, H heads, G heads of keys and values, Q queries, T columns, D head width, K in, N out.
 """
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 
 NAME = "invariant"
-"""Of this attention, among transformers' implementations."""
+"""Name of this attention among the implementations of transformers."""
 LONG = 2048
-"""Terms of a sum that cuBLAS splits where there are few outputs,"""
+"""Number of terms from which cuBLAS splits a sum if there are few outputs,"""
 _TILE, _FEW = 128, 132
-"""in tiles of this side fewer than a card has multiprocessors."""
+"""that is, fewer tiles of this side than multiprocessors on the card."""
 LEAST_ROWS = 4
-"""Products of fewer rows are of other kernels, and sums of another order."""
+"""Products of fewer rows use other kernels, with another order of sums."""
 
 
 def install(model: Any) -> None:
-    """Let a transformers model attend and multiply in this way."""
+    """Make a transformers model use this attention and these products."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -50,14 +50,14 @@ def install(model: Any) -> None:
 
 
 class Linear(torch.nn.Linear):
-    """A linear layer of long sums."""
+    """A linear layer with long sums."""
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
 
 
 class RMSNorm(torch.nn.Module):
-    """transformers' module of the name, in one kernel."""
+    """The RMSNorm of transformers in one kernel."""
 
     weight: Tensor
     variance_epsilon: float
@@ -70,7 +70,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def _is_rms_norm(module: torch.nn.Module) -> bool:
-    """True for a module that computes PyTorch's RMSNorm. It is tried out: some models add one to the weights."""
+    """True for a module that computes PyTorch's RMSNorm, by a trial, since some models add one to the weights."""
     if not type(module).__name__.endswith("RMSNorm") or not hasattr(module, "variance_epsilon"):
         return False
     weight: Any = module.weight
@@ -94,7 +94,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @contextmanager
 def unsplit() -> Iterator[None]:
-    """Products in bfloat16 inside are not split along the summed dimension, whatever their shape; with cuBLAS only."""
+    """Forbid cuBLAS to split bfloat16 products along the summed dimension."""
     cuda, matmul = torch.backends.cuda, torch.backends.cuda.matmul
     if not torch.cuda.is_available() or torch.version.hip:
         yield
@@ -104,7 +104,7 @@ def unsplit() -> Iterator[None]:
         matmul.allow_bf16_reduced_precision_reduction,
         matmul.allow_bf16_reduced_precision_reduction_split_k,
     )
-    cuda.preferred_blas_library("cublaslt")  # the other half of it splits all the same
+    cuda.preferred_blas_library("cublaslt")  # cublas without lt splits regardless
     matmul.allow_bf16_reduced_precision_reduction = (False, False)
     try:
         yield
@@ -114,7 +114,7 @@ def unsplit() -> Iterator[None]:
 
 
 def takes_spans(model: Any) -> bool:
-    """True if `spans` can describe the columns that each query of this model attends to: a row from its beginning."""
+    """True if `spans` can describe the columns that each query of this model attends to: all since the row's first."""
     config = model.config.get_text_config()
     return (
         config._attn_implementation == NAME
@@ -135,9 +135,9 @@ def limited_attention(config: Any) -> str:
 
 
 def spans(begin_B: Tensor, first: Tensor) -> Tensor:
-    """(B, 1, 1, 2), handed through by transformers as a mask: each row's first column, and its first query's own.
+    """(B, 1, 1, 2), which transformers passes on as a mask: the first column of each row, and that of its first query.
 
-    The query behind that sees one column more, and so on.
+    Each following query attends to one column more.
     """
     return torch.stack([begin_B, first.expand_as(begin_B)], -1)[:, None, None, :]
 
@@ -145,7 +145,8 @@ def spans(begin_B: Tensor, first: Tensor) -> Tensor:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """As transformers asks for it: (B, Q, H, D) from queries (B, H, Q, D), keys and values (B, G, T, D)."""
+    """Attention with the interface of transformers: (B, Q, H, D) from queries (B, H, Q, D), keys and values (B, G, T,
+    D)."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     scale = options.get("scaling") or query.shape[-1] ** -0.5
@@ -167,7 +168,7 @@ def attend(
 def attend_branching(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, **options: Any
 ) -> Tensor:
-    """(B, M + K, H, D) from M causal queries and K behind them that see what a mask (B, 1, K, M + K) says."""
+    """(B, M + K, H, D) from M causal queries and K after them with a mask (B, 1, K, M + K)."""
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     length = query.shape[2] - mask.shape[2]
     first, last = query.split([length, mask.shape[2]], 2)
@@ -179,20 +180,20 @@ def attend_branching(
 
 
 def attend_few(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """A few queries of each row read each key head once for all heads that share it.
+    """Attention of a few queries per row, which reads each key head once for all heads that share it.
 
-    transformers copies keys and values for every one, which costs as much as reading the weights when a batch is
-    decoded on a CPU. The heads of a group attend with the same mask, so they can stand side by side as queries of one.
+    transformers copies keys and values for every head, which takes as long as reading the weights in decoding on a CPU.
+    The heads of a group have the same mask, so they are treated as queries of one head.
     """
     rows, heads, queries, width = query.shape
     groups = key.shape[1]
     shared = heads // groups
     if mask is not None and queries > 1:
         mask = mask.repeat(1, 1, shared, 1)
-    seen = torch.nn.functional.scaled_dot_product_attention(
+    attended = torch.nn.functional.scaled_dot_product_attention(
         query.reshape(rows, groups, shared * queries, width), key, value, attn_mask=mask, scale=scale
     )
-    return seen.reshape(rows, heads, queries, value.shape[-1]).transpose(1, 2)
+    return attended.reshape(rows, heads, queries, value.shape[-1]).transpose(1, 2)
 
 
 def _has_kernel(query: Tensor, value: Tensor) -> bool:
@@ -200,7 +201,7 @@ def _has_kernel(query: Tensor, value: Tensor) -> bool:
 
 
 def _as_mask(span_B2: Tensor, queries: int, columns: int) -> Tensor:
-    """(B, 1, Q, T), true where a query may look."""
+    """(B, 1, Q, T), true where a query attends."""
     column_T = torch.arange(columns, device=span_B2.device)
     begin_B11, first_B11 = (part[:, None, None] for part in span_B2.unbind(-1))
     last_BQ1 = first_B11 + torch.arange(queries, device=span_B2.device)[:, None]
@@ -208,7 +209,7 @@ def _as_mask(span_B2: Tensor, queries: int, columns: int) -> Tensor:
 
 
 def _is_causal(module: Any, query: Tensor, key: Tensor, options: dict[str, Any]) -> bool:
-    """True for plainly causal attention: no mask, and nothing else that changes which keys a query sees."""
+    """True for plain causal attention, without an option that changes the keys of a query."""
     return (
         query.shape[2] == key.shape[2]
         and getattr(module, "is_causal", True)
@@ -219,9 +220,10 @@ def _is_causal(module: Any, query: Tensor, key: Tensor, options: dict[str, Any])
 
 
 class _Causal(torch.autograd.Function):
-    """Causal attention of whole sequences; its gradient is that of PyTorch's own, which attends once more for it.
+    """Causal attention of whole sequences, with the gradient of PyTorch's attention, which is computed once more for
+    it.
 
-    What queries behind these saw (B, K, H, D) is appended, without a copy of the rest.
+    The result `behind` (B, K, H, D) of later queries is appended, without a copy of the rest.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The Triton kernels of `invariant`. One configuration each and no tuning at run time: others may give other bits."""
+"""The Triton kernels of `invariant`. They have one fixed configuration, since others may give other bits."""
 
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOptionalOperand=false
 # pyright: reportIndexIssue=false, reportCallIssue=false
@@ -12,30 +12,32 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 TILE = 64
-"""Queries of one program, and keys that it takes at once."""
+"""Number of queries of one program, and of keys in one block."""
 FEW = 32
-"""Outputs of one program of a product of few rows; so few that there are enough programs without splitting sums."""
+"""Number of outputs of one program in a product of few rows; small, so that there are enough programs without
+splitting sums."""
 
 
 @triton.jit(do_not_specialize=["queries"])
 def attend_kernel(
     query, key, value, out, spans, queries, scale,
-    query_row, query_head, query_place, key_row, key_head, key_place, value_row, value_head, value_place, out_row,
+    query_row, query_head, query_position, key_row, key_head, key_position,
+    value_row, value_head, value_position, out_row,
     SHARED: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile: the queries of all heads that share a key head, place by place. Online softmax (arXiv 2205.14135)."""
+    """One tile: the queries of all heads that share a key head, by position. Online softmax (arXiv 2205.14135)."""
     group, groups = tl.program_id(1), tl.num_programs(1)
     row = tl.program_id(2).to(tl.int64)
     begin, first = tl.load(spans + 2 * row), tl.load(spans + 2 * row + 1)
     each = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    place = (each // SHARED).to(tl.int64)
+    position = (each // SHARED).to(tl.int64)
     head = group * SHARED + each % SHARED
-    inside = (place < queries)[:, None]
+    inside = (position < queries)[:, None]
     last = first + tl.minimum((tl.program_id(0) * TILE + TILE - 1) // SHARED, queries - 1)
     width = tl.arange(0, PADDED)[None, :]
     real = width < WIDTH
-    asked = tl.load(
-        query + row * query_row + head[:, None] * query_head + place[:, None] * query_place + width,
+    queries_tile = tl.load(
+        query + row * query_row + head[:, None] * query_head + position[:, None] * query_position + width,
         mask=inside & real, other=0.0,
     )  # fmt: skip
     keys = key + row * key_row + group * key_head + width
@@ -45,29 +47,29 @@ def attend_kernel(
     mixed = tl.zeros((TILE, PADDED), tl.float32)
     for start in range(begin, last + 1, TILE):
         column = start + tl.arange(0, TILE)
-        there = (column <= last)[:, None] & real
-        k = tl.load(keys + column[:, None] * key_place, mask=there, other=0.0)
-        score = tl.dot(asked, tl.trans(k), input_precision=PRECISION) * scale
-        score = tl.where(column[None, :] <= first + place[:, None], score, float("-inf"))
+        valid = (column <= last)[:, None] & real
+        k = tl.load(keys + column[:, None] * key_position, mask=valid, other=0.0)
+        score = tl.dot(queries_tile, tl.trans(k), input_precision=PRECISION) * scale
+        score = tl.where(column[None, :] <= first + position[:, None], score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
         shrink = tl.exp2(best - higher)
         total = total * shrink + tl.sum(weight, 1)
-        v = tl.load(values + column[:, None] * value_place, mask=there, other=0.0)
+        v = tl.load(values + column[:, None] * value_position, mask=valid, other=0.0)
         mixed = tl.dot(weight.to(v.dtype), v, mixed * shrink[:, None], input_precision=PRECISION)
         best = higher
-    at = row * out_row + (place[:, None] * groups * SHARED + head[:, None]) * WIDTH + width
-    tl.store(out + at, mixed / total[:, None], mask=inside & real)
+    offset = row * out_row + (position[:, None] * groups * SHARED + head[:, None]) * WIDTH + width
+    tl.store(out + offset, mixed / total[:, None], mask=inside & real)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, behind: int = 0) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, extra: int = 0) -> Tensor:
     """(B, Q, H, D) from queries (B, H, Q, D), keys and values (B, G, T, D) and spans (B, 2); see `invariant`.
 
-    Room for so many more queries is left `behind` them.
+    The result has space for `extra` more queries after them.
     """
     rows, heads, queries, width = query.shape
     groups = key.shape[1]
-    out = torch.empty((rows, queries + behind, heads, width), dtype=query.dtype, device=query.device)
+    out = torch.empty((rows, queries + extra, heads, width), dtype=query.dtype, device=query.device)
     if any(part.stride(-1) != 1 for part in (query, key, value)):
         query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     shared = heads // groups
@@ -87,12 +89,12 @@ def linear_kernel(
     """One tile of x weight^T + bias, summed from the first column to the last."""
     row = tl.program_id(1) * TILE + tl.arange(0, TILE)
     col = tl.program_id(0) * FEW + tl.arange(0, FEW)
-    at = tl.arange(0, TILE)
-    left = x + row[:, None].to(tl.int64) * x_row + at[None, :]
-    right = weight + col[None, :].to(tl.int64) * weight_row + at[:, None]
+    column = tl.arange(0, TILE)
+    left = x + row[:, None].to(tl.int64) * x_row + column[None, :]
+    right = weight + col[None, :].to(tl.int64) * weight_row + column[:, None]
     total = tl.zeros((TILE, FEW), tl.float32)
     for start in range(0, depth, TILE):
-        inside = at < depth - start
+        inside = column < depth - start
         a = tl.load(left, mask=(row[:, None] < rows) & inside[None, :], other=0.0)
         b = tl.load(right, mask=(col[None, :] < width) & inside[:, None], other=0.0)
         total = tl.dot(a, b, total, input_precision=PRECISION)
@@ -100,8 +102,8 @@ def linear_kernel(
         right += TILE
     if HAS_BIAS:
         total += tl.load(bias + col, mask=col < width, other=0.0).to(tl.float32)[None, :]
-    here = row[:, None].to(tl.int64) * width + col[None, :]
-    tl.store(out + here, total, mask=(row[:, None] < rows) & (col[None, :] < width))
+    offset = row[:, None].to(tl.int64) * width + col[None, :]
+    tl.store(out + offset, total, mask=(row[:, None] < rows) & (col[None, :] < width))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Keys and values: those of finished sequences, kept compactly, and those of the rows that run together.
+"""Keys and values of finished sequences, stored compactly, and of the rows of the running batch.
 
 Shapes: B rows, T columns, L layers, H key/value heads, D head width.
 """
@@ -31,16 +31,16 @@ class Prefix:
 
 
 class Prefixes:
-    """Sequences computed under the current weights, least recently used first."""
+    """Cached sequences of the current weights, least recently used first."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.kept: list[Prefix] = []
 
     def find(self, ids: np.ndarray) -> tuple[Prefix | None, int]:
-        """The kept sequence that shares the longest beginning with `ids`, and how long that is."""
+        """The cached sequence with the longest common beginning with `ids`, and the length of that beginning."""
         best, length = None, 0
-        for prefix in reversed(self.kept):  # the last ones are the likeliest
+        for prefix in reversed(self.kept):  # recent ones match most often
             is_longer = length < min(len(prefix.ids), len(ids)) and prefix.ids[length] == ids[length]
             if is_longer and (shared := common_length(prefix.ids, ids)) > length:
                 best, length = prefix, shared
@@ -49,7 +49,7 @@ class Prefixes:
         return best, length
 
     def add(self, new: Prefix) -> None:
-        """Keep a sequence instead of its own beginnings, and forget old ones beyond the limit."""
+        """Cache a sequence in place of its own beginnings, and drop old ones above the limit."""
         self.kept = [p for p in self.kept if not _begins(p.ids, new.ids)]
         self.kept.append(new)
         while sum(p.size_bytes for p in self.kept) > self.limit_bytes:
@@ -63,16 +63,16 @@ def _begins(beginning: np.ndarray, whole: np.ndarray) -> bool:
 
 
 def common_length(a: np.ndarray, b: np.ndarray) -> int:
-    """Number of ids that two sequences share at their beginning."""
+    """Length of the common beginning of two sequences."""
     length = min(len(a), len(b))
     differs = a[:length] != b[:length]
     return int(differs.argmax()) if differs.any() else length
 
 
 class _Layer(CacheLayerMixin):
-    """One layer of a `RunningBatch`, as transformers asks for it."""
+    """One layer of a `RunningBatch`, with the interface of transformers."""
 
-    is_sliding = False  # all columns are kept; the model's mask knows its window
+    is_sliding = False  # all columns are kept; the mask of the model limits the window
 
     def __init__(self, batch: RunningBatch, index: int) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class _Layer(CacheLayerMixin):
 
 
 class RunningBatch(Cache):
-    """Keys and values of the rows that run together, each (L, B, H, T, D), written in place.
+    """Keys and values of the rows of a batch, each (L, B, H, T, D), written in place.
 
-    Rows end at the same column `end` and begin where their length says, so a step writes one column. The first
-    `len(lengths)` rows are live; `start` is where the longest of them begins. Memory is kept from call to call and
-    starts as zeros, since a masked column still takes part in sums, with weight zero.
+    All rows end at column `end`, so a step writes one column, and begin `length` columns before it. The first
+    `len(lengths)` rows are live; `start` is the first column of the longest one. Memory is reused and initialised with
+    zeros, since a masked column still takes part in sums, with weight zero.
     """
 
     COLUMN_STEP = 256
@@ -117,9 +117,9 @@ class RunningBatch(Cache):
 
     @contextmanager
     def fixed(self, rows: int, column: Tensor) -> Iterator[None]:
-        """Forwards inside write one column (1,) of the first `rows` rows and are given all columns.
+        """Let forwards write one column (1,) of the first `rows` rows and read all columns.
 
-        Nothing of it depends on what this batch holds, so it can be captured once and replayed.
+        Such a forward does not depend on the state of the batch, so it can be captured once and replayed.
         """
         self._fixed = (rows, column)
         try:
@@ -128,13 +128,13 @@ class RunningBatch(Cache):
             self._fixed = None
 
     def open(self, end: int, least_columns: int) -> None:
-        """Empty; the first free column is `end`."""
+        """Remove all rows; the first free column is `end`."""
         self.room = (self.room[0], max(self.room[1], least_columns))
         self.lengths = []
         self.start = self.end = end
 
     def insert(self, prefix: Prefix | None, length: int) -> None:
-        """Add a row that begins with the first `length` positions of a kept sequence."""
+        """Add a row that begins with the first `length` positions of a cached sequence."""
         if prefix is not None:
             slot, columns = len(self.lengths), slice(self.end - length, self.end)
             for all_rows, kept in zip(self._memory(prefix.tensors), prefix.tensors, strict=True):
@@ -156,14 +156,15 @@ class RunningBatch(Cache):
         return keys[:, :, self.start : end], values[:, :, self.start : end]
 
     def _memory(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Keys and values, allocated at the first ones seen (..., H, T, D), which know the shapes. Live rows move."""
+        """The tensors of keys and values, reallocated with the shapes of `like` if they are too small; live rows are
+        copied."""
         rows, columns = self.room
         had_rows, had_columns = self.tensors[0].shape[1:4:2] if self.tensors else (0, 0)
         if had_rows < rows or had_columns < columns:
             live = self.tensors if self.lengths else []
-            self.tensors = []  # free before allocating, where nothing is in use
-            rows = max(rows, min(had_rows, 2 * rows))  # a call of half as many shrinks nothing
-            if 0 < had_columns < columns:  # prompts grow by the turn, and graphs go with the memory
+            self.tensors = []  # frees unused memory before the allocation
+            rows = max(rows, min(had_rows, 2 * rows))  # a call with half as many rows does not shrink it
+            if 0 < had_columns < columns:  # prompts grow with every turn, and reallocation discards graphs
                 columns = max(columns, had_columns * 3 // 2)
             columns = max(columns, had_columns if live else 0)
             columns = -(-columns // self.COLUMN_STEP) * self.COLUMN_STEP
@@ -177,19 +178,16 @@ class RunningBatch(Cache):
         return self.tensors
 
     def positions(self, device: torch.device, added: int) -> Tensor:
-        """(B, added) where the next tokens of each row stand in its sequence."""
+        """(B, added) positions of the next tokens of each row in its sequence."""
         return torch.tensor(self.lengths, device=device)[:, None] + torch.arange(added, device=device)
 
     def spans(self, device: torch.device) -> Tensor:
-        """Columns that each row's next tokens attend to, as `invariant.spans`."""
+        """Columns that the next tokens of each row attend to, in the form of `invariant.spans`."""
         past = torch.tensor(self.end - self.start, device=device)
         return invariant.spans(past - torch.tensor(self.lengths, device=device), past)
 
     def mask(self, device: torch.device, new: Sequence[int], width: int) -> Tensor:
-        """The same as an attention mask (B, T), for a forward of `width` tokens, of which each row has `new`.
-
-        Rows with fewer are padded at the right.
-        """
+        """Attention mask (B, T) for a forward of `width` tokens, of which each row has `new`, padded at the right."""
         past = self.end - self.start
         columns = torch.arange(past + width, device=device)
         lengths = torch.tensor(self.lengths, device=device)[:, None]
@@ -197,7 +195,7 @@ class RunningBatch(Cache):
         return (columns >= past - lengths) & (columns < past + wanted)
 
     def advance(self) -> None:
-        """One column was written for every row."""
+        """Count one more column in every row."""
         self.end += 1
         self.lengths = [length + 1 for length in self.lengths]
 
@@ -218,7 +216,7 @@ class RunningBatch(Cache):
         self.start = self.end - max(self.lengths, default=0)
 
     def make_room_for(self, length: int) -> None:
-        """Let a row of so many positions, and one column more, fit: where it does not, live rows are moved."""
+        """Make sure that a row of this length and one more column fit, by moving the live rows if needed."""
         if not self.lengths:
             self.open(length, length + 1)
             return

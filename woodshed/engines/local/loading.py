@@ -1,10 +1,12 @@
-"""Loading a causal language model from any specification of `tokens.model_files`, an adapter on top."""
+"""Loading of a causal language model from any specification of `tokens.model_files`, with an optional adapter."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import io
+import json
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
@@ -38,13 +40,13 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     directory: Path
-    """The Hugging Face folder it was read from."""
+    """Hugging Face folder of the model."""
 
 
 def load(
     spec: str, *, dtype: str = "float32", adapter: Path | None = None, cache: Path | None = None
 ) -> LoadedModel:
-    """Weights and tokenizer from any specification of `tokens.model_files`, with an unmerged PEFT adapter on top.
+    """Load weights and tokenizer from any specification of `tokens.model_files`, with an unmerged PEFT adapter.
 
     A GGUF file is dequantised once, to bfloat16 safetensors in the cache, so that every machine and every precision
     starts from the same numbers.
@@ -63,12 +65,12 @@ def load(
         model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     if missing := sorted(info["missing_keys"]):
-        # transformers would fill them with random numbers and go on
+        # transformers would initialise them at random
         raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise ModelError(
-            f"{directory}: the tokenizer knows {tokenizer.vocab_size} tokens and the model {rows}; they belong to "
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens and the model {rows}; they belong to "
             "different models"
         )
     model.eval()
@@ -85,25 +87,34 @@ def _with_adapter(model: Any, adapter: Path) -> Any:
     check_adapter(adapter)
     weights = adapter / "adapter_model.safetensors"
     with _quiet(), _explained(adapter, "adapter"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by an old name
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT uses an old name of transformers
         warnings.filterwarnings("error", message=".*missing adapter keys.*")
-        made = PeftModel.from_pretrained(model, str(adapter)).eval()
-        kept = get_peft_model_state_dict(made, save_embedding_layers=False)  # "auto" may ask the hub
+        try:
+            adapted = PeftModel.from_pretrained(model, str(adapter)).eval()
+        except (RuntimeError, ValueError) as error:
+            if not re.search(r"size mismatch|Target modules .* not found", str(error), re.DOTALL):
+                raise
+            base = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+            raise ModelError(
+                f"{adapter} does not fit the model {model.config.name_or_path}: it was made for "
+                f"{base.get('base_model_name_or_path') or 'another one'}. Name that model, or another adapter"
+            ) from error
+        state = get_peft_model_state_dict(adapted, save_embedding_layers=False)  # "auto" may ask the hub
         with safe_open(weights, "pt") as file:
-            unused = sorted(name for name in set(file.keys()) - set(kept) if "lora_" in name)
+            unused = sorted(name for name in set(file.keys()) - set(state) if "lora_" in name)
         if unused:
             raise ModelError(
-                f"{adapter} belongs to another model: this one has no place for {len(unused)} of its weights, "
+                f"{adapter} belongs to another model: this one does not have {len(unused)} of its weights, "
                 f"{unused[0]!r} among them"
             )
-    return compute_in_model_precision(made)
+    return compute_in_model_precision(adapted)
 
 
 def compute_in_model_precision(model: Any) -> Any:
-    """Let the LoRA adapters of a PEFT model compute in the model's own precision, and add in place.
+    """Let the LoRA adapters of a PEFT model compute in the precision of the model, and add their output in place.
 
-    PEFT takes every input of an adapter whose weights are float32 to float32, and each copy is kept for the backward
-    pass; what is added, and what is added and scaled, are tensors of their own.
+    PEFT converts every input of a float32 adapter to float32, and keeps the copies and the intermediate results for the
+    backward pass.
     """
     for layer in model.modules():
         if type(layer) is _plain_adapter() and not any(
@@ -122,7 +133,7 @@ def _plain_adapter() -> type:
 @functools.cache
 def _adapted_linear() -> type:
     class AdaptedLinear(_plain_adapter()):
-        """A linear layer under one LoRA adapter, whose matrices are taken in the precision of what they multiply."""
+        """A linear layer with one LoRA adapter, whose matrices are converted to the precision of the input."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             name, *others = self.active_adapters or ("",)
@@ -139,7 +150,7 @@ def _adapted_linear() -> type:
 
 
 def _dequantised(source: ModelSource, models: Path) -> Path:
-    """The Hugging Face folder made from a GGUF file, once; safe when two processes make it at the same time."""
+    """The Hugging Face folder of a GGUF file, converted once; several processes may convert it at the same time."""
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     assert source.gguf is not None
@@ -169,7 +180,7 @@ def _dequantised(source: ModelSource, models: Path) -> Path:
             "bos",
             "eos",
             "pad",
-        ):  # transformers 5.17 reads the tokenizer's own wrongly from GGUF
+        ):  # transformers 5.17 reads those of the tokenizer wrongly from GGUF
             if (token := getattr(model.config, f"{name}_token_id", None)) is not None:
                 setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
         if info["missing_keys"]:
@@ -181,14 +192,14 @@ def _dequantised(source: ModelSource, models: Path) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars and no chatter from libraries; whoever called shows progress."""
+    """Suppress progress bars and messages of libraries; the caller shows progress."""
     from transformers.utils import logging
 
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with redirect_stderr(io.StringIO()):  # the GGUF reader draws a bar of its own
+        with redirect_stderr(io.StringIO()):  # the GGUF reader shows its own progress bar
             yield
     finally:
         logging.set_verbosity(level)
@@ -197,16 +208,16 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(path: Path, what: str) -> Iterator[None]:
-    """Whatever a loader raises on bad input, as a ModelError that names the file."""
+def _explained(path: Path, noun: str) -> Iterator[None]:
+    """Turn any error of a loader into a ModelError that names the file."""
     try:
         yield
     except (ModelError, MemoryError):
         raise
-    except Exception as error:  # loaders raise a different type for every way a file can be wrong
+    except Exception as error:  # loaders raise many types of errors for damaged files
         first, _, rest = str(error).strip().partition("\n")
         more = " ".join(rest.split())[:200] if first.endswith(":") else ""
         reason = f"{first} {more}".strip() or type(error).__name__
         if wants_code(error):
             reason = FOREIGN_CODE
-        raise ModelError(f"{path}: this {what} cannot be loaded: {reason}") from error
+        raise ModelError(f"{path}: this {noun} cannot be loaded: {reason}") from error

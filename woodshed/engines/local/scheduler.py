@@ -1,8 +1,8 @@
-"""Continuous batching: requests are admitted at any step, and rows that end make room at once.
+"""Continuous batching: requests are admitted at any step, and finished rows leave at once.
 
-`admit` prefills what has arrived (prompts that begin alike are computed once) and samples each first token; `step`
-writes one more token for every running row. Keys and values of finished sequences stay in memory, compactly, so the
-next turn's prompt, which begins with that very sequence, costs only its new tokens.
+A step admits waiting rows (it prefills their prompts, common beginnings once, and samples each first token) and samples
+one more token for every running row. Keys and values of finished sequences stay in memory, so the prompt of the next
+turn, which begins with such a sequence, only costs its new tokens.
 
 Shapes: B rows, T columns, V vocabulary.
 """
@@ -31,14 +31,14 @@ from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch, comm
 from woodshed.records import ModelError
 from woodshed.tokens.renderer import Renderer
 
-_PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # in one forward; more fills the device no better
-_SHARED_TOKENS = 16  # a shorter common beginning is not worth a forward of its own
-_MARGIN = 64  # columns beyond the longest row: rows are seldom moved
+_PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}  # in one forward; more does not use the device better
+_SHARED_TOKENS = 16  # a shorter common beginning is not worth another forward
+_MARGIN = 64  # spare columns, so that rows are rarely moved
 
 
 @dataclass(eq=False)
 class BatchRow:
-    """One message being written."""
+    """One unfinished message."""
 
     request: SampleRequest
     stop_ids: frozenset[int]
@@ -47,7 +47,7 @@ class BatchRow:
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     prefix: Prefix | None = None
-    """Keys and values of what was known when it was admitted, until it runs."""
+    """Cached keys and values at admission, until the row runs."""
 
     def __post_init__(self) -> None:
         self.stream = np.random.Generator(np.random.Philox(key=self.request.seed % 2**64))
@@ -62,7 +62,7 @@ class BatchRow:
 
     @property
     def sequence(self) -> tuple[int, ...]:
-        """Every id so far."""
+        """Ids of the prompt and the message so far."""
         return (*self.request.prompt_ids, *self.ids)
 
     @property
@@ -83,11 +83,10 @@ class BatchRow:
 
 
 class Scheduler:
-    """The rows that run on one model, those that wait for a place, and what is cached between them.
+    """The running rows of one model, the waiting rows, and the cache of finished sequences.
 
-    The same calls in the same order give the same bits. But where `invariant` reaches, what was kept from earlier
-    requests changes the order of sums, in the last digit: a run that must repeat exactly begins each phase with
-    `flush`.
+    The same calls in the same order give the same bits. Cached sequences change the order of sums, and so the last
+    digit, except where `invariant` applies; a run that must be repeatable calls `flush` at the beginning of each phase.
     """
 
     def __init__(self, model: Any, renderer: Renderer, settings: SamplerSettings) -> None:
@@ -106,7 +105,7 @@ class Scheduler:
         self._waiting: deque[BatchRow] = deque()
         self._running: list[BatchRow] = []
         self._done: list[BatchRow] = []
-        self._takes_spans = invariant.takes_spans(model)  # a window would need a mask of its own
+        self._takes_spans = invariant.takes_spans(model)  # a sliding window would need another mask
         captured = self._takes_spans and self.device.type == "cuda"
         self._graphs = self._make_graphs() if captured else None
 
@@ -119,9 +118,9 @@ class Scheduler:
         return not (self._waiting or self._running)
 
     def flush(self) -> None:
-        """Forget the keys and values of finished sequences and free their memory (an update may need it).
+        """Drop the keys and values of finished sequences and free their memory, which an update may need.
 
-        Graphs hold the addresses of the rows that run together: with them, that memory stays.
+        With captured graphs the memory of the running batch is kept, since they contain its addresses.
         """
         self._prefixes.kept.clear()
         if self.is_idle:
@@ -130,8 +129,8 @@ class Scheduler:
                 self._batch.tensors.clear()
 
     def restart(self, model: Any, version: int) -> None:
-        """Go on with other weights: cached keys and values are of no use, so rows in the middle are admitted again
-        with what they have written."""
+        """Continue with other weights. Cached keys and values are dropped, so running rows are admitted again with
+        their tokens so far."""
         self.model, self.version = model, version
         self._waiting.extendleft(reversed(self._running))
         for row in self._waiting:
@@ -141,8 +140,8 @@ class Scheduler:
         self.flush()
 
     def abandon(self) -> list[BatchRow]:
-        """Every row that `step` has not returned; none runs on. No NaN may stay behind masked columns."""
-        left = list(dict.fromkeys([*self._done, *self._running, *self._waiting]))
+        """Stop all rows and return those that `step` has not returned. Memory is freed, since it may contain NaN."""
+        rows = list(dict.fromkeys([*self._done, *self._running, *self._waiting]))
         self._done.clear()
         self._running.clear()
         self._waiting.clear()
@@ -150,7 +149,7 @@ class Scheduler:
             batch.open(0, 0)
             batch.tensors.clear()
         self.flush()
-        return left
+        return rows
 
     def add(self, rows: Iterable[BatchRow]) -> None:
         """Queue rows; they are admitted in this order."""
@@ -158,12 +157,12 @@ class Scheduler:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """The state of torch and of the model in which `step` is called, set up once for many steps."""
+        """Context in which `step` must be called; it can be shared by many steps."""
         with torch.inference_mode(), _evaluating(self.model), invariant.unsplit():
             yield
 
     def step(self) -> list[BatchRow]:
-        """Admit what fits, write a token for every running row, and return the rows that are done.
+        """Admit waiting rows, sample a token for every running row, and return the finished rows.
 
         Raises:
             ModelError: the model's logits are not finite.
@@ -178,27 +177,27 @@ class Scheduler:
     # admission
 
     def _admit(self) -> list[BatchRow]:
-        """Prefill as many waiting rows as have a place and sample their next token; returns those that are done."""
+        """Prefill as many waiting rows as fit and sample their next token; return the finished ones."""
         free = self.settings.max_rows - len(self._running)
         arrived = list(itertools.islice(self._waiting, free))
         if rows := [row for row in arrived if not row.done]:
             prompts = self._prefill(dict.fromkeys(row.sequence for row in rows))
-            found = [prompts[row.sequence] for row in rows]
-            for row, (prefix, _) in zip(rows, found, strict=True):
+            results = [prompts[row.sequence] for row in rows]
+            for row, (prefix, _) in zip(rows, results, strict=True):
                 row.prefix = prefix
-            self._draw(rows, torch.stack([logits for _, logits in found]))
+            self._draw(rows, torch.stack([logits for _, logits in results]))
             self._start([row for row in rows if not row.done])
-        for _ in arrived:  # only now: a failure leaves them waiting
+        for _ in arrived:  # after an error they are still waiting
             self._waiting.popleft()
         return [row for row in arrived if row.done]
 
     def _start(self, rows: Sequence[BatchRow]) -> None:
-        """Let rows run; the longest enter first, so that the others fit behind them."""
+        """Add rows to the running batch, the longest first, so that the others fit."""
         if not rows:
             return
-        together = [*self._running, *rows]
-        most = padded_rows(len(together)) if self._graphs else len(together)
-        self._batch.room = (most, max(row.most_columns for row in together) + _MARGIN)
+        all_rows = [*self._running, *rows]
+        num_rows = padded_rows(len(all_rows)) if self._graphs else len(all_rows)
+        self._batch.room = (num_rows, max(row.most_columns for row in all_rows) + _MARGIN)
         for row in sorted(rows, key=lambda row: -len(row.sequence)):
             assert row.prefix is not None
             self._batch.make_room_for(len(row.prefix.ids))
@@ -206,24 +205,24 @@ class Scheduler:
             row.prefix = None
             self._running.append(row)
 
-    # the prompts
+    # prefill
 
     def _prefill(self, prompts: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], tuple[Prefix, Tensor]]:
-        """Every prompt's keys and values, and the logits (V,) behind its last token."""
+        """Keys and values of every prompt, and the logits (V,) after its last token."""
         arrays = [np.array(ids) for ids in prompts]
         self._prefill_shared(arrays)
-        # Most new tokens first: rows of one forward have about as many, and padding stays small.
-        known = [self._known(ids) for ids in arrays]
-        waiting = sorted(range(len(arrays)), key=lambda i: (known[i][1] - len(arrays[i]), -known[i][1], i))
-        found = {}
+        # Sorted by new tokens, so that the rows of one forward have similar numbers and little padding.
+        cached = [self._known(ids) for ids in arrays]
+        waiting = sorted(range(len(arrays)), key=lambda i: (cached[i][1] - len(arrays[i]), -cached[i][1], i))
+        results = {}
         while waiting:
-            most = len(arrays[waiting[0]]) - known[waiting[0]][1]
-            room = min(self.settings.max_rows, max(1, _PREFILL_TOKENS[self.device.type] // most))
-            group = [i for i in waiting[:room] if len(arrays[i]) - known[i][1] >= 0.75 * most - 8]
+            num_new = len(arrays[waiting[0]]) - cached[waiting[0]][1]
+            room = min(self.settings.max_rows, max(1, _PREFILL_TOKENS[self.device.type] // num_new))
+            group = [i for i in waiting[:room] if len(arrays[i]) - cached[i][1] >= 0.75 * num_new - 8]
             waiting = waiting[len(group) :]
-            for i, result in zip(group, self._forward([(arrays[i], *known[i]) for i in group]), strict=True):
-                found[tuple(arrays[i].tolist())] = result
-        return found
+            for i, result in zip(group, self._forward([(arrays[i], *cached[i]) for i in group]), strict=True):
+                results[tuple(arrays[i].tolist())] = result
+        return results
 
     def _prefill_shared(self, arrays: Sequence[np.ndarray]) -> None:
         """Compute the common beginning of all prompts (the system message) once."""
@@ -234,13 +233,14 @@ class Scheduler:
             self._forward([(arrays[0][:shared], *self._known(arrays[0][:shared]))])
 
     def _known(self, ids: np.ndarray) -> tuple[Prefix | None, int]:
-        """The longest computed beginning, short of the last token, whose logits are needed."""
+        """The longest cached beginning, without the last token, whose logits are needed."""
         prefix, length = self._prefixes.find(ids)
         return prefix, min(length, len(ids) - 1)
 
     def _forward(self, rows: Sequence[tuple[np.ndarray, Prefix | None, int]]) -> list[tuple[Prefix, Tensor]]:
-        """Complete (ids, kept sequence, how much of it) to the end of the ids, in one forward."""
-        batch = self._prefill_batch if self._running else self._batch  # which lies idle, and has the memory
+        """Compute rows of (ids, cached sequence, length of its used beginning) to the end of the ids, in one
+        forward."""
+        batch = self._prefill_batch if self._running else self._batch  # idle, and already allocated
         new = [len(ids) - length for ids, _, length in rows]
         past = max(length for _, _, length in rows)
         width = max(*new, LEAST_ROWS)
@@ -264,10 +264,10 @@ class Scheduler:
     def _logits(self, batch: RunningBatch, tokens: Tensor, new: Sequence[int], keep: int | Tensor) -> Tensor:
         """Logits (B, kept, V) in float32 after a forward that writes its keys and values into the batch."""
         width = tokens.shape[1]
-        seen = batch.spans(self.device) if self._takes_spans else batch.mask(self.device, new, width)
+        mask = batch.spans(self.device) if self._takes_spans else batch.mask(self.device, new, width)
         output = self.model(
             input_ids=tokens.to(self.device),
-            attention_mask=seen,
+            attention_mask=mask,
             position_ids=batch.positions(self.device, width).clamp(max=self.context_length - 1),  # padding's
             use_cache=True,
             logits_to_keep=keep,
@@ -275,10 +275,10 @@ class Scheduler:
         )
         return output.logits.float()
 
-    # the messages
+    # sampling
 
     def _decode(self) -> None:
-        """One more token for each running row."""
+        """Sample one more token for each running row."""
         rows = self._running
         self._batch.make_room_for(max(self._batch.lengths))
         tokens = [row.ids[-1] for row in rows]
@@ -291,11 +291,11 @@ class Scheduler:
         self._batch.advance()
 
     def _retire(self) -> list[BatchRow]:
-        """Take the rows that are done out of the batch, and keep their keys and values."""
+        """Remove the finished rows from the batch, and cache their keys and values."""
         batch, running, done = self._batch, self._running, []
         for slot in reversed(range(len(running))):
             if running[slot].done:
-                ids = np.array(running[slot].sequence[:-1])  # those of the last id are not known
+                ids = np.array(running[slot].sequence[:-1])  # the last id has no keys and values yet
                 self._prefixes.add(batch.extract(slot, ids, batch.end - len(ids)))
                 batch.remove(slot)
                 done.append(running[slot])
@@ -304,7 +304,7 @@ class Scheduler:
         return done
 
     def _draw(self, rows: Sequence[BatchRow], logits: Tensor) -> None:
-        """One token for each row from its logits (B, V)."""
+        """Sample one token for each row from its logits (B, V)."""
         uniform = torch.tensor(
             [row.stream.random() for row in rows], dtype=torch.float64, device=logits.device
         )
@@ -314,8 +314,8 @@ class Scheduler:
         if not torch.isfinite(logps).all():
             raise ModelError(
                 f"the model's logits are not finite at policy version {self.version}: its weights are not finite or "
-                f"too large, or the temperature ({self.settings.temperature:g}) is too low. This run cannot go on "
-                "with them; begin one under another name, with a lower optimizer.learning_rate"
+                f"too large, or the temperature ({self.settings.temperature:g}) is too low. This run cannot continue "
+                "with them; start one with another name and a lower optimizer.learning_rate"
             )
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
             row.ids.append(token)
@@ -342,7 +342,7 @@ class Scheduler:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """No dropout while sampling; the mode from before comes back."""
+    """Evaluation mode, without dropout; restores the mode afterwards."""
     if not model.training:
         yield
         return

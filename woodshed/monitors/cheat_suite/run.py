@@ -1,4 +1,4 @@
-"""Scripts carried out in a real sandbox, with the agent's own tools: rollouts like any other, without tokens."""
+"""Playing of scripts in a real sandbox with the agent's own tools: rollouts like any other, without tokens."""
 
 from __future__ import annotations
 
@@ -50,8 +50,10 @@ def play(task: Task, act: ScriptedAttempt, name: str, sandboxes: SandboxProvider
 
 def _turn(sandbox: Sandbox, move: ScriptedCall, number: int) -> Turn:
     call = Call(f"call-{number}", move.tool, move.arguments, json.dumps(move.arguments, ensure_ascii=False))
-    seen: Observation = tools.run(call, sandbox, TOOLS)
-    return Turn((), 0, (), (), (), "stop", "", (call,), (seen,), None, oracle="cheat" if move.cheats else "")
+    observation: Observation = tools.run(call, sandbox, TOOLS)
+    return Turn(
+        (), 0, (), (), (), "stop", "", (call,), (observation,), None, oracle="cheat" if move.cheats else ""
+    )
 
 
 def cheat_turn(rollout: Rollout) -> int | None:

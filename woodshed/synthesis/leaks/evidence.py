@@ -23,7 +23,7 @@ MIN_FRAGMENT = 16
 """Tokens of a missing part that is no whole body; shorter ones are idioms of everybody."""
 AROUND = 11
 """Tokens on either side that a short missing part is looked for with: an old copy has them in one run, the workspace
-has them torn apart. With more, what is left would be most of it (`prints.Runs`)."""
+has them torn apart. With more, what is left would be most of it (`fingerprints.Runs`)."""
 OWN_PARAMETERS = ("__init__", "__new__", "__call__")
 """Methods of protocols whose parameters are up to the class; of the others everybody knows them."""
 MIN_TEST = 30
@@ -34,42 +34,42 @@ MIN_SHAPE = 30
 def bodies(task: Task) -> list[Body]:
     """Everything that the task's folder must not show to an attempt."""
     workspace = folder.workspace(task)
-    found: list[Body] = []
+    all_bodies: list[Body] = []
     for path, text in folder.gold_patch(task).files.items():
         shown = _text(workspace / path)
         if text is not None and path.endswith((".py", ".pyi")):
-            found += _missing_code(task, path, text, shown)
+            all_bodies += _missing_code(task, path, text, shown)
         elif text is not None:
-            found += _missing_lines(task, text, shown)
-    tiny = [body for body in found if len(body.tokens) < MIN_FRAGMENT]
-    if len(tiny) < len(found):  # then each of them is an idiom
-        found = [replace(b, tokens=(), words=()) if b in tiny else b for b in found]
-        if sum(len(b.tokens) for b in tiny) >= sum(len(b.tokens) for b in found):  # but not all together
+            all_bodies += _missing_lines(task, text, shown)
+    tiny = [body for body in all_bodies if len(body.tokens) < MIN_FRAGMENT]
+    if len(tiny) < len(all_bodies):  # then each of them is an idiom
+        all_bodies = [replace(b, tokens=(), words=()) if b in tiny else b for b in all_bodies]
+        if sum(len(b.tokens) for b in tiny) >= sum(len(b.tokens) for b in all_bodies):  # but not all together
             tokens = tuple(fingerprints.code_words("".join(body.source for body in tiny)))
-            found.append(Body(task.name, "", "gold", tokens, words=_anchors(tokens)))
+            all_bodies.append(Body(task.name, "", "gold", tokens, words=_anchors(tokens)))
     for _, function, text in _hidden_tests(task):
         tokens = tuple(fingerprints.code_words(_source(text, function.body)))
         if len(tokens) >= MIN_TEST:
-            found.append(Body(task.name, function.name, "test", tokens, words=_anchors(tokens)))
-    return found
+            all_bodies.append(Body(task.name, function.name, "test", tokens, words=_anchors(tokens)))
+    return all_bodies
 
 
 def functions(path: str, text: str) -> list[Body]:
     """Every function of a file that is more than an idiom, as if all of the file were missing."""
     tree = _parsed(text)
-    found = []
+    large_functions = []
     for name, function in fingerprints.functions(tree or ast.Module([], [])):
         tokens = fingerprints.code_words(_source(text, fingerprints.code_body(function)))
         if len(tokens) >= MIN_FRAGMENT:
             body = _whole("", "", (path, name), text, function, tuple(tokens))
-            found.append(replace(body, called=""))  # its signature is nobody's question
-    return found
+            large_functions.append(replace(body, called=""))  # its signature is nobody's question
+    return large_functions
 
 
 def missing(before: str, after: str) -> list[str]:
     """Dotted names of the functions of one text that are missing as a whole from another."""
-    left = list(fingerprints.functions(_parsed(after) or ast.Module([], [])))
-    intact, visible = {ast.dump(function) for _, function in left}, dict(left)
+    remaining = list(fingerprints.functions(_parsed(after) or ast.Module([], [])))
+    intact, visible = {ast.dump(function) for _, function in remaining}, dict(remaining)
     return [
         name
         for name, function in fingerprints.functions(_parsed(before) or ast.Module([], []))
@@ -81,32 +81,32 @@ def missing(before: str, after: str) -> list[str]:
 def hidden_names(task: Task, known: Iterable[Body]) -> list[str]:
     """Names of hidden tests and of removed functions, which no leftover may mention."""
     tests = {name.rpartition(".")[2] for name, _, _ in _hidden_tests(task)}
-    gone = {body.name for body in known if body.kind == "gold" and body.source and task.level >= 2}
-    return sorted(name for name in tests | gone if len(name) > 3)
+    removed = {body.name for body in known if body.kind == "gold" and body.source and task.level >= 2}
+    return sorted(name for name in tests | removed if len(name) > 3)
 
 
 def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body]:
-    tree, left = _parsed(text), _parsed(shown) or ast.Module([], [])
+    tree, remaining = _parsed(text), _parsed(shown) or ast.Module([], [])
     if tree is None:
         yield from _missing_lines(task, text, shown)
         return
-    shown_functions = list(fingerprints.functions(left))
+    shown_functions = list(fingerprints.functions(remaining))
     intact = {ast.dump(function) for _, function in shown_functions}
     visible = dict(shown_functions)
-    whole: list[str] = []
+    missing_functions: list[str] = []
     changed: list[str] = []
     for name, function in fingerprints.functions(tree):
         if ast.dump(function) in intact:
             continue  # a name may be defined twice, under `if`
-        if any(name.startswith(f"{outer}.") for outer in whole):
+        if any(name.startswith(f"{outer}.") for outer in missing_functions):
             continue  # inside of a function that is missing as a whole
-        other = visible.get(name)
-        before, tokens = _tokens(text, function, shown, other)
+        shown_function = visible.get(name)
+        before, tokens = _tokens(text, function, shown, shown_function)
         if _is_whole(before, tokens):
-            whole.append(name)
+            missing_functions.append(name)
             body = _whole(task.name, task.instruction, (path, name), text, function, tuple(tokens))
             shows = (
-                other is not None and fingerprints.parameters(other) == body.parameters
+                shown_function is not None and fingerprints.parameters(shown_function) == body.parameters
             )  # what is left of a body
             yield replace(body, stated=body.stated or shows)
         else:
@@ -115,7 +115,9 @@ def _missing_code(task: Task, path: str, text: str, shown: str) -> Iterator[Body
             anchors = _anchors(tokens)  # a copy holds all of it
             for run in _missing_parts(before, tokens):
                 yield Body(task.name, short, "gold", tuple(run), words=anchors)
-    yield from _missing_statements(task, text, tree, shown, left, alone=not whole and not changed)
+    yield from _missing_statements(
+        task, text, tree, shown, remaining, alone=not missing_functions and not changed
+    )
 
 
 def _tokens(text: str, function: Function, shown: str, other: Function | None) -> tuple[list[str], list[str]]:
@@ -136,54 +138,54 @@ def _is_whole(before: list[str], tokens: list[str]) -> bool:
 def _whole(
     task: str,
     instruction: str,
-    place: tuple[str, str],
+    location: tuple[str, str],
     text: str,
     function: Function,
     tokens: tuple[str, ...],
 ) -> Body:
     body = fingerprints.code_body(function)
     shape, nodes = fingerprints.shape(body)
-    given = fingerprints.parameters(function)
-    said = set(re.findall(r"\w+", instruction))
-    owner = place[1].rpartition(".")[0].rpartition(".")[2]
+    parameters = fingerprints.parameters(function)
+    stated_words = set(re.findall(r"\w+", instruction))
+    owner = location[1].rpartition(".")[0].rpartition(".")[2]
     called = owner if function.name in OWN_PARAMETERS and owner else function.name
-    known = called.startswith("__") or (called == owner and set(given) <= fingerprints.COMMON)
+    is_known = called.startswith("__") or (called == owner and set(parameters) <= fingerprints.COMMON)
     return Body(
         task=task,
         name=function.name,
         kind="gold",
         tokens=tokens,
-        parameters=given,
+        parameters=parameters,
         shape=shape if nodes >= MIN_SHAPE else "",
         outline=fingerprints.outline(body),
         marks=fingerprints.marks(body),
         names=fingerprints.names(body),
         source=_source(text, [function]),
-        place=place,
+        place=location,
         called=called,
-        stated={called, *given} <= said or known,
+        stated={called, *parameters} <= stated_words or is_known,
         words=_anchors(tokens),
     )
 
 
 def _missing_statements(
-    task: Task, text: str, tree: ast.Module, shown: str, left: ast.Module, *, alone: bool
+    task: Task, text: str, tree: ast.Module, shown: str, remaining: ast.Module, *, alone: bool
 ) -> Iterator[Body]:
     """Tables, constants and the like at the top of a module or class, or what is missing from those that are left.
 
     An entry that went with the function it names gives nothing away; where nothing else is missing (`alone`) it is
     what the task asks for.
     """
-    present = {ast.dump(node) for node in _plain(left)}
-    visible = {_assigned(node): node for node in _plain(left)}
+    present = {ast.dump(node) for node in _plain(remaining)}
+    visible = {_assigned(node): node for node in _plain(remaining)}
     for node in _plain(tree):
         if ast.dump(node) in present:
             continue
-        other = visible.get(_assigned(node))
-        before = fingerprints.code_words(_source(shown, [other])) if other else []
+        shown_node = visible.get(_assigned(node))
+        before = fingerprints.code_words(_source(shown, [shown_node])) if shown_node else []
         tokens = fingerprints.code_words(_source(text, [node]))
-        for run in (_missing_parts if alone and other else _missing_runs)(before, tokens):
-            if len(run) >= 2 * MIN_FRAGMENT or (alone and other):
+        for run in (_missing_parts if alone and shown_node else _missing_runs)(before, tokens):
+            if len(run) >= 2 * MIN_FRAGMENT or (alone and shown_node):
                 yield Body(task.name, "", "gold", tuple(run), words=_anchors(tokens))
 
 

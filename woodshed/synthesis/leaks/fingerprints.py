@@ -78,14 +78,14 @@ def words(text: str) -> list[str]:
 
 def code_words(source: str) -> list[str]:
     """Tokens of Python code without its comments."""
-    found: list[str] = []
+    tokens: list[str] = []
     try:
         for token in tokenize.generate_tokens(io.StringIO(syntax.plain(source)).readline):
             if token.type not in (tokenize.COMMENT, tokenize.NL):
-                found += words(token.string)
+                tokens += words(token.string)
     except (tokenize.TokenError, IndentationError, SyntaxError):
         return words(source)
-    return found
+    return tokens
 
 
 def functions(tree: ast.AST, scope: str = "") -> Iterator[tuple[str, Function]]:
@@ -116,46 +116,46 @@ def shape(body: Sequence[ast.stmt]) -> tuple[str, int]:
 
 def marks(body: Sequence[ast.stmt]) -> frozenset[str]:
     """Features of code that survive a renaming of local variables."""
-    found: set[str] = set()
+    features: set[str] = set()
     for node in (node for statement in body for node in ast.walk(statement)):
         if isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            features.add(node.attr)
         elif isinstance(node, ast.Constant) and node.value is not None:
-            found.add(repr(node.value))
+            features.add(repr(node.value))
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            found.add(node.func.id)
-    return frozenset(found)
+            features.add(node.func.id)
+    return frozenset(features)
 
 
 def names(body: Sequence[ast.stmt]) -> frozenset[str]:
     """Identifiers and string constants, without those that are everywhere."""
-    found: set[str] = set()
+    identifiers: set[str] = set()
     for node in (node for statement in body for node in ast.walk(statement)):
         for attribute in ("id", "attr", "arg", "name"):
             if isinstance(value := getattr(node, attribute, None), str):
-                found.add(value)
+                identifiers.add(value)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) > 2:
-            found.add(node.value)
-    return frozenset(name for name in found if len(name) > 2 and name not in COMMON)
+            identifiers.add(node.value)
+    return frozenset(name for name in identifiers if len(name) > 2 and name not in COMMON)
 
 
 def parameters(function: Function) -> tuple[str, ...]:
     """Names of the parameters, without self and cls."""
-    given = function.args
-    listed = [*given.posonlyargs, *given.args, *given.kwonlyargs]
-    listed += [a for a in (given.vararg, given.kwarg) if a]
+    arguments = function.args
+    listed = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    listed += [a for a in (arguments.vararg, arguments.kwarg) if a]
     return tuple(a.arg for a in listed if a.arg not in ("self", "cls"))
 
 
 def bytecode(code: types.CodeType) -> frozenset[str]:
     """Names and constants of a function's code, inner functions included."""
-    found = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
+    values = {*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            found |= bytecode(constant)
+            values |= bytecode(constant)
         elif isinstance(constant, str | int | float | bytes) and constant not in (None, True, False):
-            found.add(repr(constant))
-    return frozenset(found)
+            values.add(repr(constant))
+    return frozenset(values)
 
 
 def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -185,34 +185,37 @@ class Runs:
             self._same.setdefault((body.name, body.tokens), []).append(number)
         self._index: dict[tuple[str, ...], list[tuple[int, int]]] = {}
         for first, *_ in self._same.values():
-            for at, gram in enumerate(grams(bodies[first].tokens)):
-                self._index.setdefault(gram, []).append((first, at))
+            for index, gram in enumerate(grams(bodies[first].tokens)):
+                self._index.setdefault(gram, []).append((first, index))
 
     def find(self, tokens: Sequence[str]) -> dict[int, int]:
         """Number of each body that is in the tokens, to the position where."""
         longest: dict[tuple[int, int], int] = {}  # (body, its position of the next gram) -> grams so far
-        seen: dict[int, list[tuple[int, int]]] = {}
-        found: dict[int, int] = {}
+        positions: dict[int, list[tuple[int, int]]] = {}
+        starts: dict[int, int] = {}
         for position, gram in enumerate(grams(tokens)):
             matches = self._index.get(gram)
             if matches is None:
                 longest = {}
                 continue
-            now = {(n, at + 1): longest.get((n, at), 0) + 1 for n, at in matches}
-            for number, at in matches:
+            runs = {(n, index + 1): longest.get((n, index), 0) + 1 for n, index in matches}
+            for number, index in matches:
                 body = self.bodies[number]
-                run = now[number, at + 1] + GRAM - 1
-                if number not in found and run >= _enough(len(body.tokens)):
+                run = runs[number, index + 1] + GRAM - 1
+                if number not in starts and run >= _enough(len(body.tokens)):
                     begin = position - run + GRAM
                     if len(body.tokens) >= 12 or body.name in tokens[max(0, begin - 60) : begin]:
-                        found[number] = begin
-                seen.setdefault(number, []).append((position, at))
-            longest = now
-        for number, places in seen.items():
-            if number not in found and (where := _dense(places, len(self.bodies[number].tokens))) is not None:
-                found[number] = where
-        same = {number: self._same[self.bodies[number].name, self.bodies[number].tokens] for number in found}
-        return {twin: at for number, at in found.items() for twin in same[number]}
+                        starts[number] = begin
+                positions.setdefault(number, []).append((position, index))
+            longest = runs
+        for number, matched in positions.items():
+            if (
+                number not in starts
+                and (start := _dense(matched, len(self.bodies[number].tokens))) is not None
+            ):
+                starts[number] = start
+        same = {number: self._same[self.bodies[number].name, self.bodies[number].tokens] for number in starts}
+        return {twin: index for number, index in starts.items() for twin in same[number]}
 
 
 def grams(tokens: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -224,28 +227,28 @@ def _enough(length: int) -> int:
     return length if length < 16 else max(16, round(0.6 * length))
 
 
-def _dense(places: Sequence[tuple[int, int]], length: int) -> int | None:
+def _dense(matches: Sequence[tuple[int, int]], length: int) -> int | None:
     """Start of the first span of three body lengths that holds 85% of the body's n-grams; None if there is none.
 
     Args:
-        places: position in the searched text and index in the body of every n-gram that both have.
+        matches: position in the searched text and index in the body of every n-gram that both have.
         length: of the body, in tokens.
     """
-    pieces = length - GRAM + 1
-    if length < 24 or len(places) < 0.85 * pieces:
+    num_grams = length - GRAM + 1
+    if length < 24 or len(matches) < 0.85 * num_grams:
         return None
     inside: Counter[int] = Counter()
     first = 0
-    for position, at in places:
-        inside[at] += 1
-        while places[first][0] <= position - 3 * length:
-            gone = places[first][1]
-            inside[gone] -= 1
-            if not inside[gone]:
-                del inside[gone]
+    for position, index in matches:
+        inside[index] += 1
+        while matches[first][0] <= position - 3 * length:
+            leaving = matches[first][1]
+            inside[leaving] -= 1
+            if not inside[leaving]:
+                del inside[leaving]
             first += 1
-        if len(inside) >= 0.85 * pieces:
-            return places[first][0]
+        if len(inside) >= 0.85 * num_grams:
+            return matches[first][0]
     return None
 
 

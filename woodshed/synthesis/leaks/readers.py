@@ -57,31 +57,31 @@ class Content:
     """Why something in a known form could not be opened."""
 
 
-def read(where: str, data: bytes, depth: int = 0) -> Iterator[Content]:
+def read(path: str, data: bytes, depth: int = 0) -> Iterator[Content]:
     """Every piece of a file."""
     data = data[:MAX_BYTES]
     if depth > MAX_DEPTH:
-        yield Content(where, problem=f"more than {MAX_DEPTH} archives inside of each other")
+        yield Content(path, problem=f"more than {MAX_DEPTH} archives inside of each other")
         return
     for magic, reader in FORMATS:
         if data.startswith(magic) or (magic == TAR and data[257:262] == b"ustar"):
-            yield from reader(where, data, depth)
+            yield from reader(path, data, depth)
             return
     if data[2:4] == b"\r\n" and 0 in data[4:16]:
-        yield from _pyc(where, data)
+        yield from _pyc(path, data)
     elif data[:1] == b"\x78" and (inner := _zlib(data)):
         is_object = re.match(rb"(blob|commit|tag|tree) \d+\0", inner)
-        yield from read(f"{where} > zlib", inner[is_object.end() if is_object else 0 :], depth + 1)
+        yield from read(f"{path} > zlib", inner[is_object.end() if is_object else 0 :], depth + 1)
     elif (text := decode(data)) is not None:
         as_python = [syntax.legible(data)] if syntax.declared(data) != "utf-8" else []
         for variant in chain.from_iterable(map(variants, dict.fromkeys([text, *as_python]))):
-            yield Content(where, variant)
+            yield Content(path, variant)
         for name, inner in _encoded(text):
-            yield from read(f"{where} > {name}", inner, depth + 1)
+            yield from read(f"{path} > {name}", inner, depth + 1)
     else:
-        yield _strings(where, data)
+        yield _strings(path, data)
         for inner in _carved(data):
-            yield from read(f"{where} > zlib", inner, depth + 1)
+            yield from read(f"{path} > zlib", inner, depth + 1)
 
 
 def is_packed(data: bytes) -> bool:
@@ -144,11 +144,11 @@ def _encoded(text: str) -> Iterator[tuple[str, bytes]]:
         yield "hex", bytes.fromhex(match[0])
 
 
-def _strings(where: str, data: bytes) -> Content:
+def _strings(path: str, data: bytes) -> Content:
     """Printable runs of binary data, like `strings`; those in UTF-16 as well."""
     runs = PRINTABLE.findall(data)
     wide = [run.replace(b"\0", b"") for run in re.findall(rb"(?:[\x20-\x7e]\0){6,}", data)]
-    return Content(where, b"\n".join([*runs, *wide]).decode("ascii"), is_binary=True)
+    return Content(path, b"\n".join([*runs, *wide]).decode("ascii"), is_binary=True)
 
 
 # ---- compressed and packed --------------------------------------------------------------------------------
@@ -172,110 +172,110 @@ def _carved(data: bytes) -> Iterator[bytes]:
 def _unpacker(
     name: str, opened: Callable[[io.BytesIO], io.BufferedIOBase]
 ) -> Callable[..., Iterator[Content]]:
-    def unpack(where: str, data: bytes, depth: int) -> Iterator[Content]:
+    def unpack(path: str, data: bytes, depth: int) -> Iterator[Content]:
         try:
             with opened(io.BytesIO(data)) as stream:
                 inner = stream.read(MAX_BYTES)
         except LZMA_ERRORS as error:
-            yield _strings(where, data)
-            yield Content(where, problem=f"damaged {name} ({error})")
+            yield _strings(path, data)
+            yield Content(path, problem=f"damaged {name} ({error})")
             return
-        yield from read(f"{where} > {name}", inner, depth + 1)
+        yield from read(f"{path} > {name}", inner, depth + 1)
 
     return unpack
 
 
-def _zstd(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _zstd(path: str, data: bytes, depth: int) -> Iterator[Content]:
     """Decompressed data, by the standard library from Python 3.14 on, else by the program."""
     try:
         zstd = importlib.import_module("compression.zstd")
         inner = zstd.decompress(data)
     except ImportError:
         if (program := shutil.which("zstd")) is None:
-            yield Content(where, problem="no reader for zstd here")
+            yield Content(path, problem="no reader for zstd here")
             return
         done = subprocess.run([program, "-dcq"], input=data, capture_output=True, check=False, timeout=60)
         inner = done.stdout
         if done.returncode:
-            yield Content(where, problem="damaged zstd")
-    yield from read(f"{where} > zstd", inner[:MAX_BYTES], depth + 1)
+            yield Content(path, problem="damaged zstd")
+    yield from read(f"{path} > zstd", inner[:MAX_BYTES], depth + 1)
 
 
-def _zip(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _zip(path: str, data: bytes, depth: int) -> Iterator[Content]:
     """Also wheels, eggs, jars and notebooks' friends: all are zip files."""
-    left = MAX_BYTES
+    remaining = MAX_BYTES
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            yield Content(where, "\n".join(archive.namelist()))
+            yield Content(path, "\n".join(archive.namelist()))
             for entry in archive.infolist():
-                if entry.is_dir() or left <= 0:
+                if entry.is_dir() or remaining <= 0:
                     continue
                 with archive.open(entry) as stream:
-                    inner = stream.read(left)
-                left -= len(inner)
-                yield from read(f"{where} > {entry.filename}", inner, depth + 1)
+                    inner = stream.read(remaining)
+                remaining -= len(inner)
+                yield from read(f"{path} > {entry.filename}", inner, depth + 1)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, *LZMA_ERRORS) as error:
-        yield _strings(where, data)
-        yield Content(where, problem=f"damaged or locked zip ({error})")
+        yield _strings(path, data)
+        yield Content(path, problem=f"damaged or locked zip ({error})")
 
 
-def _tar(where: str, data: bytes, depth: int) -> Iterator[Content]:
-    left = MAX_BYTES
+def _tar(path: str, data: bytes, depth: int) -> Iterator[Content]:
+    remaining = MAX_BYTES
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as archive:
             for member in archive:
                 stream = archive.extractfile(member) if member.isfile() else None
-                if stream is None or left <= 0:
+                if stream is None or remaining <= 0:
                     continue
-                inner = stream.read(left)
-                left -= len(inner)
-                yield from read(f"{where} > {member.name}", inner, depth + 1)
+                inner = stream.read(remaining)
+                remaining -= len(inner)
+                yield from read(f"{path} > {member.name}", inner, depth + 1)
     except (tarfile.TarError, *LZMA_ERRORS) as error:
-        yield Content(where, problem=f"damaged tar ({error})")
+        yield Content(path, problem=f"damaged tar ({error})")
 
 
 # ---- Python -----------------------------------------------------------------------------------------------
 
 
-def _pyc(where: str, data: bytes) -> Iterator[Content]:
+def _pyc(path: str, data: bytes) -> Iterator[Content]:
     """Bytecode of this Python as code; of another one as strings."""
-    yield _strings(where, data)
+    yield _strings(path, data)
     if data[:4] == importlib.util.MAGIC_NUMBER:
         try:
             code = marshal.loads(data[16:])
         except (ValueError, EOFError, TypeError):
             return
         if isinstance(code, types.CodeType):
-            yield Content(where, code=code)
+            yield Content(path, code=code)
 
 
-def _pickle(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _pickle(path: str, data: bytes, depth: int) -> Iterator[Content]:
     """Strings of a pickle's opcodes; bytes in it are read on. Nothing is built."""
-    found: list[str] = []
+    strings: list[str] = []
     inner: list[bytes] = []
     try:
         for _, argument, _ in pickletools.genops(data):
             if isinstance(argument, str):
-                found.append(argument)
+                strings.append(argument)
             elif isinstance(argument, bytes | bytearray) and len(argument) > 16:
                 inner.append(bytes(argument))
     except (ValueError, EOFError, IndexError, UnicodeDecodeError):
-        yield _strings(where, data)
-    for text in found:
+        yield _strings(path, data)
+    for text in strings:
         if len(text) > 40:
             for variant in variants(text):
-                yield Content(f"{where} > pickle", variant)
-    yield Content(f"{where} > pickle", "\n".join(found), is_binary=True)
+                yield Content(f"{path} > pickle", variant)
+    yield Content(f"{path} > pickle", "\n".join(strings), is_binary=True)
     for each in inner:
-        yield from read(f"{where} > pickle", each, depth + 1)
+        yield from read(f"{path} > pickle", each, depth + 1)
 
 
 # ---- databases --------------------------------------------------------------------------------------------
 
 
-def _sqlite(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _sqlite(path: str, data: bytes, depth: int) -> Iterator[Content]:
     """Every value of every table; then the raw file, because deleted rows stay in it."""
-    yield _strings(where, data)
+    yield _strings(path, data)
     try:
         import sqlite3
     except ImportError:
@@ -292,14 +292,14 @@ def _sqlite(where: str, data: bytes, depth: int) -> Iterator[Content]:
             for table in tables:
                 for row in base.execute(f'SELECT * FROM "{table}"'):
                     for value in (v for v in row if isinstance(v, bytes) and len(v) > 8):
-                        yield from read(f"{where} > {table}", value, depth + 1)
+                        yield from read(f"{path} > {table}", value, depth + 1)
         except sqlite3.DatabaseError:
             return
 
 
-def _inventory(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _inventory(path: str, data: bytes, depth: int) -> Iterator[Content]:
     """objects.inv: four lines of text, then zlib."""
-    yield Content(where, _zlib(data.split(b"\n", 4)[4]).decode("utf-8", errors="replace"))
+    yield Content(path, _zlib(data.split(b"\n", 4)[4]).decode("utf-8", errors="replace"))
 
 
 # ---- git --------------------------------------------------------------------------------------------------
@@ -307,12 +307,12 @@ def _inventory(where: str, data: bytes, depth: int) -> Iterator[Content]:
 KINDS = {1: "commit", 2: "tree", 3: "blob", 4: "tag"}
 
 
-def _bundle(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _bundle(path: str, data: bytes, depth: int) -> Iterator[Content]:
     start = data.find(b"PACK")
-    yield from _pack(where, data[start:], depth)
+    yield from _pack(path, data[start:], depth)
 
 
-def _pack(where: str, data: bytes, depth: int) -> Iterator[Content]:
+def _pack(path: str, data: bytes, depth: int) -> Iterator[Content]:
     """Every blob, commit and tag of a pack, whether anything refers to it or not."""
     objects: dict[int, tuple[int, bytes]] = {}
     hashed: dict[bytes, int] = {}
@@ -333,27 +333,27 @@ def _pack(where: str, data: bytes, depth: int) -> Iterator[Content]:
             done = {begin for begin, _, _ in known}
             waiting = [w for w in waiting if w[0] not in done]
     except (zlib.error, IndexError):
-        yield Content(where, problem="damaged pack")
+        yield Content(path, problem="damaged pack")
     for begin, (kind, body) in objects.items():
         if kind != 2:
-            yield from read(f"{where} > {KINDS[kind]} at {begin}", body, depth + 1)
+            yield from read(f"{path} > {KINDS[kind]} at {begin}", body, depth + 1)
 
 
 def _entries(data: bytes) -> Iterator[tuple[int, int, bytes | int, bytes]]:
     """Offset, kind, base (offset or hash, of a delta) and unpacked body of every entry."""
-    at = 12
+    offset = 12
     for _ in range(int.from_bytes(data[8:12], "big")):
-        begin = at
-        kind, at = _entry_head(data, at)
+        begin = offset
+        kind, offset = _entry_head(data, offset)
         base: bytes | int = b""
         if kind == 6:
-            base, at = _offset(data, at)
+            base, offset = _offset(data, offset)
             base = begin - base
         elif kind == 7:
-            base, at = data[at : at + 20], at + 20
+            base, offset = data[offset : offset + 20], offset + 20
         unpack = zlib.decompressobj()
-        body = unpack.decompress(data[at:], MAX_BYTES)
-        at = len(data) - len(unpack.unused_data)
+        body = unpack.decompress(data[offset:], MAX_BYTES)
+        offset = len(data) - len(unpack.unused_data)
         yield begin, kind, base, body
 
 
@@ -365,43 +365,43 @@ def _remember(
     hashed[hashlib.sha1(head + body, usedforsecurity=False).digest()] = begin
 
 
-def _entry_head(data: bytes, at: int) -> tuple[int, int]:
-    kind = (data[at] >> 4) & 7
-    while data[at] & 0x80:
-        at += 1
-    return kind, at + 1
+def _entry_head(data: bytes, offset: int) -> tuple[int, int]:
+    kind = (data[offset] >> 4) & 7
+    while data[offset] & 0x80:
+        offset += 1
+    return kind, offset + 1
 
 
-def _offset(data: bytes, at: int) -> tuple[int, int]:
-    value = data[at] & 0x7F
-    while data[at] & 0x80:
-        at += 1
-        value = ((value + 1) << 7) | (data[at] & 0x7F)
-    return value, at + 1
+def _offset(data: bytes, offset: int) -> tuple[int, int]:
+    value = data[offset] & 0x7F
+    while data[offset] & 0x80:
+        offset += 1
+        value = ((value + 1) << 7) | (data[offset] & 0x7F)
+    return value, offset + 1
 
 
 def _patched(source: bytes, delta: bytes) -> bytes:
     """The object that a delta makes of another: sizes, then copies and insertions."""
-    at = 0
+    position = 0
     for _ in range(2):
-        while delta[at] & 0x80:
-            at += 1
-        at += 1
+        while delta[position] & 0x80:
+            position += 1
+        position += 1
     out = bytearray()
-    while at < len(delta):
-        op, at = delta[at], at + 1
+    while position < len(delta):
+        op, position = delta[position], position + 1
         if op & 0x80:
             begin = size = 0
             for bit in range(4):
                 if op & (1 << bit):
-                    begin, at = begin | delta[at] << (8 * bit), at + 1
+                    begin, position = begin | delta[position] << (8 * bit), position + 1
             for bit in range(3):
                 if op & (0x10 << bit):
-                    size, at = size | delta[at] << (8 * bit), at + 1
+                    size, position = size | delta[position] << (8 * bit), position + 1
             out += source[begin : begin + (size or 0x10000)]
         else:
-            out += delta[at : at + op]
-            at += op
+            out += delta[position : position + op]
+            position += op
     return bytes(out)
 
 

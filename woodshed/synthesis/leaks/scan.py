@@ -23,7 +23,7 @@ from typing import Any
 
 from woodshed.pysource import syntax
 from woodshed.records import SandboxError, Task
-from woodshed.sandbox import Limits, SandboxSpec, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Limits, SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks import evidence, leftovers
 from woodshed.synthesis.leaks.fingerprints import Body
 from woodshed.synthesis.leaks.shown import shown_tests
@@ -85,6 +85,7 @@ def scan(
     shared: Sequence[str] = SHARED,
     spec: Callable[[Task], SandboxSpec] = sandbox_spec,
     tests: bool = True,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
     progress: Progress = lambda done, total, text: None,
 ) -> list[LeakReport]:
     """A report per task, in their order.
@@ -98,7 +99,8 @@ def scan(
     Raises:
         SandboxError: the search did not come to its end; names the file it was at.
     """
-    search = _Search({task.name: evidence.bodies(task) for task in tasks}, leftovers.pattern(rules))
+    known = {task.name: evidence.bodies(task) for task in tasks}
+    search = _Search(known, leftovers.pattern(rules), sandboxes)
     machine = [place for place in shared if place != DEPENDENCIES]
     for python in sorted({task.environment.python for task in tasks} if machine else ()):
         progress(0, len(tasks), "searching the machine")
@@ -115,14 +117,11 @@ def scan(
         search.search(group, first, [DEPENDENCIES] if DEPENDENCIES in shared else [], workspaces)
         done += len(group)
     progress(done, len(tasks), "searching tasks")
-    return [
-        LeakReport(
-            task.name,
-            (*(_shown(task, spec) if tests else ()), *search.found[task.name]),
-            search.files[task.name],
-        )
-        for task in tasks
-    ]
+    reports = []
+    for task in tasks:
+        shown = _shown(task, sandboxes, spec) if tests else []
+        reports.append(LeakReport(task.name, (*shown, *search.found[task.name]), search.files[task.name]))
+    return reports
 
 
 def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Iterator[list[Task]]:
@@ -135,34 +134,38 @@ def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Itera
             yield group[start : start + TOGETHER]
 
 
-def _shown(task: Task, spec: Callable[[Task], SandboxSpec]) -> list[LeakFinding]:
+def _shown(task: Task, sandboxes: SandboxProvider, spec: Callable[[Task], SandboxSpec]) -> list[LeakFinding]:
     return [
         LeakFinding(
             "test", test, f"/workspace/{test.partition('::')[0]}", "it can be read, and fails there", True
         )
-        for test in shown_tests(task, spec)
+        for test in shown_tests(task, sandboxes, spec)
     ]
 
 
-def first_leak(task: Task, shared: Sequence[str] = ()) -> str:
+def first_leak(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP, shared: Sequence[str] = ()) -> str:
     """First leak in a task's own part of the root file system or in `shared`, learned rules included; "" if none."""
-    (report,) = scan([task], rules=leftovers.read_rules(leftovers.rules_path()), shared=shared)
+    (report,) = scan(
+        [task], rules=leftovers.read_rules(leftovers.rules_path()), shared=shared, sandboxes=sandboxes
+    )
     return "".join(f"{leak.kind} of {leak.what} in {leak.where}" for leak in report.leaks[:1])
 
 
-def first_copy(draft: Task, tests: Set[str]) -> str:
+def first_copy(draft: Task, tests: Set[str], sandboxes: SandboxProvider) -> str:
     """First copy of the code that a candidate removes; "" if there is none.
 
     Test files do not count: they may not be visible in the end.
     """
-    (report,) = scan([draft], shared=(), tests=False)
+    (report,) = scan([draft], shared=(), tests=False, sandboxes=sandboxes)
     copied = [
         leak for leak in report.leaks if leak.kind == "body" and leak.where.partition(" > ")[0] not in tests
     ]
     return "".join(f"{leak.what} also stands in {leak.where}" for leak in copied[:1])
 
 
-def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str], str]:
+def copies(
+    files: Mapping[str, str], spec: SandboxSpec, sandboxes: SandboxProvider
+) -> dict[tuple[str, str], str]:
     """Functions of a package that also stand in Python's library or in a dependency: no task can take them away.
 
     Args:
@@ -176,7 +179,7 @@ def copies(files: Mapping[str, str], spec: SandboxSpec) -> dict[tuple[str, str],
         SandboxError: the search did not come to its end.
     """
     listed = [body for path, text in files.items() for body in evidence.functions(path, text)]
-    lines = _searched("", listed, {"": []}, NOTHING, spec, LIBRARIES, {})
+    lines = _searched("", listed, {"": []}, NOTHING, spec, LIBRARIES, {}, sandboxes)
     return {listed[line["body"]].place: line["where"] for line in lines if line.get("kind") == "body"}
 
 
@@ -197,8 +200,10 @@ def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> Sandbox
 class _Search:
     """State of a search: the secrets, and the leaks found so far."""
 
-    def __init__(self, known: dict[str, list[Body]], leftover_pattern: str) -> None:
-        self.known, self.leftovers = known, leftover_pattern
+    def __init__(
+        self, known: dict[str, list[Body]], leftover_pattern: str, sandboxes: SandboxProvider
+    ) -> None:
+        self.known, self.leftovers, self.sandboxes = known, leftover_pattern, sandboxes
         self.found: dict[str, list[LeakFinding]] = {name: [] for name in known}
         self.files: Counter[str] = Counter()
 
@@ -208,7 +213,9 @@ class _Search:
         """Adds what shared places of a sandbox tell, and the tasks' own ones where workspaces are given."""
         listed = [body for task in group for body in self.known[task.name]]
         names = {task.name: evidence.hidden_names(task, self.known[task.name]) for task in group}
-        lines = _searched(group[0].name, listed, names, self.leftovers, spec, shared, workspaces)
+        lines = _searched(
+            group[0].name, listed, names, self.leftovers, spec, shared, workspaces, self.sandboxes
+        )
         self.files.update(lines[-1]["done"])
         levels = {task.name: task.level for task in group}
         for line in lines:
@@ -226,6 +233,7 @@ def _searched(
     spec: SandboxSpec,
     shared: Sequence[str],
     workspaces: dict[str, str],
+    sandboxes: SandboxProvider,
 ) -> list[dict[str, Any]]:
     """Output of the program in the sandbox, line by line."""
     request = {
@@ -236,7 +244,7 @@ def _searched(
         "workspaces": workspaces,
         "skip": [*SHARED, "/workspace"],
     }
-    with open_sandbox(with_programs(spec)) as sandbox:
+    with sandboxes.open(with_programs(spec)) as sandbox:
         result = sandbox.exec(
             ["/env/bin/python", "-P", "-s", "-B", "-m", "woodshed.synthesis.leaks.scanner"],
             env={"PYTHONPATH": LIBRARY},

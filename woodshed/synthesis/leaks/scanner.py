@@ -101,55 +101,55 @@ class Search:
         wanted = {n for task in tasks for n in self.by_task[task]}
         if not tests_too:  # visible tests are often copies of hidden ones; the machine has none
             wanted = {n for n in wanted if self.bodies[n].kind == "gold"}
-        seen: set[tuple[int, str]] = set()
-        for piece in readers.read(file.where, file.data):
+        reported: set[tuple[int, str]] = set()
+        for content in readers.read(file.where, file.data):
             if (
                 not file.is_own
-                and piece.code is None
-                and not self.may_hold(piece.text.encode(errors="replace"))
+                and content.code is None
+                and not self.may_hold(content.text.encode(errors="replace"))
             ):
                 continue
-            found = {"where": piece.where, "body": -1}
-            if piece.problem and file.is_own:
+            finding = {"where": content.where, "body": -1}
+            if content.problem and file.is_own:
                 yield {
-                    **found,
+                    **finding,
                     "kind": "unread",
-                    "quote": piece.problem,
+                    "quote": content.problem,
                     "tasks": list(tasks),
                     "in_leftovers": in_leftovers,
                 }
-            for number, kind, quote in self._in_piece(piece, wanted, file.is_own):
-                if (number, kind) not in seen:
-                    seen.add((number, kind))
-                    yield {**found, "kind": kind, "quote": quote[:300], "body": number}
+            for number, kind, quote in self._in_piece(content, wanted, file.is_own):
+                if (number, kind) not in reported:
+                    reported.add((number, kind))
+                    yield {**finding, "kind": kind, "quote": quote[:300], "body": number}
             for task in tasks if in_leftovers else ():
-                if (-1, task) not in seen and (name := _mentioned(piece, self.names[task])):
-                    seen.add((-1, task))
-                    yield {**found, "kind": "name", "quote": name, "tasks": [task]}
+                if (-1, task) not in reported and (name := _mentioned(content, self.names[task])):
+                    reported.add((-1, task))
+                    yield {**finding, "kind": "name", "quote": name, "tasks": [task]}
 
     def may_hold(self, data: bytes) -> bool:
         """True if a text of the machine or the dependencies has most of the longest names of some body."""
         present = self.anchors.intersection(data.translate(SPACED).split())
-        held = Counter(number for word in present for number in self.holders[word])
-        return any(count >= self.least[number] for number, count in held.items())
+        counts = Counter(number for word in present for number in self.holders[word])
+        return any(count >= self.least[number] for number, count in counts.items())
 
     def _in_piece(
-        self, piece: readers.Content, wanted: Set[int], is_own: bool
+        self, content: readers.Content, wanted: Set[int], is_own: bool
     ) -> Iterator[tuple[int, str, str]]:
-        if piece.code is not None:
-            yield from self._in_code(piece.code, wanted)
+        if content.code is not None:
+            yield from self._in_code(content.code, wanted)
             return
-        tokens = fingerprints.words(piece.text)
+        tokens = fingerprints.words(content.text)
         for number, position in self.runs.find(tokens).items():
             if number in wanted:
                 yield number, "body", " ".join(tokens[position : position + 40])
         present = set(tokens)
-        if "def" in present and not piece.is_binary:
-            yield from self._in_functions(piece.text, wanted)
+        if "def" in present and not content.is_binary:
+            yield from self._in_functions(content.text, wanted)
         clustered: set[int] = set()
-        for name in present & self.by_name.keys() if piece.is_binary else ():
+        for name in present & self.by_name.keys() if content.is_binary else ():
             for number in sorted(wanted & set(self.by_name[name])):
-                if quote := _cluster(self.bodies[number], piece.text):
+                if quote := _cluster(self.bodies[number], content.text):
                     clustered.add(number)
                     yield number, "body", quote
         signatures: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -157,7 +157,7 @@ class Search:
             for number in sorted((wanted & set(self.by_call[name])) - clustered):
                 key = name, self.bodies[number].parameters
                 if key not in signatures:
-                    signatures[key] = _signature(*key, piece.text)
+                    signatures[key] = _signature(*key, content.text)
                 if signatures[key]:
                     yield number, "signature", signatures[key]
 
@@ -181,16 +181,16 @@ class Search:
     def _in_code(self, module: types.CodeType, wanted: Set[int]) -> Iterator[tuple[int, str, str]]:
         """Bytecode of the same function, under whatever name."""
         for code in fingerprints.code_objects(module):
-            near = {*self.by_code.get(code.co_name, ()), *self.by_code.get(code.co_code, ())}
-            said = fingerprints.bytecode(code) if near else frozenset()
-            for number in sorted(near & wanted):
-                other = self.codes[number]
-                same_code = code.co_code == other.co_code and len(other.co_code) > 40
-                alike = fingerprints.similarity(said, fingerprints.bytecode(other))
-                if (alike >= 0.8 and (code.co_name == other.co_name or same_code)) or (
-                    same_code and alike >= 0.6
+            candidates = {*self.by_code.get(code.co_name, ()), *self.by_code.get(code.co_code, ())}
+            constants = fingerprints.bytecode(code) if candidates else frozenset()
+            for number in sorted(candidates & wanted):
+                original = self.codes[number]
+                same_code = code.co_code == original.co_code and len(original.co_code) > 40
+                similarity = fingerprints.similarity(constants, fingerprints.bytecode(original))
+                if (similarity >= 0.8 and (code.co_name == original.co_name or same_code)) or (
+                    same_code and similarity >= 0.6
                 ):
-                    yield number, "body", f"code object {code.co_name}: {', '.join(sorted(said))}"
+                    yield number, "body", f"code object {code.co_name}: {', '.join(sorted(constants))}"
 
 
 def main() -> None:
@@ -211,9 +211,9 @@ def main() -> None:
     out.flush()
 
 
-def shared_files(places: Sequence[str], search: Search) -> Iterator[File]:
+def shared_files(roots: Sequence[str], search: Search) -> Iterator[File]:
     """Files of the machine and the dependencies that could hold some body."""
-    for path in (path for place in places if not os.path.islink(place) for path in _walk(place, SKIPPED)):
+    for path in (path for root in roots if not os.path.islink(root) for path in _walk(root, SKIPPED)):
         data = _content(path, MAX_SHARED) if _is_plausible(path) else None
         if data is not None and (readers.is_packed(data) or search.may_hold(data)):
             yield File(path, data)
@@ -233,16 +233,16 @@ def own_files(workspaces: dict[str, str], skip: Sequence[str]) -> Iterator[File]
         if (data := _content(path, readers.MAX_BYTES)) is not None:
             yield File(path, data, is_own=True)
     holders: dict[str, list[str]] = {}
-    for task, place in workspaces.items():
-        for path in _walk(place, ()):
-            holders.setdefault(path.removeprefix(place), []).append(task)
+    for task, root in workspaces.items():
+        for path in _walk(root, ()):
+            holders.setdefault(path.removeprefix(root), []).append(task)
     for path, tasks in sorted(holders.items()):
         same: dict[bytes, list[str]] = {}
         for task in tasks:
             if (data := _content(workspaces[task] + path, readers.MAX_BYTES)) is not None:
                 same.setdefault(data, []).append(task)
-        for data, those in same.items():
-            yield File("/workspace" + path, data, tuple(those), is_own=True)
+        for data, having in same.items():
+            yield File("/workspace" + path, data, tuple(having), is_own=True)
 
 
 def _content(path: str, most: int) -> bytes | None:
@@ -254,10 +254,10 @@ def _content(path: str, most: int) -> bytes | None:
 
 
 def _walk(root: str, skip: Sequence[str]) -> Iterator[str]:
-    for here, folders, names in os.walk(root):
-        folders[:] = sorted(f for f in folders if os.path.join(here, f) not in skip)
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if os.path.join(folder, f) not in skip)
         for name in sorted(names):
-            path = os.path.join(here, name)
+            path = os.path.join(folder, name)
             try:
                 if stat.S_ISREG(os.lstat(path).st_mode) and path not in skip:
                     yield path
@@ -296,13 +296,13 @@ def _cluster(body: Body, text: str) -> str:
     return ""
 
 
-def _mentioned(piece: readers.Content, names: Sequence[str]) -> str:
-    if piece.code is not None:
+def _mentioned(content: readers.Content, names: Sequence[str]) -> str:
+    if content.code is not None:
         text = " ".join(
-            f"{code.co_name} {' '.join(code.co_names)}" for code in fingerprints.code_objects(piece.code)
+            f"{code.co_name} {' '.join(code.co_names)}" for code in fingerprints.code_objects(content.code)
         )
     else:
-        text = f"{piece.where}\n{piece.text}"
+        text = f"{content.where}\n{content.text}"
     return next((name for name in names if re.search(rf"\b{re.escape(name)}\b", text)), "")
 
 

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from woodshed.grading.session import run_tests, with_runner
 from woodshed.pysource import syntax
 from woodshed.records import Task
-from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox import SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks import fingerprints, readers
 from woodshed.tasks import original, sandbox_spec
 
 
-def shown_tests(task: Task, spec: Callable[[Task], SandboxSpec] = sandbox_spec) -> list[str]:
+def shown_tests(
+    task: Task, sandboxes: SandboxProvider, spec: Callable[[Task], SandboxSpec] = sandbox_spec
+) -> list[str]:
     """Fail-to-pass tests that the workspace shows and that fail there, where the task was made to hide them.
 
     Raises:
@@ -28,7 +30,7 @@ def shown_tests(task: Task, spec: Callable[[Task], SandboxSpec] = sandbox_spec) 
     written = _written(task)
     if not written:
         return []
-    with open_sandbox(with_runner(spec(task))) as sandbox:
+    with sandboxes.open(with_runner(spec(task))) as sandbox:
         run = run_tests(sandbox, ids=written, packages=(), timeout_s=task.verify_timeout_s)
     return [test for test in written if run.outcomes[test] != "passed"]
 

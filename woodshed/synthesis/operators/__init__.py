@@ -44,26 +44,26 @@ def combine(code: Codebase, symbol: Symbol, max_cascade: int = 8) -> Deletion:
     """
     if len({part.path for part in symbol.parts}) < len(symbol.parts):
         raise CascadeError("the parts of a combination lie in different files")
-    done: list[Deletion] = []
-    now = code
+    deletions: list[Deletion] = []
+    current = code
     for part in symbol.parts:
         operator, _, detail = part.detail.partition(" ")
-        done.append(OPERATORS[operator](now, replace(part, detail=detail), max_cascade))
-        now = done[-1].code
-    first = done[0]
-    traces: tuple[Trace, ...] = tuple(trace for deletion in done for trace in deletion.traces)
+        deletions.append(OPERATORS[operator](current, replace(part, detail=detail), max_cascade))
+        current = deletions[-1].code
+    first = deletions[0]
+    traces: tuple[Trace, ...] = tuple(trace for deletion in deletions for trace in deletion.traces)
     return Deletion(
         operator="combine",
         level=5,
         symbol=symbol,
-        code=now,
-        changed={path: text for deletion in done for path, text in deletion.changed.items()},
-        removed=frozenset().union(*(deletion.removed for deletion in done)),
+        code=current,
+        changed={path: text for deletion in deletions for path, text in deletion.changed.items()},
+        removed=frozenset().union(*(deletion.removed for deletion in deletions)),
         traces=traces,
         gap=first.gap,
         marker=first.marker,
-        targets=tuple(target for deletion in done for target in deletion.targets),
-        absent={path: text for deletion in done for path, text in deletion.absent.items()},
+        targets=tuple(target for deletion in deletions for target in deletion.targets),
+        absent={path: text for deletion in deletions for path, text in deletion.absent.items()},
     )
 
 

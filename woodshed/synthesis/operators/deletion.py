@@ -100,11 +100,11 @@ def is_public(name: str) -> bool:
 def every_symbol(code: Codebase) -> Iterator[Symbol]:
     """Functions and methods that are defined once and do something, and classes, in file order."""
     for path, module in code.modules.items():
-        found = list(definitions(module.source.tree.body))
+        defined = list(definitions(module.source.tree.body))
         counts = Counter(
-            name for name, node in found if isinstance(node, ast.ClassDef) or not is_declaration(node)
+            name for name, node in defined if isinstance(node, ast.ClassDef) or not is_declaration(node)
         )
-        for name, node in found:
+        for name, node in defined:
             if counts[name] != 1:
                 continue
             if isinstance(node, ast.ClassDef):
@@ -133,9 +133,9 @@ def class_symbol(source: Source, path: str, module: str, name: str, node: ast.Cl
     start, end = source.span(node)
     first = source.span(node.body[0])[0]
     lines = syntax.plain(source.text[first:end]).split("\n")
-    place = (source.line(start), source.line(end))
+    span = (source.line(start), source.line(end))
     header, docstring = _header(source, start, first), ast.get_docstring(node) or ""
-    return Symbol(path, name, module, header, docstring, _code_lines(lines), place, kind="class")
+    return Symbol(path, name, module, header, docstring, _code_lines(lines), span, kind="class")
 
 
 def _code_lines(lines: Iterable[str]) -> int:
@@ -184,14 +184,14 @@ def find(source: Source, name: str) -> Function | ast.ClassDef:
     Raises:
         CascadeError: it is not there (any more).
     """
-    found = [
+    matching = [
         node
         for known, node in definitions(source.tree.body)
         if known == name and (isinstance(node, ast.ClassDef) or not is_declaration(node))
     ]
-    if not found:
+    if not matching:
         raise CascadeError(f"{name} is not there")
-    return found[-1]
+    return matching[-1]
 
 
 def find_function(source: Source, name: str) -> Function:
@@ -223,13 +223,13 @@ def removal(
     Raises:
         CascadeError: more than `max_cascade` other definitions would have to go.
     """
-    asked = frozenset(removed)
-    closed = close(started or code, asked)
+    start = frozenset(removed)
+    closed = close(started or code, start)
     if len(closed.cascade) > max_cascade:
         raise CascadeError(
             f"{len(closed.cascade)} more definitions depend on it: {', '.join(closed.cascade[:6])}"
         )
-    absent = {path: code.texts[path] for path, name in asked if name == WHOLE_MODULE and path in code.texts}
+    absent = {path: code.texts[path] for path, name in start if name == WHOLE_MODULE and path in code.texts}
     after = closed.code.without(absent)
     changed: dict[str, str | None] = {p: text for p, text in after.texts.items() if text != code.texts[p]}
     changed.update(dict.fromkeys(absent))
@@ -264,7 +264,7 @@ def repair(code: Codebase, deletion: Deletion, path: str, line: int, max_cascade
     dropped, bound = drop_statement(deletion.code, path, line)
     if dropped.texts[path] == deletion.code.texts[path]:
         raise CascadeError(f"nothing at {path}:{line} can be dropped")
-    what = syntax.lines(deletion.code.texts[path])[line - 1].strip()
+    text = syntax.lines(deletion.code.texts[path])[line - 1].strip()
     again = removal(
         deletion.operator,
         deletion.level,
@@ -275,7 +275,7 @@ def repair(code: Codebase, deletion: Deletion, path: str, line: int, max_cascade
         started=dropped.replaced(deletion.absent),
         targets=deletion.targets,
     )
-    traces = (*deletion.traces, Trace(path, what, "statement"), *again.traces)
+    traces = (*deletion.traces, Trace(path, text, "statement"), *again.traces)
     return replace(again, traces=traces, marker=deletion.marker)
 
 
@@ -283,17 +283,17 @@ def gap_line(before: str, after: str, line: int) -> int:
     """The line of `after` where a deleted line of `before` stood: that of the statement that followed it."""
     old, new = syntax.plain(before).split("\n"), syntax.plain(after).split("\n")
     blocks = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
-    at = min(next((j1 for _, i1, i2, j1, _ in blocks if i1 < line <= i2)), len(new) - 1)
-    follower = next((i for i in range(at, len(new)) if new[i].strip()), at)
+    index = min(next((j1 for _, i1, i2, j1, _ in blocks if i1 < line <= i2)), len(new) - 1)
+    follower = next((i for i in range(index, len(new)) if new[i].strip()), index)
     indent = len(old[line - 1]) - len(old[line - 1].lstrip())
     deep_enough = len(new[follower]) - len(new[follower].lstrip()) >= indent
-    return (follower if deep_enough else at) + 1
+    return (follower if deep_enough else index) + 1
 
 
 def remove_interfaces(interfaces: Codebase, deletion: Deletion) -> Deletion:
     """The deletion with the same names gone from the .pyi files beside the changed modules."""
-    places = {(f"{path}i", name) for path, name in deletion.removed if f"{path}i" in interfaces.texts}
-    closed = close(interfaces, places)
-    gone = {path for path, name in places if name == WHOLE_MODULE}
+    bindings = {(f"{path}i", name) for path, name in deletion.removed if f"{path}i" in interfaces.texts}
+    closed = close(interfaces, bindings)
+    files = {path for path, name in bindings if name == WHOLE_MODULE}
     changed = {path: text for path, text in closed.code.texts.items() if text != interfaces.texts[path]}
-    return replace(deletion, changed={**deletion.changed, **changed, **dict.fromkeys(gone)})
+    return replace(deletion, changed={**deletion.changed, **changed, **dict.fromkeys(files)})

@@ -69,11 +69,11 @@ def _edited(
 def unregister(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> Deletion:
     """O5: a decorator, an entry of a dispatch table, or a call that registers something goes; `detail` says which."""
     source = code.modules[symbol.path].source
-    for name, what, edits in registrations(source):
-        if (name, what) == (symbol.name, symbol.detail):
-            key = re.sub(r"\W+", " ", what).split()
-            place = "decorator" if what.startswith("@") else name
-            trace = Trace(symbol.path, what, place)
+    for name, text, edits in registrations(source):
+        if (name, text) == (symbol.name, symbol.detail):
+            key = re.sub(r"\W+", " ", text).split()
+            kind = "decorator" if text.startswith("@") else name
+            trace = Trace(symbol.path, text, kind)
             return _edited("unregister", 1, code, symbol, edits, key[0] if key else name, (trace,))
     raise CascadeError(f"{symbol.detail!r} of {symbol.name} is not there")
 
@@ -130,30 +130,30 @@ class Branch:
 
 
 def remove_branch(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> Deletion:
-    """O9: one arm of an `if` or `match`, or one exception handler, goes; `detail` is its number among `branches`."""
+    """O9: remove one branch of an `if` or `match`, or one exception handler; `detail` is its number in `branches`."""
     source = code.modules[symbol.path].source
-    found = branches(source, find_function(source, symbol.name))
-    if not symbol.detail.isdigit() or int(symbol.detail) >= len(found):
+    all_branches = branches(source, find_function(source, symbol.name))
+    if not symbol.detail.isdigit() or int(symbol.detail) >= len(all_branches):
         raise CascadeError(f"{symbol.name} has no branch {symbol.detail!r}")
-    branch = found[int(symbol.detail)]
+    branch = all_branches[int(symbol.detail)]
     trace = Trace(symbol.path, branch.condition, "branch")
     return _edited("remove_branch", 0, code, symbol, [branch.edit], symbol.short, (trace,), (symbol,))
 
 
 def branches(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[Branch]:
     """Branches in source order; those that cannot be removed without moving other code are left out."""
-    found: list[Branch] = []
+    listed: list[Branch] = []
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, [])
             for child in block if isinstance(block, list) else []:
                 if isinstance(child, ast.If):
-                    found += _arms(source, child, block)
+                    listed += _arms(source, child, block)
         if isinstance(node, ast.Try) and len(node.handlers) > 1:
-            found += [_handler(source, handler) for handler in node.handlers]
+            listed += [_handler(source, handler) for handler in node.handlers]
         if isinstance(node, ast.Match) and len(node.cases) > 1:
-            found += [_case(source, case) for case in node.cases]
-    return sorted(found, key=lambda branch: branch.edit)
+            listed += [_case(source, case) for case in node.cases]
+    return sorted(listed, key=lambda branch: branch.edit)
 
 
 def _arms(source: Source, node: ast.If, block: list[ast.stmt]) -> Iterator[Branch]:
@@ -180,9 +180,9 @@ def _arms(source: Source, node: ast.If, block: list[ast.stmt]) -> Iterator[Branc
 def _handler(source: Source, handler: ast.ExceptHandler) -> Branch:
     start = source.offset(handler.lineno, handler.col_offset)
     end = source.span(handler.body[-1])[1]
-    what = "except " + (source.segment(handler.type) if handler.type else "everything")
+    condition = "except " + (source.segment(handler.type) if handler.type else "everything")
     edit = Edit(source.line_start(start), source.line_end(end))
-    return Branch(what, (source.line(source.span(handler.body[0])[0]), source.line(end)), edit)
+    return Branch(condition, (source.line(source.span(handler.body[0])[0]), source.line(end)), edit)
 
 
 def _case(source: Source, case: ast.match_case) -> Branch:
@@ -199,10 +199,12 @@ def _case(source: Source, case: ast.match_case) -> Branch:
 def bug(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> Deletion:
     """One mutant of a function replaces it; `detail` is its number among `mutations.mutants`."""
     source = code.modules[symbol.path].source
-    found = mutants(source, find_function(source, symbol.name))
-    if not symbol.detail.isdigit() or int(symbol.detail) >= len(found):
+    all_mutants = mutants(source, find_function(source, symbol.name))
+    if not symbol.detail.isdigit() or int(symbol.detail) >= len(all_mutants):
         raise CascadeError(f"{symbol.name} has no mutant {symbol.detail!r}")
-    return _edited("bug", 0, code, symbol, [found[int(symbol.detail)].edit], symbol.short, targets=(symbol,))
+    return _edited(
+        "bug", 0, code, symbol, [all_mutants[int(symbol.detail)].edit], symbol.short, targets=(symbol,)
+    )
 
 
 # ---- O8: parameters ---------------------------------------------------------------------------------------
@@ -212,10 +214,10 @@ def remove_parameter(code: Codebase, symbol: Symbol, max_cascade: int = 0) -> De
     """O8: an optional parameter (`detail`) goes with its branches: the function does what it did by default."""
     source = code.modules[symbol.path].source
     function = find_function(source, symbol.name)
-    found = optional_parameters(source, function)
-    if symbol.detail not in found:
+    removable = optional_parameters(source, function)
+    if symbol.detail not in removable:
         raise CascadeError(f"{symbol.name} has no parameter {symbol.detail!r} that can go")
-    default = found[symbol.detail]
+    default = removable[symbol.detail]
     edits = [
         _parameter_edit(source, function, symbol.detail),
         *_docstring_edits(source, function, symbol.detail),
@@ -310,9 +312,9 @@ def _fold(source: Source, node: ast.AST, name: str, default: ast.Constant) -> li
             if value is True and not node.orelse and (edits := _keep_body(source, node)) is not None:
                 return [*edits, *_each(source, node.body, name, default)]
         case ast.IfExp(test=test) if (value := _decided(test, name, default.value)) is not None:
-            kept = node.body if value else node.orelse
-            (start, end), (first, last) = source.span(node), source.span(kept)
-            return [Edit(start, first), *_fold(source, kept, name, default), Edit(last, end)]
+            chosen = node.body if value else node.orelse
+            (start, end), (first, last) = source.span(node), source.span(chosen)
+            return [Edit(start, first), *_fold(source, chosen, name, default), Edit(last, end)]
         case ast.Name(id=used) if used == name:
             return [Edit(*source.span(node), repr(default.value))]
     return _each(source, ast.iter_child_nodes(node), name, default)
@@ -345,7 +347,7 @@ def _decided(test: ast.expr, name: str, value: object) -> bool | None:
 
 
 def _drop_if(source: Source, node: ast.If) -> Edit | None:
-    """The edit that leaves out an arm that never runs; None where other code would have to move."""
+    """The edit that removes a branch that never runs; None if other code would have to move."""
     start, end = source.span(node)
     is_elif = source.text.startswith("elif", start)
     if not node.orelse:

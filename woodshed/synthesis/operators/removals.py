@@ -34,8 +34,8 @@ def remove_class(code: Codebase, symbol: Symbol, max_cascade: int = 4) -> Deleti
 
 def remove_cluster(code: Codebase, symbol: Symbol, max_cascade: int = 4) -> Deletion:
     """O3 on several symbols that the same tests cover."""
-    gone = {part.binding for part in symbol.parts}
-    return removal("remove_cluster", 3, code, symbol, gone, max_cascade, targets=symbol.parts)
+    bindings = {part.binding for part in symbol.parts}
+    return removal("remove_cluster", 3, code, symbol, bindings, max_cascade, targets=symbol.parts)
 
 
 def remove_module(code: Codebase, symbol: Symbol, max_cascade: int = 8) -> Deletion:
@@ -55,22 +55,22 @@ def _files_gone(
 ) -> Deletion:
     if any(path not in code.modules for path in paths):
         raise CascadeError(f"{paths} cannot all be read")
-    gone: set[Binding] = {(path, WHOLE_MODULE) for path in paths}
+    bindings: set[Binding] = {(path, WHOLE_MODULE) for path in paths}
     targets = tuple(
         s for s in every_symbol(code) if s.path in paths and "." not in s.name and is_public(s.name)
     )
     for path in paths:
-        gone |= {(path, name) for name in top_names(code.modules[path].source)}
-    return removal(operator, level, code, symbol, gone, max_cascade, targets=targets)
+        bindings |= {(path, name) for name in top_names(code.modules[path].source)}
+    return removal(operator, level, code, symbol, bindings, max_cascade, targets=targets)
 
 
 def top_names(source: Source) -> set[str]:
     """Names that a module defines in its own statements."""
-    found = {name for name, _ in definitions(source.tree.body) if "." not in name}
+    names = {name for name, _ in definitions(source.tree.body) if "." not in name}
     for node in source.tree.body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        found |= {name.id for t in targets if t for name in ast.walk(t) if isinstance(name, ast.Name)}
-    return found
+        names |= {name.id for t in targets if t for name in ast.walk(t) if isinstance(name, ast.Name)}
+    return names
 
 
 # ---- sub-commands -----------------------------------------------------------------------------------------
@@ -83,14 +83,14 @@ def remove_command(code: Codebase, symbol: Symbol, max_cascade: int = 4) -> Dele
     which is in the handler's own file.
     click and typer: the command is the decorated function (`detail` is "").
     """
-    started = code
+    edited = code
     if symbol.detail:
         source = code.modules[symbol.path].source
         text = apply(source.text, list(_parser_edits(source, symbol.detail)))
-        started = code.replaced({symbol.path: text})
-    gone = {symbol.binding, *(part.binding for part in symbol.parts)}
+        edited = code.replaced({symbol.path: text})
+    bindings = {symbol.binding, *(part.binding for part in symbol.parts)}
     targets = (symbol, *symbol.parts)
-    return removal("remove_command", 4, code, symbol, gone, max_cascade, started=started, targets=targets)
+    return removal("remove_command", 4, code, symbol, bindings, max_cascade, started=edited, targets=targets)
 
 
 def parsers(source: Source) -> Iterator[tuple[str, str, str]]:
@@ -123,8 +123,8 @@ def _handler(statement: ast.stmt, variable: str) -> str:
             name == variable
         ):
             assert isinstance(statement.value, ast.Call)
-            found = [k.value.id for k in statement.value.keywords if isinstance(k.value, ast.Name)]
-            return found[0] if len(found) == 1 else ""
+            handlers = [k.value.id for k in statement.value.keywords if isinstance(k.value, ast.Name)]
+            return handlers[0] if len(handlers) == 1 else ""
     return ""
 
 
@@ -136,9 +136,9 @@ def _parser_edits(source: Source, command: str) -> Iterator[Edit]:
         for statement in node.body if variables else ():
             used = {n.id for n in ast.walk(statement) if isinstance(n, ast.Name)}
             if used & variables and isinstance(statement, ast.Assign | ast.Expr | ast.For):
-                made = statement.targets if isinstance(statement, ast.Assign) else []
+                targets = statement.targets if isinstance(statement, ast.Assign) else []
                 variables |= {
-                    target.id for target in made if isinstance(target, ast.Name)
+                    target.id for target in targets if isinstance(target, ast.Name)
                 }  # its own sub-parsers
                 yield remove_statement(source, statement, node.body)
 

@@ -6,8 +6,9 @@
     environment/own/          metadata and scripts that stand for the installed distribution
     environment/workspace/    the repository as the agent sees it, with the gap in it
     tests/files/              original tests and configuration, byte for byte: laid over the workspace for grading
-    tests/expected.json       which tests must pass, and which of them pass with a stub
-    tests/test.sh             grades in a fresh box under Harbor, with the same runner that `grading` uses
+    tests/expected.json       the record, for the grader: tests that must pass, the interface to keep
+    tests/shown/              the files that a solution may change, as the agent was given them
+    tests/test.sh             grades in a fresh box under Harbor, by the same code that `grading` uses (tests/grader/)
     solution/files/           the gold patch, whole files; solution/deletes lists files that it removes
 
 What makes a task (the record, workspace/, tests/files/, solution/) is hashed into its id. The other files are written
@@ -18,13 +19,15 @@ from woodshed.tasks.contents import (
     gold_files,
     gold_folder,
     gold_patch,
+    grading_files,
     hidden_tests,
     original,
+    original_api,
     protected_files,
     workspace,
 )
 from woodshed.tasks.folder.reading import load, peek
-from woodshed.tasks.folder.sets import claimed, load_set, of_run, task_folders
+from woodshed.tasks.folder.sets import claimed, load_set, of_run, refuse_run, task_folders
 from woodshed.tasks.folder.writing import write
 from woodshed.tasks.paths import is_clean, is_inside, is_protected
 
@@ -33,6 +36,7 @@ __all__ = [
     "gold_files",
     "gold_folder",
     "gold_patch",
+    "grading_files",
     "hidden_tests",
     "is_clean",
     "is_inside",
@@ -41,8 +45,10 @@ __all__ = [
     "load_set",
     "of_run",
     "original",
+    "original_api",
     "peek",
     "protected_files",
+    "refuse_run",
     "task_folders",
     "workspace",
     "write",

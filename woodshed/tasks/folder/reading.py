@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -42,6 +43,16 @@ FIXED = {
     "environment.network_mode": "no-network",
 }
 """Harbor keys that a trustworthy task may not have otherwise."""
+VERIFIER_TIMEOUT_S = 600.0
+"""Harbor's own, where a task says nothing."""
+NOT_HONOURED = {
+    "user": "the command runs without privileges, as a user of its own",
+    "allowed_hosts": "a sandbox has no network",
+    "environment": "the command runs in the task's own environment",
+    "collect": "nothing but the allowed paths is collected from an attempt",
+}
+"""Keys of Harbor's [verifier] that no verifier here can honour, with the reason."""
+VERIFIER_KEYS = ("timeout_sec", "env", "environment_mode", "network_mode")
 
 
 def load(folder: Path) -> Task:
@@ -110,6 +121,7 @@ def _record(folder: Path) -> Task:
                 f"{folder}: task.toml has {key} = {seen!r}; a task that is trained on needs {value!r}."
             )
     fields = {
+        **_verifier(folder, toml["verifier"], ours.get("verifier", "pytest")),
         **ours,
         "fail_to_pass": expected.get("fail_to_pass"),
         "pass_to_pass": expected.get("pass_to_pass"),
@@ -118,8 +130,46 @@ def _record(folder: Path) -> Task:
         "name": folder.name,
         "folder": str(folder),
         "instruction": text_of(folder / "instruction.md"),
-        "verify_timeout_s": _dig(toml, "verifier.timeout_sec"),
     }
+    return _checked(folder, fields)
+
+
+def _verifier(folder: Path, table: dict[str, Any], kind: object) -> dict[str, Any]:
+    """The fields of a Task that Harbor's [verifier] says.
+
+    Raises:
+        TaskError: a key that is unknown, or that the task's verifier does not honour.
+    """
+    for key, value in table.items():
+        if key in NOT_HONOURED and value:
+            raise TaskError(
+                f"{folder}: task.toml has verifier.{key} = {value!r}, which is not honoured: {NOT_HONOURED[key]}. "
+                "Take it out, if the task holds without it"
+            )
+        if key not in (*VERIFIER_KEYS, *NOT_HONOURED):
+            known = ", ".join(VERIFIER_KEYS)
+            raise TaskError(f"{folder}: task.toml has an unknown key verifier.{key}; known: {known}")
+    limit_s, variables = table.get("timeout_sec", VERIFIER_TIMEOUT_S), table.get("env", {})
+    is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
+    if not is_number or not 0 < limit_s < math.inf:
+        raise TaskError(
+            f"{folder}: task.toml has verifier.timeout_sec = {limit_s!r}; expected seconds above 0"
+        )
+    if variables and kind != "command":
+        raise TaskError(
+            f"{folder}: task.toml has verifier.env, which only verifier = 'command' honours; take it out"
+        )
+    for name, value in variables.items() if isinstance(variables, dict) else ((variables, None),):
+        if not isinstance(value, str) or "${" in value:
+            raise TaskError(
+                f"{folder}: task.toml has verifier.env.{name} = {value!r}; expected a text, and none of the host's "
+                "variables, which a sandbox is never given"
+            )
+    return {"verify_timeout_s": float(limit_s), "verifier_env": variables}
+
+
+def _checked(folder: Path, fields: dict[str, Any]) -> Task:
+    """The record of these fields, each of a known name and of its type."""
     for kind, table in ((Task, fields), (Environment, fields.get("environment"))):
         known = [f.name for f in dataclasses.fields(kind)]
         if isinstance(table, dict) and (unknown := sorted(table.keys() - set(known))):
@@ -140,7 +190,7 @@ def _reader() -> TypeAdapter[Task]:
 
 
 def _lint(task: Task, folder: Path) -> None:
-    """Check what types cannot say."""
+    """Check the values that types leave open."""
     for _ in tree(folder):  # raises where a link leaves the folder
         pass
     for path in (*task.allowed_paths, task.target_path, *task.environment.source_roots):
@@ -186,6 +236,8 @@ def content_id(task: Task, folder: Path) -> str:
         del record["decoys"]
     if task.verifier == "pytest":
         del record["verifier"]
+    if not task.verifier_env:
+        del record["verifier_env"]
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=True).encode())
     own_tests = ("tests",) if task.verifier == "command" else ()  # what grades is then the folder's own
     for part in (*HASHED, *own_tests):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from woodshed.records import RunError, Task, TaskError
-from woodshed.runs.files import made
+from woodshed.runs.files import created
 from woodshed.runs.folder import RunDir
 from woodshed.tasks.folder.reading import REQUIRED, load
 
@@ -30,12 +30,30 @@ def task_folders(path: Path) -> list[Path]:
         return [path]
     inner = sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
     folders = [child for child in inner if any((child / name).exists() for name in REQUIRED[:4])]
+    if not folders and any((child / "recipe.toml").is_file() for child in inner):
+        raise TaskError(
+            f"{path} holds runs, not tasks; name the tasks of one, such as {inner[0] / 'tasks' / 'train'}"
+        )
+    beside = [child for child in inner if any(child.glob("*/task.toml"))]
+    if not folders and beside:
+        raise TaskError(f"{path} holds no task, but folders of tasks: name one, such as {beside[0]}")
     if not folders:
         raise TaskError(
             f"{path} holds no task: expected folders with a task.toml. "
             f"Make some with `woodshed tasks make SOURCE --out {path}`."
         )
     return folders
+
+
+def refuse_run(out: Path) -> None:
+    """Check that new tasks do not go into a run.
+
+    Raises:
+        TaskError: `out` is a run folder or lies in one.
+    """
+    for place in (out, *out.absolute().parents):
+        if (place / "recipe.toml").is_file() and (place / "manifest.json").is_file():
+            raise TaskError(f"{out} lies in the run {place}, which keeps its own tasks; name another --out")
 
 
 @contextmanager
@@ -47,7 +65,7 @@ def claimed(out: Path) -> Iterator[None]:
     Raises:
         TaskError: another process is adding to it.
     """
-    with made(out):
+    with created(out):
         descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
         try:
             try:

@@ -14,16 +14,30 @@ from typing import Any
 import tomli_w
 
 from woodshed.records import Environment, Task, TaskError, to_json
+from woodshed.tasks.contents import is_allowed, original_api, shown_files
 from woodshed.tasks.environment import own_files, python_path
 from woodshed.tasks.folder.reading import SCHEMA, content_id, load
 from woodshed.tasks.paths import is_inside, is_protected, mode, tree
 
-COPIES = {
-    "woodshed_grade.py": "results.py",
-    "woodshed_runner.py": "runner.py",
-    "woodshed_assert_hardening.py": "assert_hardening.py",
-}
-"""Files in tests/ that are copies of files of the grading room."""
+GRADER = (
+    "records.py",
+    "boundary.py",
+    "pysource/api_compat.py",
+    "pysource/code.py",
+    "pysource/syntax.py",
+    "runs/links.py",
+    "tasks/contents.py",
+    "tasks/diff.py",
+    "tasks/paths.py",
+    "grading/decision.py",
+    "grading/decoys.py",
+    "grading/patches.py",
+    "grading/results.py",
+    "grading/shipped.py",
+)
+"""Modules of this package that tests/grader/ holds copies of: they decide, and need the standard library only."""
+SESSION = ("runner", "assert_hardening", "process_isolation")
+"""Modules of `grading` that run beside the code under test, each a program of its own."""
 AGENT_TIMEOUT_S = 1800.0
 
 
@@ -53,9 +67,10 @@ def write(
     scratch = Path(tempfile.mkdtemp(prefix=".write-", dir=folder.parent))
     try:
         staged = scratch / folder.name
-        _copy(workspace, staged / "environment" / "workspace")
+        _copy(dict(tree(workspace)), staged / "environment" / "workspace")
         shown = {p: f for p, f in tree(workspace) if is_protected(p) and not f.is_symlink()}
         _fill(staged / "tests" / "files", {p: f.read_bytes() for p, f in shown.items()} | dict(tests))
+        _copy({p: f for p, f in tree(workspace) if is_allowed(task, p)}, shown_files(staged / "tests"))
         _fill(staged / "solution" / "files", {p: data for p, data in gold.items() if data is not None})
         if deletes := sorted(p for p, data in gold.items() if data is None):
             _fill(staged / "solution", {"deletes": "".join(f"{p}\n" for p in deletes).encode()})
@@ -72,9 +87,9 @@ def write(
     return dataclasses.replace(task, folder=folder)
 
 
-def _copy(source: Path, target: Path) -> None:
+def _copy(files: Mapping[str, Path], target: Path) -> None:
     target.mkdir(parents=True)
-    for path, file in tree(source):
+    for path, file in files.items():
         copy = target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy, follow_symlinks=False)
@@ -96,16 +111,10 @@ def _fill(root: Path, contents: Mapping[str, bytes]) -> None:
 def _written_files(task: Task) -> dict[str, bytes]:
     """Everything in the folder that is written from the record."""
     record = to_json(task)
-    expected = {
-        "fail_to_pass": record["fail_to_pass"],
-        "pass_to_pass": record["pass_to_pass"],
-        "stub_passes": record["stub_passes"],
-        "decoys": record["decoys"],
-        "packages": record["environment"]["packages"],
-        "timeout_s": task.verify_timeout_s,
-    }
-    grading = package_files("woodshed").joinpath("grading")
-    copies = {f"tests/{name}": grading.joinpath(source).read_bytes() for name, source in COPIES.items()}
+    tests = ("fail_to_pass", "pass_to_pass", "stub_passes", "decoys")
+    rest = {key: record[key] for key in record if key not in (*tests, "id", "name", "folder", "provenance")}
+    expected = {key: record[key] for key in tests} | {"task": rest}
+    expected |= {"api": to_json(original_api(task)), "isolated": None}
     texts = {
         "instruction.md": task.instruction,
         "task.toml": _toml(task, record),
@@ -114,13 +123,23 @@ def _written_files(task: Task) -> dict[str, bytes]:
         "tests/expected.json": json.dumps(expected, indent=1, ensure_ascii=True) + "\n",
     }
     own = {f"environment/own/{path}": text for path, text in own_files(task.environment).items()}
-    return {path: text.encode() for path, text in {**texts, **own}.items()} | copies
+    return {path: text.encode() for path, text in {**texts, **own}.items()} | _grader()
+
+
+def _grader() -> dict[str, bytes]:
+    """The grader's own code, by path in the folder."""
+    package = package_files("woodshed")
+    copies = {f"tests/grader/woodshed/{path}": package.joinpath(path).read_bytes() for path in GRADER}
+    folders = {path.rpartition("/")[0] for path in copies}
+    programs = {f"tests/woodshed_{n}.py": package.joinpath(f"grading/{n}.py").read_bytes() for n in SESSION}
+    return {f"{folder}/__init__.py": b"" for folder in folders} | copies | programs
 
 
 def _toml(task: Task, record: dict[str, Any]) -> str:
     ours = ["id", "operator", "level", "target_path", "target_symbol", "target_lines", "allowed_paths"]
     ours += ["test_command", "environment", "provenance"]
-    ours += ["verifier"] if task.verifier != "pytest" else []
+    is_command = task.verifier == "command"
+    ours += ["verifier"] if is_command else ["verify_timeout_s"]
     table = {
         "schema_version": SCHEMA,
         # Harbor copies these, and nothing else, from the agent's box to the verifier's.
@@ -135,7 +154,9 @@ def _toml(task: Task, record: dict[str, Any]) -> str:
         },
         "agent": {"timeout_sec": AGENT_TIMEOUT_S, "user": "agent", "network_mode": "no-network"},
         "verifier": {
-            "timeout_sec": task.verify_timeout_s,
+            # Two sessions of pytest, one of them twice as long, where the grader is ours; and room for the rest.
+            "timeout_sec": task.verify_timeout_s * (1 if is_command else 4),
+            **({"env": task.verifier_env} if task.verifier_env else {}),
             "environment_mode": "separate",
             "network_mode": "no-network",
         },
@@ -173,7 +194,13 @@ TEST = """\
 # A fresh box: the agent's allowed paths were copied into /workspace, nothing else of the agent is here.
 set -u
 mkdir -p /logs/verifier
-exec python -P -s -B /tests/woodshed_grade.py /tests /workspace /logs/verifier
+export WOODSHED_PYTHONPATH="${PYTHONPATH-}" PYTHONPATH=/tests/grader
+python -P -S -s -B -m woodshed.grading.shipped /tests /workspace /logs/verifier
+status=$?
+if [ "$status" -gt 128 ]; then  # the code under test killed its grader
+    echo '{"reward": 0.0}' > /logs/verifier/reward.json
+fi
+exit "$status"
 """
 SOLVE = """\
 #!/bin/bash

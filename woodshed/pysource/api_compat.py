@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from woodshed.pysource import code, syntax
-from woodshed.records import Task
-from woodshed.tasks import folder
+from woodshed.pysource import code
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -40,14 +38,14 @@ DYNAMIC = {"globals", "locals", "vars", "setattr", "exec", "__getattr__", "__dic
 
 @dataclass(frozen=True)
 class Signature:
-    """Which calls a function takes."""
+    """Calls that a function takes."""
 
     positional: tuple[str, ...]
     num_nameless: int
     """So many of them, from the first, are given by position only."""
     num_needed: int
     """So many of them, from the first, have no default."""
-    keyword: Mapping[str, bool] = field(default_factory=dict)
+    keyword: dict[str, bool] = field(default_factory=dict)
     """Parameters by keyword only, and whether they are needed."""
     rest: str = ""
     """Name of *args, which takes more by position."""
@@ -55,23 +53,23 @@ class Signature:
     """Name of **kwargs, which takes more by keyword."""
 
     def holds(self, count: int) -> bool:
-        """Whether a call may give exactly so many arguments by position."""
+        """True if a call may give exactly so many arguments by position."""
         fits = count <= len(self.positional) or bool(self.rest)
         return fits and count >= min(self.num_nameless, self.num_needed)
 
     def needs(self, count: int) -> set[str]:
-        """What such a call has to name."""
+        """Names that such a call has to give."""
         return {*self.positional[count : self.num_needed], *(n for n, need in self.keyword.items() if need)}
 
     def takes(self, count: int, name: str) -> bool:
-        """Whether it may name this."""
+        """True if it may name this."""
         named = self.positional[self.num_nameless :]
         free = name in self.positional[max(count, self.num_nameless) :]
         return free or name in self.keyword or (bool(self.others) and name not in named)
 
 
 def lost(given: Sequence[Signature], now: Signature) -> str:
-    """What calls that each of `given` takes do with a parameter and `now` cannot, in words; "" where it takes them all.
+    """Describe the calls that each of `given` takes and `now` does not; "" where it takes them all.
 
     Exact: a call is a number of positions and a set of names, and whether names are needed or taken depends on the
     number alone.
@@ -114,7 +112,7 @@ def signature(node: Function, *, in_class: bool) -> Signature:
 
 
 def told(signature: Signature, words: frozenset[str]) -> Signature | None:
-    """What somebody knows of a signature who was told these names; None where one that is needed is not among them."""
+    """The part of a signature known to a reader of these names; None where one that is needed is not among them."""
     known = next((n for n, p in enumerate(signature.positional) if p not in words), len(signature.positional))
     if known < signature.num_needed or any(n and p not in words for p, n in signature.keyword.items()):
         return None
@@ -127,6 +125,32 @@ def told(signature: Signature, words: frozenset[str]) -> Signature | None:
         signature.rest if known == len(signature.positional) and signature.rest in words else "",
         signature.others if signature.others in words else "",
     )
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A definition of the original code, as far as it has to be kept. It holds no line of the code."""
+
+    digest: str
+    """Of the syntax tree."""
+    wrappers: tuple[str, ...]
+    """Decorators that may change how it is called."""
+    signature: Signature | None
+    """None: a class."""
+
+
+@dataclass(frozen=True)
+class ModuleApi:
+    """The definitions of one module of the original code."""
+
+    path: str
+    """"" where the original has no such module."""
+    declarations: dict[str, Declaration]
+    """By dotted name."""
+
+
+Api = Mapping[str, ModuleApi]
+"""By the module's path without its ending."""
 
 
 class SourceTree:
@@ -152,14 +176,14 @@ class SourceTree:
         yield from self._defined(module.body, "") if module else ()
 
     def find(self, stem: str, name: str, seen: set[tuple[int, str]] | None = None) -> list[Definition] | None:
-        """What a dotted name of a module may stand for; nothing where it is not there, None where nobody can tell."""
+        """The definitions a dotted name may stand for; none where it is not there, None where nobody can tell."""
         if self.path(stem) is None:
             return []
         module = self.module(stem)
         return None if module is None else self._look(stem, module.body, name.split("."), seen or set())
 
     def hides(self, stem: str, names: Iterable[str]) -> Counter[str]:
-        """By what a module may bind these names out of sight."""
+        """Count the ways in which a module may bind these names out of sight."""
         found: Counter[str] = Counter()
         stored = {_last_name(name) for name in names}
         for node in ast.walk(self.module(stem) or ast.Module([], [])):
@@ -234,25 +258,28 @@ class SourceTree:
         yield from (posixpath.normpath(posixpath.join(root, inner)) for root in roots)
 
 
-def lost_by(task: Task, files: Mapping[str, str | None]) -> list[str]:
-    """What a patch takes from those who call the task's code: `narrowed`, with what the agent was told."""
-    shown = folder.workspace(task)
-    gold = {path: file and _text(file) for path, file in folder.gold_files(task).items()}
+def api_of(tree: SourceTree, stems: Iterable[str]) -> Api:
+    """The definitions of some modules."""
+    return {
+        stem: ModuleApi(
+            tree.path(stem) or "", {name: _declaration(name, node) for name, node in tree.definitions(stem)}
+        )
+        for stem in stems
+    }
 
-    def tree(changed: Mapping[str, str | None]) -> SourceTree:
-        def read(path: str) -> str | None:
-            return changed[path] if path in changed else _text(shown / path)
 
-        return SourceTree(read, task.environment.source_roots)
+def stem_of(path: str) -> str:
+    """The path of a Python file as `SourceTree` and `Api` know its module."""
+    return path.removesuffix(".py").removesuffix("/__init__")
 
-    return narrowed(
-        tree({}),
-        tree(files),
-        [path for path in {**gold, **files} if path.endswith(".py")],
-        original=tree(gold),
-        words=words_of(task.instruction),
-        private=task.target_symbol,
-    )
+
+def _declaration(name: str, node: Definition) -> Declaration:
+    called = None if isinstance(node, ast.ClassDef) else signature(node, in_class="." in name)
+    return Declaration(_digest(node), tuple(sorted(_wrappers(node))), called)
+
+
+def _digest(node: ast.AST) -> str:
+    return hashlib.sha256(ast.dump(node).encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def narrowed(
@@ -260,40 +287,36 @@ def narrowed(
     after: SourceTree,
     paths: Iterable[str],
     *,
-    original: SourceTree | None = None,
+    original: Api | None = None,
     words: frozenset[str] = frozenset(),
     private: str = "",
 ) -> list[str]:
-    """What somebody could do before, and can with the original code, and can no longer: one line each.
+    """Lines on what somebody could do before, and can with the original code, and can no longer.
 
     Args:
         before: what the attempt was given, and `after` what it left.
-        paths: files that it changed, or that the original changes.
-        original: the code with the task solved; None: as before.
+        paths: files that it changed.
+        original: modules that the solved task changes; all others are as before.
         words: names that the instruction tells besides.
         private: dotted name of a definition that counts in spite of an underscore.
     """
     found: list[str] = []
-    for stem in sorted({path.removesuffix(".py").removesuffix("/__init__") for path in paths}):
+    api = original or {}
+    for stem in sorted({*map(stem_of, paths), *api}):
         try:
-            found += _narrowed(stem, before, after, original or before, words, private)
+            right = api.get(stem) or api_of(before, [stem])[stem]
+            found += _narrowed(stem, before, after, right, words, private)
         except RecursionError:  # deeper than anybody writes
             continue
     return found
 
 
 def _narrowed(
-    stem: str,
-    before: SourceTree,
-    after: SourceTree,
-    original: SourceTree,
-    words: frozenset[str],
-    private: str,
+    stem: str, before: SourceTree, after: SourceTree, original: ModuleApi, words: frozenset[str], private: str
 ) -> list[str]:
     found: list[str] = []
     gone: list[str] = []
-    path = original.path(stem)
-    for name, right in original.definitions(stem):
+    for name, right in original.declarations.items():
         old, now = before.find(stem, name), after.find(stem, name)
         if old and now:
             found += _unchecked(name, right, old[0], now[0])
@@ -306,7 +329,7 @@ def _narrowed(
             gone.append(name)
     if gone and not after.hides(stem, gone) - before.hides(stem, gone):
         found += [f"{name} is gone" for name in gone]
-    return [f"{path}: {what}" for what in found]
+    return [f"{original.path}: {what}" for what in found]
 
 
 def _is_public(name: str) -> bool:
@@ -318,14 +341,15 @@ def _is_within(name: str, outer: Iterable[str]) -> bool:
 
 
 def _narrower(
-    name: str, right: Definition, old: Sequence[Definition], now: Definition, words: frozenset[str]
+    name: str, right: Declaration, old: Sequence[Definition], now: Definition, words: frozenset[str]
 ) -> str:
-    functions = [node for node in (now, right, *old) if not isinstance(node, ast.ClassDef)]
-    comparable = len(functions) == len(old) + 2 and len(old) < 2
-    if not comparable or len({_wrappers(node) for node in functions}) > 1:
+    functions = [node for node in (now, *old) if not isinstance(node, ast.ClassDef)]
+    if right.signature is None or len(functions) != len(old) + 1 or len(old) > 1:
         return ""
-    kept, wanted, *shown = (signature(node, in_class="." in name) for node in functions)
-    known = told(wanted, words.union(*map(_names, shown)))
+    if any(_wrappers(node) != set(right.wrappers) for node in functions):
+        return ""
+    kept, *shown = (signature(node, in_class="." in name) for node in functions)
+    known = told(right.signature, words.union(*map(_names, shown)))
     if known is None or not (shown or _last_name(name) in words):
         return ""
     has_more = any(not _names(known) <= _names(s) for s in shown)
@@ -333,15 +357,14 @@ def _narrower(
     return f"{name} {reason}" if reason else ""
 
 
-def _unchecked(name: str, right: Definition, old: Definition, now: Definition) -> list[str]:
+def _unchecked(name: str, right: Declaration, old: Definition, now: Definition) -> list[str]:
     """A check that a function lost and nothing that it calls instead can have taken over."""
     if (
         isinstance(old, ast.ClassDef)
         or num_checks(now) >= num_checks(old)
-        or ast.dump(old) != ast.dump(right)
+        or _digest(old) != right.digest
+        or _called(now) - _called(old)
     ):
-        return []
-    if _called(now) - _called(old):
         return []
     kept = [ast.unparse(node) for node in _raising(now)]
     gone = [text for text in map(ast.unparse, _raising(old)) if text not in kept]
@@ -349,7 +372,7 @@ def _unchecked(name: str, right: Definition, old: Definition, now: Definition) -
 
 
 def num_checks(node: ast.AST) -> int:
-    """On how many conditions a function raises: `if a or b: raise ...` counts as much as two of them."""
+    """Number of conditions on which a function raises: `if a or b: raise ...` counts as much as two of them."""
     total = len(_raising(node))
     for inner in ast.walk(node):
         direct = [*inner.body, *inner.orelse] if isinstance(inner, ast.If) else []
@@ -366,13 +389,6 @@ def _raising(node: ast.AST) -> list[ast.stmt]:
 
 def _called(node: ast.AST) -> set[str]:
     return {ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)}
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return syntax.legible(file.read_bytes())
-    except (OSError, ValueError):  # none there, or no name that a file could have
-        return None
 
 
 @functools.lru_cache(maxsize=16)
