@@ -341,7 +341,9 @@ def test_seeds_are_a_level_above_the_tasks(tmp_path: Path):
     text = report.write(*(RunDir.open(story.path) for story in stories)).read_text("utf-8")
     assert "(3 seeds)" in text and "over seeds and tasks" in text and "by seed" in text
     detectable = [
-        row for row in variants.rows(variant, measures.MEASURES) if row.change.detectable is not None
+        row
+        for row in variants.rows(variant, measures.MEASURES)
+        if row.change and row.change.detectable is not None
     ]
     assert detectable and text.count("smallest detectable") >= len(detectable)
 

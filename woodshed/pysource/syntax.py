@@ -27,7 +27,7 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 STRAY = re.compile("[\udc80-\udcff]")
 """Bytes outside of a source's encoding, as `decode` keeps them."""
 READ = re.compile(
-    r"utf-8|ascii|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|kz1048|ptcp154|palmos|hp-roman8|tis-620"
+    r"utf-[78]|(?:raw-)?unicode-escape|ascii|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|kz1048|ptcp154|palmos|hp-roman8|tis-620"
     r"|big5\w*|euc_\w+|gb\w+|hz|iso2022_\w+|johab|shift_jis\w*"
 )
 """Encodings that are read, by the names that Python gives them: each decodes in time linear in the size of the file.
