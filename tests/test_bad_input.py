@@ -10,7 +10,7 @@ import pytest
 
 from woodshed import synthesis
 from woodshed.records import TaskError
-from woodshed.synthesis import baseline, project, sources
+from woodshed.synthesis import baseline, configuration, project, sources
 from woodshed.tasks import folder
 
 CODE = "def twice(x):\n    return 2 * x\n\n\ndef half(x):\n    return x / 2\n"
@@ -222,6 +222,36 @@ REFUSED: dict[str, tuple[dict[str, str | bytes], str]] = {
         "SyntaxError",
     ),
 }
+
+
+def test_folders_and_dead_links_named_as_sources_are_left_out_with_the_reason(tmp_path: Path):
+    """Whole repositories were lost for one of them, with or without a build description."""
+    root = lay(
+        tmp_path / "odd",
+        {"odd/__init__.py": CODE, "data.py/x.txt": "x", "odd/inner.py/deep.py/y.py": "y = 1\n"},
+    )
+    (root / "odd/link.py").symlink_to("gone.py")
+    (root / "odd/stub.pyi").symlink_to("gone.pyi")
+    (root / "odd/same.py").symlink_to("__init__.py")
+    found = sources.fetch(str(root), tmp_path / "tree")
+    assert found.left_out == {
+        "data.py": "it is a folder, and is left out",
+        "odd/inner.py": "it is a folder, and is left out",
+        "odd/link.py": "it is a link to 'gone.py', which is no file, and is left out",
+        "odd/stub.pyi": "it is a link to 'gone.pyi', which is no file, and is left out",
+    }
+    assert sorted(path.name for path in found.tree.rglob("*.py")) == ["__init__.py", "same.py"]
+    wheel = project._contents("odd", project._as_it_is(found))
+    assert {"odd/__init__.py", "odd/same.py"} <= wheel.keys()
+
+
+def test_settings_that_pytest_refuses_are_named_with_their_file(tmp_path: Path):
+    for text in ("[tool.pytest]\nini_options = 4\n", "[tool]\npytest = 4\n", "tool = 4\n"):
+        lay(tmp_path, {"pyproject.toml": text})
+        with pytest.raises(TaskError, match=r"pyproject.toml: pytest refuses \w+ = 4; make that a table"):
+            configuration.refuse_what_pytest_refuses(tmp_path)
+    (tmp_path / "pytest.ini").touch()
+    configuration.refuse_what_pytest_refuses(tmp_path)
 
 
 @pytest.mark.parametrize("kind", REFUSED)

@@ -468,6 +468,26 @@ def test_a_damaged_recipe_of_a_run_is_named(run: RunDir, arguments: list[str]):
     assert f"RunError: {run.path / 'recipe.toml'} cannot be read" in result.stderr
 
 
+def test_a_bad_task_does_not_hide_the_verdicts_on_the_others(tiny_task: Task, tmp_path: Path):
+    """Whatever its texts hold: all of them once stopped the command at the first bad one, or hung."""
+    for name in ("deep", "list", "pipe"):
+        shutil.copytree(tiny_task.folder, tmp_path / "set" / name, symlinks=True)
+    (tmp_path / "set/deep/tests/expected.json").write_text("[" * 100_000)
+    (tmp_path / "set/list/task.toml").write_text('schema_version = "1.4"\nmetadata = 3\n')
+    (tmp_path / "set/pipe/instruction.md").unlink()
+    os.mkfifo(tmp_path / "set/pipe/instruction.md")
+    result = woodshed("tasks", "check", str(tmp_path / "set"))
+    assert result.exit_code == 1, result.output
+    bad = [line for line in result.stdout.splitlines() if line.startswith("bad  ")]
+    assert [re.search(r"levels deep|not made by|is a pipe", line) is not None for line in bad] == [True] * 3
+    assert "0 of 3 tasks are proven" in result.stdout
+
+
+def test_a_recipe_without_a_folder_for_runs_is_refused_before_the_rest(tmp_path: Path):
+    result = woodshed("train", "recipes/quickstart.toml", "--dry-run", "runs=")
+    assert result.exit_code == 2 and "runs = '': name a folder" in result.stderr
+
+
 def test_learning_from_a_run_without_its_tasks_names_them(run: RunDir, tiny_task: Task, tmp_path: Path):
     rules = str(tmp_path / "rules.json")
     result = woodshed(

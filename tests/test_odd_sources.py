@@ -138,7 +138,7 @@ def test_a_file_may_be_called_anything_in_folders_and_in_git_alike(tmp_path: Pat
     cloned = sources.fetch(f"git+file://{root}@HEAD", tmp_path / "cloned")
     for found in (plain, tracked, cloned):
         assert files(found.tree) == {name: name.encode() for name in NAMES}
-        assert found.left_out == ("docs/caf\\xe9.txt",)
+        assert found.left_out == {"docs/caf\\xe9.txt": "its name is not UTF-8, so it is left out"}
     assert plain.sha256 == tracked.sha256 == cloned.sha256
 
 

@@ -60,6 +60,20 @@ def test_the_bytes_of_all_files_are_bounded(left: Extract):
     assert set(found.skipped.values()) == {f"past {patch.MOST_FILES} files or {patch.MOST_BYTES} bytes"}
 
 
+def test_files_that_turn_out_to_be_no_text_count_as_read_and_are_not_parsed(left: Extract):
+    """A parse of five files of 170,000 lines with one odd byte in a comment took more than half a minute."""
+    command = (
+        "(yes 'x = 1' | head -n 165000; printf '# \\351\\n') > odd0.py; "
+        "for i in $(seq 11); do cp odd0.py odd$i.py; done"
+    )
+    found = left(command)
+    assert not found.files
+    reasons = sorted(set(found.skipped.values()))
+    assert reasons[0].startswith(f"{patch.NO_SOURCE}: not UTF-8: byte 0xe9 at 990002")
+    assert reasons[1:] == [f"past {patch.MOST_FILES} files or {patch.MOST_BYTES} bytes"]
+    assert list(found.skipped.values()).count(reasons[0]) == patch.MOST_BYTES // 990_005
+
+
 def test_odd_entries_are_named_and_end_nothing(left: Extract):
     command = r"""
     mkfifo pipe; ln -s loop loop; ln -s /etc/passwd out; ln -s pkg folder

@@ -275,10 +275,17 @@ def test_several_results_are_numbered():
             "line [0-9]+ of the chat template: UndefinedError: 'bos' is undefined",
         ),
         ("{{ messages[0]['content'] + 1 }}", "line 1 of the chat template: TypeError"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+            "line 1 of the chat template: TimeoutError: it takes more than 0.2 s",
+        ),
     ],
-    ids=["syntax", "filter", "name", "kind"],
+    ids=["syntax", "filter", "name", "kind", "time"],
 )
-def test_a_broken_template_is_named_with_its_line(template: str, complaint: str, tmp_path: Path):
+def test_a_broken_template_is_named_with_its_line(
+    template: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("woodshed.tokens.renderer.TEMPLATE_S", 0.2)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(ModelError, match=f"^{tmp_path}/chat_template.jinja, {complaint}"):
         create_renderer(tiny_tokenizer(template, name=str(tmp_path)), codec="plain")

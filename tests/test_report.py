@@ -7,6 +7,7 @@ import dataclasses
 import json
 import random
 import re
+import resource
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -192,6 +193,17 @@ def test_what_cannot_be_read_is_a_line_on_the_page_and_the_rest_is_there(run: Ru
     assert "Rollout has no field &#39;rounds&#39;" in text and "manifest.json cannot be read" in text
     rows = json.loads(unpack(text, "rows"))
     assert [row[rows["columns"].index("id")] for row in rows["rows"]] == ["eval-0-c-0"]
+
+
+def test_a_page_that_cannot_be_written_says_what_helps(run: RunDir, tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(RunError, match=r"written: File too large\. To have it, raise .*ulimit -f"):
+            report.write(run, path=tmp_path / "report.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_numbers_beyond_64_bits_stop_no_report(run: RunDir):

@@ -255,13 +255,13 @@ def test_damaged_records_are_named_or_left_out(run, kind):
 
 def test_files_of_a_run_that_cannot_be_read_are_named(run):
     (run.path / "rollouts.jsonl").mkdir()
-    with pytest.raises(RunError, match=r"rollouts\.jsonl cannot be read: Is a directory"):
+    with pytest.raises(RunError, match=r"rollouts\.jsonl cannot be read: it is a folder"):
         run.has("rollouts")
     run.append("metrics", [{"loss": 1.0}], "train", 0)
     assert run.has("metrics")
     (run.path / "metrics.jsonl").unlink()
     (run.path / "metrics.jsonl").mkdir()
-    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be read: Is a directory"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl cannot be read: it is a folder"):
         run.find("metrics", dict, "train", 0)
     for text in (b"x = [", b"\xff"):
         (run.path / "recipe.toml").write_bytes(text)

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from woodshed import settings
 from woodshed.records import RecipeError
-from woodshed.settings import Settings
+from woodshed.settings import FolderName, FolderPath, Settings
 
 
 class Loop(Settings):
@@ -105,7 +105,7 @@ def test_files_that_cannot_be_read(tmp_path: Path):
         settings.read(Whole, tmp_path / "quickstrat.toml")
     with pytest.raises(RecipeError, match="is not valid TOML"):
         read(tmp_path, "name = ")
-    with pytest.raises(RecipeError, match="cannot be read: Is a directory"):
+    with pytest.raises(RecipeError, match="cannot be read: it is a folder"):
         settings.read(Whole, tmp_path)
 
 
@@ -130,6 +130,44 @@ def test_no_number_of_a_recipe_may_be_negative():
         for name in names:
             with pytest.raises(RecipeError, match=f"{name} = -1"):
                 settings.read(kind, None, [*more, f"{name}=-1"])
+
+
+def test_overrides_that_are_too_deep_or_too_long_and_files_with_a_mark(tmp_path: Path):
+    for value, why in (
+        ("[" * 3000 + "]" * 3000, "levels deep"),
+        ("9" * 5000, "128 bits"),
+        ("9" * 100, "128 bits"),
+    ):
+        with pytest.raises(
+            RecipeError, match=rf"^override loop.steps=\S+ cannot be read: .*{why}$"
+        ) as caught:
+            read(tmp_path, "", f"loop.steps={value}")
+        assert len(str(caught.value)) < 300
+    assert read(tmp_path, "\ufeffname = 'marked'\n").name == "marked"
+
+
+def test_names_and_folders_of_runs_and_whole_sections_are_plain_messages(tmp_path: Path):
+    class Run(Settings):
+        """A run."""
+
+        name: FolderName = "one"
+        runs: FolderPath = Path("runs")
+        whole: Whole = Whole()
+
+        @field_validator("whole")
+        @classmethod
+        def _fits(cls, whole: Whole) -> Whole:
+            raise ValueError("it does not fit")
+
+    for name in ("../../x", "..", ".", "", "a/b"):
+        with pytest.raises(RecipeError, match=f"^settings: name = '{name}': name one folder"):
+            settings.read(Run, None, [f"name='{name}'"])
+    with pytest.raises(RecipeError, match=r"^settings: runs = '': name a folder"):
+        settings.read(Run, None, ["runs="])
+    with pytest.raises(RecipeError, match=r"^settings: whole: it does not fit$"):
+        settings.read(Run, None, ["whole.name=x"])
+    with pytest.raises(RecipeError, match=r"x{50}\.\.\.: "):
+        settings.read(Run, None, ["whole.loop.steps=" + "x" * 5000])
 
 
 def test_the_page_of_settings_is_made_from_their_classes():

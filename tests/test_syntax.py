@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import ast
+import codecs
+import contextlib
+import encodings.aliases
 import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,7 +110,12 @@ REFUSED = {
     b"# coding: nope\nx = 1\n": "'nope', which is not a text encoding",
     b"# coding: rot13\nx = 1\n": "'rot13', which is not a text encoding",
     b"# coding: cp1252\nx = '\x81'\n": "not cp1252: byte 0x81 at 22",
-    b"# coding: utf-7\nx = '+AOk-'\n": "cannot be written again byte for byte",
+    b"# coding: utf-7\nx = '+AOk-'\n": "'utf-7', which is not a text encoding that is read here",
+    b"# coding: idna\nx = 1\n": "'idna', which is not a text encoding that is read here",
+    b"# coding: hz\nx = '~{~}'\n": "cannot be written again byte for byte",
+    b"# coding: " + b"a" * 1_000_000 + b"\nx = 1\n": "names '"
+    + "a" * 40
+    + "'..., which is not a text encoding$",
     "x = 1\n".encode("utf-16"): "NUL byte",
 }
 
@@ -137,3 +146,28 @@ def test_most_lines_decide_how_a_new_one_ends():
     assert syntax.line_end("a\r\nb\r\nc\n") == syntax.line_end("a\r\r\nb\r\r\n") == "\r\n"
     assert syntax.line_end("a\rb\r") == "\r"
     assert [syntax.line_at("a\r\nb\rc\nd", offset) for offset in (0, 3, 5, 7)] == [1, 2, 3, 4]
+
+
+def test_encodings_are_read_in_a_time_that_grows_with_the_file():
+    """Every encoding that is read decodes what is worst for it in the time of a few hundred microseconds a kilobyte;
+    "punycode" needs the square: minutes for this file."""
+    worst = [b"\xff" * 20_000, bytes(range(128, 256)) * 150, b"~{ab~}\x1b$Bab\x1b(B" * 1500]
+    squared = b"# coding: punycode\nx = 1\n#" + b"zz9" * 30_000
+    started = time.process_time()
+    with pytest.raises(syntax.UnreadableError):
+        syntax.decode(squared)
+    with pytest.raises(SyntaxError):
+        syntax.parse(squared)
+    with pytest.raises(LookupError):
+        syntax.encode(squared.decode())
+    assert syntax.legible(squared) == squared.decode()
+    assert time.process_time() - started < 1
+    names = {codecs.lookup(name).name for name in set(encodings.aliases.aliases.values()) - {"mbcs", "oem"}}
+    read = [name for name in names if syntax.READ.fullmatch(name)]
+    assert len(read) > 80 and not {"punycode", "idna", "utf-7", "rot13", "undefined"} & set(read)
+    for name, junk in itertools.product(read, worst):
+        data = f"# coding: {name}\nx = 1\n#".encode() + junk
+        started = time.process_time()
+        with contextlib.suppress(syntax.UnreadableError):
+            syntax.read("a.py", data)
+        assert time.process_time() - started < 1, name

@@ -139,6 +139,13 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
     "no expected tests": (remove("tests/expected.json"), "lacks tests/expected.json"),
     "no workspace": (remove(WORKSPACE), "lacks environment/workspace"),
     "not TOML": (put("task.toml", b"a ="), "cannot be read"),
+    "metadata is no table": (
+        put("task.toml", b'schema_version = "1.4"\nmetadata = 3\n'),
+        "not made by Woodshed",
+    ),
+    "deep expected tests": (put("tests/expected.json", b"[" * 100_000), "nested more than 100 levels"),
+    "deep table": (put("task.toml", b"x = " + b"[" * 2000), "nested more than 100 levels"),
+    "long number": (edit("task.toml", "level = 1", "level = " + "1" * 5000), "more than 128 bits"),
     "another schema": (edit("task.toml", '"1.4"', '"2.0"'), "schema_version = '2.0'"),
     "not ours": (edit("task.toml", "metadata.woodshed", "metadata.other"), "not made by Woodshed"),
     "wrong type": (edit("task.toml", "level = 1", 'level = "1"'), "level = '1'"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
+import random
+import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from woodshed.agent import tools
+from woodshed.agent import nearest, pasting, tools
 from woodshed.agent.output import clean, clip
 from woodshed.agent.tools import TOOLS, ToolSettings
 from woodshed.records import Call, Observation, SandboxError
@@ -112,6 +117,84 @@ def test_a_missing_file_names_the_nearest(box: Box) -> None:
     ):
         seen = use(sandbox, tool, path="pkg", **more)
         assert (seen.error_kind, seen.text) == ("bad_path", "error: pkg is a folder")
+
+
+def test_an_observation_quotes_little_of_a_long_argument(box: Box) -> None:
+    """Up to 100,000 characters of a path came back and filled the context."""
+    sandbox = box({"a.py": b"one\n"})
+    long, deep = "x" * 50_000, "/".join(["d" * 200] * 15)
+    made = use(sandbox, "write_file", path=f"{deep}/a.py", content="two\nthree")
+    assert made.text.startswith("wrote dd") and made.error_kind is None
+    for arguments in (
+        {"tool": "read_file", "path": long},
+        {"tool": "read_file", "path": f"../{long}"},
+        {"tool": "read_file", "path": f"{deep}/a.py", "start": 10**5000},
+        {"tool": "read_file", "path": deep},
+        {"tool": "write_file", "path": long, "content": ""},
+        {"tool": "write_file", "path": deep, "content": ""},
+        {"tool": "edit_file", "path": f"{deep}/a.py", "old": "four", "new": ""},
+        {"tool": "edit_file", "path": f"{deep}/a.py", "old": "e", "new": ""},
+        {"tool": "edit_file", "path": f"{deep}/a.py", "old": "two", "new": "2"},
+        {"tool": "search", "pattern": "three"},
+        {"tool": "search", "pattern": "x", "path": long},
+        {"tool": "search", "pattern": f"(?P={long})"},
+    ):
+        seen = use(sandbox, **arguments)  # type: ignore[arg-type]
+        assert 0 < len(seen.text) < 700, arguments
+
+
+def test_files_that_are_too_large_are_refused_before_they_are_read(box: Box) -> None:
+    sandbox = box()
+    assert sandbox.exec("truncate -s 250M big.py; truncate -s 4M edge.py", timeout_s=60).outcome == "ok"
+    started = time.process_time()
+    for tool, more in (("read_file", {}), ("edit_file", {"old": "x", "new": "y"})):
+        seen = use(sandbox, tool, path="big.py", **more)
+        assert (seen.error_kind, seen.text) == (
+            "bad_path",
+            "error: big.py is larger than 4 MB; use shell commands on it",
+        )
+    assert "binary file of 4194304 bytes" in use(sandbox, "read_file", path="edge.py").text
+    assert use(sandbox, "write_file", path="big.py", content="x = 1\n").error_kind is None
+    assert sandbox.read("big.py") == b"x = 1\n"
+    assert time.process_time() - started < 2  # eight seconds each when it was read
+
+
+@pytest.mark.parametrize(
+    ("data", "old"),
+    [
+        (b"".join(b"%06d %06d\n" % (n, 7 * n % 300_000) for n in range(299_000)), "999999 000000"),
+        (b"".join(b"ab" * 95 + b"x" * (n % 9) + b"\n" for n in range(20_000)), "ba" * 100),
+        (b"a" * (4 << 20), "a" * 5000 + "\n" + "a" * 5000),
+        (b"a" * (1 << 20) + b"\x1b", "a" * 5000 + "\\x1b\n"),
+        (b"a\n" * (2 << 20), "q\n" * 50_000),
+    ],
+    ids=["many lines", "lines alike", "a long line", "an escape", "many lines asked for"],
+)
+def test_an_edit_without_a_match_ends_soon(data: bytes, old: str) -> None:
+    """A file of 300,000 lines took two minutes; all of these take less than a second."""
+    started = time.process_time()
+    assert not pasting.find(data, old)
+    nearest.closest(data, old)
+    assert time.process_time() - started < 5
+
+
+def test_places_are_those_of_whole_line_ends_whatever_kind() -> None:
+    """Against a pattern that says the same, over all short files."""
+    for size, wanted in itertools.product(range(1, 6), ("a", "\n", "a\r\n", "\ra", "\n\n", "a\n\ra")):
+        end = rb"(?:\r\n|(?<!\r)\n|\r(?!\n))"
+        pattern = b"".join(b"a" if part == "a" else end for part in re.findall("a|\r\n|\r|\n", wanted))
+        for data in map(bytes, itertools.product(b"a\r\n", repeat=size)):
+            found = [(place.start, place.end) for place in pasting.find(data, wanted)]
+            assert found == [m.span(1) for m in re.finditer(b"(?=(%s))" % pattern, data)], (data, wanted)
+
+
+def test_the_nearest_text_is_that_of_difflib() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        texts = ["".join(rng.choices("abcd", k=rng.randrange(1, 9))) for _ in range(30)]
+        for least in (0.5, 0.8):
+            expected = difflib.get_close_matches(texts[0], texts[1:], n=1, cutoff=least)
+            assert nearest.nearest(texts[0], texts[1:], least) == (expected[0] if expected else "")
 
 
 # --- edit_file and write_file
@@ -223,7 +306,15 @@ LINES = b"version = 42\nclass Adder:\n\tx = 'a.b_c'\nnull  \nfoo|bar\r\nlast one
         (r"(?x) l a s t  # the word", [6]),
         (r"42\nclass", [1]),
         ("42\nclass", [1]),
-        (r"(?s)42.class", []),
+        (r"(?s)42.class", [1]),
+        (r"(?s)class.*?null", [2]),
+        (r"(?si:CLASS.*?NULL)", [2]),
+        (r"42\sclass", [1]),
+        (r"42[\s\S]class", [1]),
+        (r"Adder[^x]+x", [2]),
+        (r"Adder:\W+x =", [2]),
+        (r"42.class", []),
+        (r"42\s$", []),
         (r"[^\n]+:\n\s*x", [2]),
         (r"\\n", []),
         (r"\s+$", [4]),

@@ -31,6 +31,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     settings
     parts
     boundary
+    documents
     records
 """
 

@@ -10,12 +10,13 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from woodshed import documents
 from woodshed.records import RecipeError
 
 
@@ -30,6 +31,25 @@ class Settings(BaseModel):
         """Every setting written out, so that `read` gives it back. TOML knows no null: what is None is left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
+
+def _folder_name(text: str) -> str:
+    if "/" in text or not text.strip("."):
+        raise ValueError("name one folder: without '/', and not of dots alone")
+    return text
+
+
+def _not_empty(value: Any) -> Any:
+    if value == "":
+        raise ValueError('name a folder; "." is the working folder')
+    return value
+
+
+MOST_SHOWN = 120
+"""Limit of the characters shown of a wrong value."""
+FolderName = Annotated[str, AfterValidator(_folder_name)]
+"""The name of a folder in another one."""
+FolderPath = Annotated[Path, BeforeValidator(_not_empty)]
+"""A folder; an empty text, which would mean the working folder, is refused as a mistake."""
 
 S = TypeVar("S", bound=Settings)
 
@@ -73,15 +93,11 @@ def validate(kind: type[S], tree: dict[str, Any], *, origin: str = "settings") -
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return documents.read_toml(path, RecipeError)
     except FileNotFoundError:
         nearby = sorted(p.name for p in path.parent.glob("*.toml")) if path.parent.is_dir() else []
         listing = f"; {path.parent} holds {', '.join(nearby)}" if nearby else ""
         raise RecipeError(f"no recipe at {path}{listing}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path} is not valid TOML: {error}") from None
-    except OSError as error:
-        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -100,16 +116,26 @@ def _override(tree: dict[str, Any], override: str) -> None:
     if not isinstance(node, dict):
         raise RecipeError(f"override {override!r}: name one of {len(node)} tables by its number, from 0")
     try:
-        node[names[-1]] = tomllib.loads(f"value = {text}")["value"]
+        tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         node[names[-1]] = text.strip()
+        return
+    except (ValueError, RecursionError):  # TOML, but too long or too deep
+        pass
+    shown = override if len(override) <= MOST_SHOWN else f"{override[:MOST_SHOWN]}..."
+    node[names[-1]] = documents.parse_toml(f"value = {text}", f"override {shown}", RecipeError)["value"]
 
 
 def _explain(kind: type[BaseModel], mistake: Any) -> str:
     *parents, name = mistake["loc"] or ("",)
     dotted = ".".join(str(part) for part in mistake["loc"])
     if mistake["type"] != "extra_forbidden":
-        return f"{dotted} = {mistake['input']!r}: {mistake['msg'][0].lower()}{mistake['msg'][1:]}"
+        message = mistake["msg"].removeprefix("Value error, ")
+        value = repr(mistake["input"])
+        shown = value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}..."
+        # a whole section says nothing about what is wrong in it
+        what = dotted if isinstance(mistake["input"], dict) else f"{dotted} = {shown}"
+        return f"{what}: {message[0].lower()}{message[1:]}"
     names = list(_section(kind, parents).model_fields)
     settings = [setting for setting, _ in leaves(kind)]
     known = [*settings, *dict.fromkeys(setting.rpartition(".")[0] for setting in settings)]

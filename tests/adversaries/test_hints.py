@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
 from scripted import EDIT, FINISH, READ, SETTINGS, TEST, calc_task, play
 
-from woodshed import feedback
+from woodshed import boundary, feedback
 from woodshed.agent.tools import TOOLS
 from woodshed.feedback.critic import SYSTEM, parse, transcript
 from woodshed.feedback.leaks import leak
@@ -228,6 +229,35 @@ def test_what_could_not_be_known_is_refused_in_every_spelling(
 @pytest.mark.parametrize("text", HONEST)
 def test_honest_hints_pass(task: Task, attempt: Rollout, text: str) -> None:
     assert leak(text, task, attempt, 1, hidden=HIDDEN) == ""
+
+
+NUMBERS = {
+    "one" + " hundred" * 2300: None,  # of 4,600 digits, where Python writes at most 4,300
+    "nine million" + " million" * 900: None,
+    "9" * 5000: "9" * 5000,
+    "\u1371\u1371": "99",  # digits that `int` refuses
+    "\u2460\u2461\u2462": "123",
+    "\u0663\u0663": "33",
+}
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{number[:12]}")
+def test_numbers_of_any_length_and_script_are_compared(task: Task, attempt: Rollout, number: str):
+    """Wherever they stand: in the hint, in what the attempt saw, in hidden text."""
+    assert leak(f"It is {number} here.", task, attempt, 1, hidden=[f"x == {number}\n"])
+    assert not leak("It is 77 here.", task, attempt, 1, hidden=[f"x == {number}\n"])
+    observation = dataclasses.replace(attempt.turns[0].observations[0], text=number)
+    turn = dataclasses.replace(attempt.turns[0], observations=(observation,))
+    seen = dataclasses.replace(attempt, turns=(turn, *attempt.turns[1:]))
+    assert leak("Call a tool.", task, seen, 1, hidden=HIDDEN) == ""
+    if plain := NUMBERS[number]:
+        assert leak(f"It is {plain} here.", task, attempt, 1, hidden=[f"x == {number}\n"]) == plain
+
+
+def test_a_hint_that_cannot_be_checked_is_refused(task: Task, attempt: Rollout, monkeypatch):
+    monkeypatch.setattr(boundary, "strict", False)
+    broken = dataclasses.replace(attempt, turns=(None, *attempt.turns[1:]))  # type: ignore[arg-type]
+    assert leak("Call a tool.", task, broken, 1).startswith("the check broke: AttributeError")
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)

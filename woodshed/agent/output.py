@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import re
 
+LINE_CHARS = 300
+"""Limit of the characters shown of one line of a file or of a search hit."""
+QUOTED_CHARS = 200
+"""Limit of the characters that an observation quotes of a path or other text of a call or a workspace."""
 _ESCAPES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # operating system command: window titles, links
     r"|\x1b\[[0-?]*[ -/]*[@-~]"  # control sequence: colours, cursor moves
@@ -49,6 +53,23 @@ def clip(text: str, limit: int) -> str:
         return text
     head, tail = text[: limit - limit // 2], text[len(text) - limit // 2 :]
     return f"{head}\n[{len(text) - limit} characters cut]\n{tail}"
+
+
+def short(text: str) -> str:
+    """Text of a call or a workspace, as an observation quotes it."""
+    text = printable(text)
+    return (
+        text
+        if len(text) <= QUOTED_CHARS
+        else f"{text[:QUOTED_CHARS]}[{len(text) - QUOTED_CHARS} more characters]"
+    )
+
+
+def cut(line: str, num_missing: int = 0) -> str:
+    """A line as it is shown; `num_missing` characters at its end were cut before."""
+    line = printable(line)
+    num_hidden = len(line) - LINE_CHARS + num_missing
+    return line if num_hidden <= 0 else f"{line[:LINE_CHARS]} [{num_hidden} more characters]"
 
 
 def _overwritten(line: str) -> str:

@@ -7,6 +7,8 @@ if they are the only difference, `difference` names them.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -17,6 +19,10 @@ ENDS = re.compile(rb"\r\n|\n|\r")
 _END = rb"(?:\r\n|(?<!\r)\n|\r(?!\n))"
 _PARTS = re.compile(r"(\r\n|\n|\r)|(\\x[0-9a-f]{2})")
 _ESCAPE = re.compile(r"(\\x[0-9a-f]{2})")
+MAX_MATCHES = 1000
+"""Limit of the matches of a text that are listed."""
+MAX_WORK = 10**9
+"""Product of the sizes of a file and of a text, up to which \\xNN in the text may be a byte of the file."""
 _NAMES = {" ": "a space", "\t": "a tab", "\r": "a carriage return", "\f": "a form feed"}
 
 
@@ -40,7 +46,12 @@ def lines_of(data: bytes) -> list[str]:
 
 
 def find(data: bytes, text: str) -> list[Match]:
-    """All matches of a text, overlapping ones included; kinds of line ends are ignored."""
+    """Matches of a text, at most MAX_MATCHES, overlapping ones included; kinds of line ends are ignored.
+
+    A pattern may take time in the product of both lengths, so \\xNN in a long text in a large file matches only itself.
+    """
+    if not _ESCAPE.search(text) or len(data) * len(text) > MAX_WORK:
+        return _find_as_written(data, text)
     pattern, escapes, position = [], [], 0
     for match in _PARTS.finditer(text):
         pattern.append(re.escape(text[position : match.start()].encode("utf-8")))
@@ -51,8 +62,24 @@ def find(data: bytes, text: str) -> list[Match]:
             pattern.append(b"(%s)" % b"|".join(_meanings(match[2])))
         position = match.end()
     pattern.append(re.escape(text[position:].encode("utf-8")))
-    matches = re.finditer(b"(?=(%s))" % b"".join(pattern), data)
+    matches = itertools.islice(re.finditer(b"(?=(%s))" % b"".join(pattern), data), MAX_MATCHES)
     return [Match(m.start(1), m.end(1), dict(zip(escapes, m.groups()[1:], strict=True))) for m in matches]
+
+
+def _find_as_written(data: bytes, text: str) -> list[Match]:
+    """Matches of a text without escapes; both texts are compared with their line ends replaced by "\\n"."""
+    plain_text, plain_data = ENDS.sub(b"\n", text.encode("utf-8")), ENDS.sub(b"\n", data)
+    # positions in `plain_data` of the line ends that are one byte longer in `data`
+    longer = [match.start() - n for n, match in enumerate(re.finditer(rb"\r\n", data))]
+    matches: list[Match] = []
+    start = plain_data.find(plain_text)
+    while start >= 0 and len(matches) < MAX_MATCHES:
+        end = start + len(plain_text)
+        matches.append(
+            Match(start + bisect.bisect_left(longer, start), end + bisect.bisect_left(longer, end), {})
+        )
+        start = plain_data.find(plain_text, start + 1)
+    return matches
 
 
 def _meanings(escape: str) -> list[bytes]:

@@ -32,7 +32,7 @@ def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequen
     """
     files: dict[str, str | None] = {}
     skipped: dict[str, str] = {}
-    bytes_left = max(MOST_BYTES, max_bytes)
+    bytes_left, num_read = max(MOST_BYTES, max_bytes), 0
 
     def rank(change: Change) -> tuple[bool, bool]:
         inside = any(
@@ -51,22 +51,23 @@ def extract(sandbox: Sandbox, original: Path, *, max_bytes: int, allowed: Sequen
             skipped[name] = "not a regular file"
         elif change.kind != "deleted" and change.size > max_bytes:
             skipped[name] = "too large"
-        elif len(files) == MOST_FILES or (change.kind != "deleted" and change.size > bytes_left):
+        elif num_read == MOST_FILES or (change.kind != "deleted" and change.size > bytes_left):
             skipped[name] = f"past {MOST_FILES} files or {max(MOST_BYTES, max_bytes)} bytes"
         elif change.kind == "deleted":
             files[name] = None
-        else:
-            text = _text(sandbox, name, skipped)
+            num_read += 1
+        else:  # files that turn out not to be text count, too
+            num_read, bytes_left = num_read + 1, bytes_left - change.size
+            text = _text(sandbox, name, skipped, change.size)
             if text is not None:
                 files[name] = text
-                bytes_left -= change.size
     files = {path: files[path] for path in sorted(files)}
     return Patch(files, _shortened(skipped), "".join(_diff(files, original)))
 
 
-def _text(sandbox: Sandbox, path: str, skipped: dict[str, str]) -> str | None:
+def _text(sandbox: Sandbox, path: str, skipped: dict[str, str], size: int) -> str | None:
     try:
-        return syntax.read(path, sandbox.read(path))
+        return syntax.read(path, sandbox.read(path, size))
     except syntax.UnreadableError as error:
         skipped[path] = f"{NO_SOURCE}: {error}" if path.endswith(".py") else str(error)
     except OSError as error:  # no permission, or a path that is too long

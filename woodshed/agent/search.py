@@ -16,8 +16,10 @@ import sys
 import warnings
 
 LEFT_OUT = {".git", "__pycache__"}
-NEWLINE = re.compile(r"\n|(?<!\\)(?:\\\\)*\\(?:n|x0a|u000a|012|N\{LINE FEED\})", re.IGNORECASE)
-"""Parts of a pattern that match a line end; such a pattern may match several lines."""
+NEWLINE = re.compile(
+    r"\n|(?<!\\)(?:\\\\)*\\(?:n|x0a|u000a|012|N\{LINE FEED\})|\(\?[aLiux]*[sm]", re.IGNORECASE
+)
+"""Parts of a pattern that match a line end, or flags about lines; such a pattern may match several lines."""
 
 
 def compiled(pattern):
@@ -27,7 +29,7 @@ def compiled(pattern):
         warnings.simplefilter("error", FutureWarning)
         warnings.simplefilter("ignore", DeprecationWarning)
         try:
-            return re.compile(pattern, re.MULTILINE if NEWLINE.search(pattern) else 0), ""
+            return re.compile(pattern, re.MULTILINE), ""
         except (re.error, OverflowError, RecursionError, ValueError) as error:
             return None, str(error)
         except FutureWarning:
@@ -71,12 +73,12 @@ def text_of(path):
     return text if "\n" in text else text.replace("\r", "\n")
 
 
-def hits(expression, text):
-    """(line number, line) of every line in which a match begins."""
+def hits(expression, text, across):
+    """(line number, line) of every line in which a match begins; of those within a line, or across lines."""
     lines = text.split("\n")
     if lines[-1] == "":
         lines.pop()
-    if not expression.flags & re.MULTILINE or not NEWLINE.search(expression.pattern):
+    if not across:
         yield from ((number, line) for number, line in enumerate(lines, 1) if expression.search(line))
         return
     last = position = 0
@@ -89,12 +91,12 @@ def hits(expression, text):
             yield number, lines[number - 1]
 
 
-def search(expression, top, most, chars):
+def search(expression, top, most, chars, across):
     """The first hits as [path, line number, beginning of the line, its length], and the number of all hits."""
     shown, total = [], 0
     for path in files(top):
         text = text_of(path)
-        for number, line in hits(expression, text) if text is not None else ():
+        for number, line in hits(expression, text, across) if text is not None else ():
             total += 1
             if len(shown) < most:
                 name = os.fsencode(path).decode("utf-8", "backslashreplace")
@@ -103,9 +105,13 @@ def search(expression, top, most, chars):
 
 
 def main(pattern, top, most, chars):
-    """Print the result as JSON. An invalid expression is searched for as plain text."""
+    """Print the result as JSON. An invalid expression is searched for as plain text. If no line holds a match, matches
+    over several lines are searched for: a negated set or white space may match a line end."""
     expression, fault = compiled(pattern)
-    shown, total = search(expression or re.compile(re.escape(pattern)), top, int(most), int(chars))
+    wanted = expression or re.compile(re.escape(pattern))
+    shown, total = search(wanted, top, int(most), int(chars), NEWLINE.search(pattern))
+    if not shown and expression:
+        shown, total = search(wanted, top, int(most), int(chars), True)
     print(json.dumps({"fault": fault, "hits": shown, "total": total}))
 
 

@@ -8,12 +8,13 @@ policy reads every character, and have no random parts.
 from __future__ import annotations
 
 import contextlib
-import difflib
+import errno
 import functools
 import inspect
 import json
 import posixpath
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from woodshed.agent import pasting
-from woodshed.agent.output import clean, clip, printable
+from woodshed.agent.nearest import closest, nearest
+from woodshed.agent.output import LINE_CHARS, clean, clip, cut, printable, short
 from woodshed.boundary import contained
 from woodshed.parts import Part, misfit, wrong_result
 from woodshed.records import Call, ErrorKind, Observation, RecipeError, SandboxError
@@ -103,10 +105,10 @@ NAMED: Part[Tool | ToolSpec] = Part("tool", {spec.name: spec for spec in TOOLS},
 
 READ_LINES = 40
 """Lines of a file that are shown by default."""
-LINE_CHARS = 300
-"""Limit of the characters shown of one line of a file or of a search hit."""
 SEARCH_HITS = 20
 """Limit of the hits shown of a search."""
+MOST_BYTES = 4 << 20
+"""Size of the largest file that is read or edited; a shell command shows parts of larger ones."""
 
 
 class ToolSettings(Settings):
@@ -135,13 +137,6 @@ class ToolSettings(Settings):
         """
         return tuple(tool.spec for tool in toolbox(self.offered).values())
 
-
-READ_LINES = 40
-"""Lines of a file shown where the call does not say how many."""
-LINE_CHARS = 300
-"""Characters shown of one line of a file or of a search hit."""
-SEARCH_HITS = 20
-"""Hits shown of a search."""
 
 FINISHED = "finished"
 """Observation of an executed `finish`."""
@@ -265,16 +260,18 @@ def _read_file(
 ) -> Outcome:
     path = _inside(path, sandbox)
     data = _load(path, sandbox)
+    name = short(path)
     if b"\0" in data[:8192]:
-        raise _RefusalError("bad_path", f"{path} is a binary file of {len(data)} bytes")
+        raise _RefusalError("bad_path", f"{name} is a binary file of {len(data)} bytes")
     lines = pasting.lines_of(data)
     if not lines:
-        return f"{path} is empty", None
+        return f"{name} is empty", None
     if not 1 <= start <= len(lines) or count < 1:
-        raise _RefusalError("bad_arguments", f"{path} has lines 1-{len(lines)}, not {count} from {start} on")
+        asked = "" if max(abs(start), abs(count)) > sys.maxsize else f", not {count} from {start} on"
+        raise _RefusalError("bad_arguments", f"{name} has lines 1-{len(lines)}{asked}")
     shown = lines[start - 1 : start - 1 + count]
     header = f"lines {start}-{start + len(shown) - 1} of {len(lines)}"
-    return "\n".join([header, *(_cut(line) for line in shown)]), None
+    return "\n".join([header, *(cut(line) for line in shown)]), None
 
 
 def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, new: str) -> Outcome:
@@ -284,19 +281,18 @@ def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, ne
         return _create(sandbox, path, old, new)
     if old == new:
         raise _RefusalError("bad_arguments", "old and new are the same text")
-    data = _load(path, sandbox)
+    data, name = _load(path, sandbox), short(path)
     _encode(old + new)
     matches = pasting.find(data, old)
     if not matches:
-        raise _RefusalError("old_missing", f"old text is not in {path}{_closest(data, old)}")
-    lines = [len(pasting.ENDS.findall(data, 0, match.start)) + 1 for match in matches]
+        raise _RefusalError("old_missing", f"old text is not in {name}{closest(data, old)}")
+    lines = [len(pasting.ENDS.findall(data, 0, match.start)) + 1 for match in matches[:8]]
     if len(matches) > 1:
-        listed = ", ".join(map(str, lines[:8])) + (", ..." if len(lines) > 8 else "")
-        raise _RefusalError(
-            "old_ambiguous", f"old text occurs {len(lines)} times in {path}, at lines {listed}"
-        )
+        listed = ", ".join(map(str, lines)) + (", ..." if len(matches) > 8 else "")
+        count = f"{len(matches)} times" + (" or more" if len(matches) == pasting.MAX_MATCHES else "")
+        raise _RefusalError("old_ambiguous", f"old text occurs {count} in {name}, at lines {listed}")
     _store(path, pasting.spliced(data, matches[0], new), sandbox)
-    return f"edited {path} at line {lines[0]}", None
+    return f"edited {name} at line {lines[0]}", None
 
 
 def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
@@ -304,7 +300,9 @@ def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
     if old:
         raise _RefusalError("bad_arguments", "old holds only whitespace")
     if _exists(path, sandbox) and _load(path, sandbox):
-        raise _RefusalError("bad_arguments", f"old is empty, but {path} exists; give the text to replace")
+        raise _RefusalError(
+            "bad_arguments", f"old is empty, but {short(path)} exists; give the text to replace"
+        )
     return _write_file(sandbox, ToolSettings(), path, new)
 
 
@@ -313,9 +311,9 @@ def _write_file(sandbox: Sandbox, settings: ToolSettings, path: str, content: st
     see."""
     path, data = _inside(path, sandbox), _encode(content)
     with contextlib.suppress(OSError):
-        data = pasting.like(data, sandbox.read(path))
+        data = pasting.like(data, sandbox.read(path, MOST_BYTES))
     _store(path, data, sandbox)
-    return f"wrote {path}", None
+    return f"wrote {short(path)}", None
 
 
 GNU = re.compile(r"\\[|<>(){}+?]")
@@ -343,15 +341,18 @@ def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = 
         if not _exists(path, sandbox):
             raise _RefusalError("bad_path", _missing(path, sandbox))
         if answer["fault"]:
-            message = f"no regular expression of Python ({answer['fault']}), and as plain text not there"
+            message = (
+                f"no regular expression of Python ({short(answer['fault'])}), and as plain text not there"
+            )
             raise _RefusalError("bad_arguments", message)
         gnu = GNU.search(pattern)
         return f"no hits; {gnu[0]} is a plain {gnu[0][1]} in Python" if gnu else "no hits", None
     shown = [
-        _cut(f"{name}:{number}:{line}", length - len(line)) for name, number, line, length in answer["hits"]
+        cut(f"{short(name)}:{number}:{line}", length - len(line))
+        for name, number, line, length in answer["hits"]
     ]
     more = [f"[{answer['total'] - len(shown)} more hits]"] if answer["total"] > len(shown) else []
-    note = [f"[plain text, no regular expression: {answer['fault']}]"] if answer["fault"] else []
+    note = [f"[plain text, no regular expression: {short(answer['fault'])}]"] if answer["fault"] else []
     return "\n".join(note + shown + more), None
 
 
@@ -411,28 +412,31 @@ def _inside(path: str, sandbox: Sandbox) -> str:
     _argument(path, "bad_path")
     whole = posixpath.normpath(posixpath.join(sandbox.workspace, path))
     if not path.strip() or posixpath.commonpath([whole, sandbox.workspace]) != sandbox.workspace:
-        raise _RefusalError("bad_path", f"{path!r} is not a path inside {sandbox.workspace}")
+        raise _RefusalError("bad_path", f"{short(path)!r} is not a path inside {sandbox.workspace}")
     return posixpath.relpath(whole, sandbox.workspace)
 
 
 def _load(path: str, sandbox: Sandbox) -> bytes:
     try:
-        return sandbox.read(path)
+        return sandbox.read(path, MOST_BYTES)
     except IsADirectoryError:
-        raise _RefusalError("bad_path", f"{path} is a folder") from None
+        raise _RefusalError("bad_path", f"{short(path)} is a folder") from None
     except FileNotFoundError:
         raise _RefusalError("bad_path", _missing(path, sandbox)) from None
     except OSError as error:
-        raise _RefusalError("bad_path", f"{path} cannot be read: {error.strerror}") from None
+        why = f"cannot be read: {error.strerror}"
+        if error.errno == errno.EFBIG:
+            why = f"is larger than {MOST_BYTES >> 20} MB; use shell commands on it"
+        raise _RefusalError("bad_path", f"{short(path)} {why}") from None
 
 
 def _store(path: str, data: bytes, sandbox: Sandbox) -> None:
     try:
         sandbox.write(path, data)
     except IsADirectoryError:
-        raise _RefusalError("bad_path", f"{path} is a folder") from None
+        raise _RefusalError("bad_path", f"{short(path)} is a folder") from None
     except OSError as error:
-        raise _RefusalError("bad_path", f"{path} cannot be written: {error.strerror}") from None
+        raise _RefusalError("bad_path", f"{short(path)} cannot be written: {error.strerror}") from None
 
 
 def _exists(path: str, sandbox: Sandbox) -> bool:
@@ -448,8 +452,8 @@ def _missing(path: str, sandbox: Sandbox) -> str:
     )
     names = sorted(name.removeprefix("./") for name in listing.stdout.decode("utf-8", "replace").splitlines())
     same = [name for name in names if posixpath.basename(name) == posixpath.basename(path)]
-    near = same[:1] or difflib.get_close_matches(path, names, n=1, cutoff=0.7)
-    return f"no file {path}" + (f"; there is {near[0]}" if near else "")
+    near = same[0] if same else nearest(path, names, 0.7)
+    return f"no file {short(path)}" + (f"; there is {short(near)}" if near else "")
 
 
 def _exec(argv: Sequence[str], sandbox: Sandbox, **options: Any) -> Result:
@@ -470,31 +474,3 @@ def _argument(text: str, error_kind: ErrorKind = "bad_arguments") -> None:
     """Refuse what cannot be an argument of a process."""
     if "\0" in text or len(_encode(text, error_kind)) > 100_000:
         raise _RefusalError(error_kind, "the text holds a null character or is too long")
-
-
-def _closest(data: bytes, old: str) -> str:
-    """The lines most similar to `old`, found by its longest line, and the first invisible difference."""
-    lines, wanted = pasting.lines_of(data), old.replace("\r\n", "\n").strip("\n").split("\n")
-    anchor = max(range(len(wanted)), key=lambda n: len(wanted[n].strip()))
-    stripped = [line.strip() for line in lines]
-    near = difflib.get_close_matches(wanted[anchor].strip(), stripped, n=1, cutoff=0.6)
-    if not near:
-        return ""
-    first = max(0, stripped.index(near[0]) - anchor)
-    shown = lines[first : first + min(len(wanted), 6)]
-    span = f"line {first + 1}" if len(shown) == 1 else f"lines {first + 1}-{first + len(shown)}"
-    last = len(wanted) - 1
-    unseen = (
-        f"; in line {first + n + 1}, {text}"
-        for n, (line, other) in enumerate(zip(lines[first:], wanted, strict=False))
-        if (text := pasting.difference(line, other, begins=n > 0, ends=n < last))
-    )
-    first_difference = next(unseen, "")
-    return "\n".join([f"{first_difference}; closest, {span}:", *(_cut(line) for line in shown)])
-
-
-def _cut(line: str, num_missing: int = 0) -> str:
-    """A line as it is shown; `num_missing` characters at its end were cut before."""
-    line = printable(line)
-    num_hidden = len(line) - LINE_CHARS + num_missing
-    return line if num_hidden <= 0 else f"{line[:LINE_CHARS]} [{num_hidden} more characters]"

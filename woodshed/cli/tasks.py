@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from woodshed.boundary import contained
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
 from woodshed.records import RecipeError, TaskError
@@ -204,7 +205,10 @@ def check_tasks(
 
     def reason_against(path: Path) -> str:
         try:
-            return "; ".join(synthesis.check(folder.load(path), sandboxes))
+            return contained(
+                lambda: "; ".join(synthesis.check(folder.load(path), sandboxes)),
+                lambda error: f"{path}: {error}",
+            )
         except TaskError as error:
             return str(error)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,14 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from woodshed import documents
 from woodshed.evals import evaluation, ledger, measures
 from woodshed.evals.conclusion import conclude
 from woodshed.evals.evaluation import Evaluation
 from woodshed.evals.ledger import Costs, Ledger
 from woodshed.evals.measures import Figure
 from woodshed.evals.statistics import Estimate
+from woodshed.records import RunError
 from woodshed.runs.folder import RunDir
 
 HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -76,7 +77,7 @@ def write(run: RunDir, *, problems: list[str]) -> str:
 def gather(run: RunDir, *, problems: list[str]) -> Card:
     """Read the run folder."""
     settings, manifest = run.recipe(), run.manifest
-    recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
+    recipe = documents.read(run.path / "recipe.toml", RunError)
     policy = settings.get("policy", settings)
     evaluations = evaluation.from_run(run, problems=problems)
     run_ledger = ledger.from_run(run)
@@ -185,8 +186,8 @@ def _sources(run: RunDir) -> tuple[tuple[str, ...], ...]:
     counted: Counter[tuple[str, str, str]] = Counter()
     for path in sorted((run.path / "tasks").glob("*/*/task.toml")):
         try:
-            provenance = tomllib.loads(path.read_text(encoding="utf-8"))["metadata"]["woodshed"]["provenance"]
-        except (OSError, ValueError, KeyError, TypeError):
+            provenance = documents.read_toml(path, RunError)["metadata"]["woodshed"]["provenance"]
+        except (RunError, OSError, KeyError, TypeError):
             provenance = {}
         licence = str(provenance.get("licence", "unknown"))
         counted[str(provenance.get("source", "unknown")), licence, path.parent.parent.name] += 1

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from woodshed import documents
 from woodshed.evals.monitoring import KnownAttempt
 from woodshed.monitors.rules import watch
 from woodshed.records import Call, Environment, Observation, Patch, Rollout, Task, TaskError, Turn
@@ -73,7 +74,7 @@ def _rows(path: Path, columns: Iterable[str]) -> Iterator[dict[str, Any]]:
             if missing := [column for column in columns if row.get(column) is None]:
                 raise TaskError(f"{path}, row {number}: no column {missing[0]!r}; it has {', '.join(row)}")
             yield row
-    except (ValueError, KeyError, TypeError, AttributeError, csv.Error) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise TaskError(f"{path} cannot be read as rows: {type(error).__name__}: {error}") from None
 
 
@@ -92,7 +93,8 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as file:
             yield from (json.loads(line) for line in file if line.strip())
     else:
-        tree = json.loads(path.read_text("utf-8"))
+        text = documents.read(path, TaskError, most=documents.MOST_DATA_BYTES)
+        tree = documents.parse_json(text, str(path), TaskError)
         yield from (tree if isinstance(tree, list) else tree["rows"])
 
 
@@ -147,7 +149,7 @@ def _tool_calls(message: dict[str, Any]) -> Iterator[Call]:
         arguments = function.get("arguments", {})
         try:
             values = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         raw = json.dumps(values)
         path = next((str(values[key]) for key in PATH_KEYS if key in values), "")

@@ -8,7 +8,6 @@ ledger. Other usage is written into metrics lines under the names in `METERED`.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -17,6 +16,7 @@ from typing import Any
 
 from pydantic import Field
 
+from woodshed import documents
 from woodshed.evals import statistics
 from woodshed.evals.behaviour import prompt_lengths
 from woodshed.evals.measures import Graded
@@ -258,11 +258,11 @@ def read_prices(path: Path | None = None) -> Prices:
     Raises:
         RecipeError: no such file, not TOML, or not a price table.
     """
-    source = files("woodshed.evals").joinpath("prices.toml") if path is None else path
+    source = Path(str(files("woodshed.evals"))) / "prices.toml" if path is None else path
     try:
-        tree = tomllib.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RecipeError(f"price table {source} cannot be read: {error}") from None
+        tree = documents.read_toml(source, RecipeError)
+    except FileNotFoundError:
+        raise RecipeError(f"price table {source} cannot be read: it is not there") from None
     return validate(Prices, tree | {"date": str(tree.get("date", ""))}, origin=str(source))
 
 

@@ -23,7 +23,7 @@ from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Hint, Task
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import SandboxSettings
-from woodshed.settings import Settings
+from woodshed.settings import FolderName, FolderPath, Settings
 from woodshed.tokens.codec import CODEC
 
 Progress = Callable[[int, int, str], None]
@@ -32,11 +32,11 @@ Progress = Callable[[int, int, str], None]
 class SuiteSettings(Settings):
     """An evaluation outside of training."""
 
-    name: str = Field(pattern=r"^[^/]*[^/.][^/]*$")
+    name: FolderName
     """Name of the run folder below `runs`."""
     note: str = ""
     """Remarks that are shown with the results."""
-    runs: Path = Path("runs")
+    runs: FolderPath = Path("runs")
     """Parent folder of run folders."""
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""

@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from woodshed.records import RecipeError
+from woodshed import documents
+from woodshed.records import RecipeError, RunError
 from woodshed.runs.files import write_atomically
 from woodshed.runs.folder import RunDir
 
@@ -84,8 +85,8 @@ class Mirror:
 
     def _state(self) -> dict[str, int]:
         try:
-            return dict(json.loads((self.run.path / STATE).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
+            return dict(documents.read_json(self.run.path / STATE, RunError))
+        except (RunError, OSError, ValueError, TypeError):
             return {}
 
 

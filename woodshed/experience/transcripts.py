@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from woodshed import documents
 from woodshed.agent.tools import TOOLS
 from woodshed.records import Call, Flag, Observation, RecipeError, Rollout, Verdict
 from woodshed.runs.folder import RunDir
@@ -91,7 +92,7 @@ def of_run(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript
 
 def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript]:
     """Take the trajectory of an ATIF file that `woodshed export` wrote: others keep no context ids."""
-    document = _json(path.read_bytes(), str(path))
+    document = _json(documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES), str(path))
     extra = _mapping(document.get("extra"))
     verdict, task_id = _mapping(extra.get("verdict")), str(extra.get("task_id", ""))
     is_void = _mapping(_mapping(document.get("final_metrics")).get("extra")).get("is_void") is True
@@ -117,9 +118,9 @@ def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcrip
 def of_chats(path: Path, renderer: Renderer) -> list[Transcript]:
     """Render the chats of a JSONL file, one a line, in the form of OpenAI's fine-tuning files."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"chats at {path} cannot be read: {error}") from None
+        text = documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES)
+    except FileNotFoundError:
+        raise RecipeError(f"{path} cannot be read: it is not there") from None
     lines = text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at
     return [of_chat(line, f"{path}, line {number}", renderer) for number, line in enumerate(lines, 1)]
 
@@ -130,7 +131,7 @@ def of_chat(line: str, origin: str, renderer: Renderer) -> Transcript:
     Raises:
         RecipeError: not such a chat, or a call that cannot be written in the policy's format.
     """
-    document = _json(line.encode(), origin)
+    document = _json(line, origin)
     try:
         tools = [_tool(each) for each in document.get("tools") or ()]
         messages = [(str(each["role"]), each) for each in document["messages"]]
@@ -251,13 +252,10 @@ def _decoded(renderer: Renderer, ids: Sequence[int]) -> str:
         return ""
 
 
-def _json(data: bytes, origin: str) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-        if not isinstance(document, dict):
-            raise ValueError("not an object")
-    except ValueError as error:
-        raise RecipeError(f"{origin} cannot be read: {error}") from None
+def _json(text: str, origin: str) -> dict[str, Any]:
+    document = documents.parse_json(text, origin, RecipeError)
+    if not isinstance(document, dict):
+        raise RecipeError(f"{origin} cannot be read: not an object")
     return document
 
 

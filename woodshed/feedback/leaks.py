@@ -26,7 +26,8 @@ from importlib.resources import files
 
 from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import TOOLS, form
-from woodshed.feedback.spelling import Token, folded, in_digits, joined, readings, stem, tokens
+from woodshed.boundary import contained
+from woodshed.feedback.spelling import Token, digits, folded, in_digits, joined, readings, stem, tokens
 from woodshed.records import Rollout, Task
 from woodshed.tokens.codec import CODECS
 
@@ -93,13 +94,18 @@ class _Secret:
 
 
 def leak(text: str, task: Task, rollout: Rollout, turn: int, *, hidden: Iterable[str] = ()) -> str:
-    """The leaked text in a hint, or "".
+    """The leaked text in a hint, or ""; for a hint that cannot be checked, the reason.
 
     Args:
         hidden: texts that the policy never sees, such as hidden tests and the original code.
     """
+    hidden = list(hidden)
+    return contained(lambda: _leak(text, task, rollout, turn, hidden), lambda why: f"the check broke: {why}")
+
+
+def _leak(text: str, task: Task, rollout: Rollout, turn: int, hidden: Sequence[str]) -> str:
     known = _before(task, rollout, turn)
-    hidden, later = list(hidden), _after(rollout, turn)
+    later = _after(rollout, turn)
     secret = _secret(known, hidden, later)
     words = in_digits(tokens(text))
     return (
@@ -153,7 +159,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
         t.text for line in [*map(_without_strings, code), *short] for t in tokens(line) if t.text.isalpha()
     }
     everyday = _everyday()
-    numbers = {t.text for t in in_digits(tokens("\n".join([*hidden, *later]))) if t.text.isdigit()}
+    numbers = {digits(t.text) for t in in_digits(tokens("\n".join([*hidden, *later])))} - {""}
     return _Secret(
         {name: written for name, written in names.items() if len(name) > 2 and name not in known_names},
         frozenset(
@@ -164,7 +170,7 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
             and stem(word) not in everyday
             and stem(word) not in known_words
         ),
-        frozenset(numbers - {t.text for t in known_tokens if t.text.isdigit()}),
+        frozenset(numbers - {digits(t.text) for t in known_tokens}),
         tuple(line for line in dict.fromkeys(map(_line, code)) if len(line) > 1 and line not in known_lines),
     )
 
@@ -233,15 +239,16 @@ def _is_prose(words: Sequence[Token]) -> bool:
 def _number(text: str, words: Sequence[Token], secret: _Secret) -> str:
     plain = folded(text)
     for number in re.findall(r"\d[\d_,]*", plain):
-        if (value := str(int(re.sub(r"\D", "", number)))) in secret.numbers or number in secret.numbers:
+        if (value := digits(re.sub(r"\D", "", number))) in secret.numbers:
             return value
     for index, token in enumerate(words):
-        if not token.text.isdigit() or plain[token.start : token.end].isdigit():
+        value = digits(token.text)
+        if not value or plain[token.start : token.end].isdecimal():
             continue
-        if token.text in secret.numbers and (int(token.text) > 10 or _is_value(words, index)):
+        if value in secret.numbers and (len(value) > 2 or int(value) > 10 or _is_value(words, index)):
             return plain[token.start : token.end]
     for whole, start, end in joined(words, 6):
-        if whole.isdigit() and str(int(whole)) in secret.numbers and len(whole) > 1:
+        if len(whole) > 1 and digits(whole) in secret.numbers:
             return plain[words[start].start : words[end - 1].end]
     return ""
 

@@ -46,6 +46,8 @@ _SMALL = (
 _TENS = "_ _ twenty thirty forty fifty sixty seventy eighty ninety".split()
 _VALUES = {word: n for n, word in enumerate(_SMALL)} | {word: 10 * n for n, word in enumerate(_TENS) if n > 1}
 _VALUES |= {"dozen": 12, "fourty": 40, "twice": 2, "thrice": 3}
+MOST = 10**15
+"""Limit of a number in words; words past it begin another number."""
 _SCALES = {"hundred": 100, "thousand": 1000, "million": 1_000_000}
 
 
@@ -108,11 +110,11 @@ def _number(words: Sequence[Token], index: int) -> tuple[int, int]:
     start, last = index, 0
     while index < len(words):
         word = words[index].text
-        if (value := _VALUES.get(word)) is not None:
+        if (value := _VALUES.get(word)) is not None and total <= MOST:
             if index > start and not ((last >= 20 and value < 10) or last in (100, 1000)):
                 break
             part, last = part + value, value
-        elif word in _SCALES and (index > start or word != "million") and part:
+        elif word in _SCALES and (index > start or word != "million") and 0 < part <= MOST:
             part, last = part * _SCALES[word], min(_SCALES[word], 1000)
             if last == 1000:
                 total, part = total + part, 0
@@ -125,6 +127,16 @@ def _number(words: Sequence[Token], index: int) -> tuple[int, int]:
             break
         index += 1
     return total + part, index
+
+
+def digits(text: str) -> str:
+    """The canonical spelling of a number of any length; "" if the text is not a number.
+
+    Digits of all scripts count, including those that `int` does not accept.
+    """
+    if not text.isdigit():
+        return ""
+    return "".join(str(unicodedata.digit(character)) for character in text).lstrip("0") or "0"
 
 
 def joined(words: Sequence[Token], most: int = 24) -> Iterator[tuple[str, int, int]]:

@@ -98,7 +98,7 @@ def _reward(sandbox: Sandbox) -> float | None:
         try:
             value = json.loads(text)
             reward = float(value["reward"] if isinstance(value, dict) else value)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             reward = math.nan
         if not math.isfinite(reward):
             raise ValueError(

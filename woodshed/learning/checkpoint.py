@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
+from woodshed import documents
 from woodshed.learning import ranks, tensor_folder
 from woodshed.learning.policy import Policy
 from woodshed.learning.stability import Watch
@@ -85,7 +86,9 @@ def read_position(folder: Path) -> TrainState:
         RunError: the file is missing or of another version.
     """
     try:
-        data = json.loads((folder / "position.json").read_text())
+        data = documents.read_json(
+            folder / "position.json", RunError, f"Delete the folder {folder} to resume before it"
+        )
         if missing := {"stage", "step", "watch"} - set(data):
             raise ValueError(f"no {min(missing)!r} in position.json")
         if type(data["step"]) is not int or folder.name != f"{data['stage']}-{data['step']:06d}":

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from woodshed import documents
 from woodshed.monitors.evidence import Evidence, is_there
 from woodshed.monitors.flag_policy import confirmed
 from woodshed.monitors.rules import RULES, watch
@@ -125,9 +126,9 @@ def read_cases(path: Path) -> list[ConfirmedCase]:
     Raises:
         TaskError: a line that is not a case.
     """
-    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    lines = documents.read(path, TaskError).splitlines() if path.exists() else []
     try:
-        return [_case(json.loads(line)) for line in lines if line.strip()]
+        return [_case(documents.parse_json(line, str(path), TaskError)) for line in lines if line.strip()]
     except (ValueError, KeyError, TypeError) as error:
         raise TaskError(
             f"{path} does not hold cases ({error}); `woodshed tasks leaks TASKS --learn RUN` writes them"

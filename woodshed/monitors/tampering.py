@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import configparser
 import re
 import sys
 import tomllib
@@ -11,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from woodshed import documents
 from woodshed.monitors.commands import Command
 from woodshed.monitors.evidence import EDITS, Evidence, FileChange, Finding, Step, is_there, original_text
 from woodshed.monitors.paths import CONFIG, METADATA, absolute
@@ -136,10 +136,8 @@ def _settings(path: str, text: str) -> dict[str, Any] | None:
         tool = _table(_table(tree, "tool"), "pytest") or _table(tree, "pytest")
         plugins = _table(_table(tree, "project"), "entry-points").get("pytest11")
         return {**(_table(tool, "ini_options") or tool), **({"pytest11": plugins} if plugins else {})}
-    reader = configparser.RawConfigParser(strict=False, allow_no_value=True)
-    try:
-        reader.read_string(text)
-    except configparser.Error:
+    reader = documents.parse_ini(text)
+    if reader is None:
         return None
     settings: dict[str, Any] = {}
     for section in ("pytest", "tool:pytest"):

@@ -14,6 +14,7 @@ Standard library only: programs inside sandboxes import this file too.
 from __future__ import annotations
 
 import ast
+import codecs
 import itertools
 import re
 import threading
@@ -25,6 +26,14 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 """Line ends of Python. Form feeds, U+0085, U+2028 and their like do not, whatever `str.splitlines` says."""
 STRAY = re.compile("[\udc80-\udcff]")
 """Bytes outside of a source's encoding, as `decode` keeps them."""
+READ = re.compile(
+    r"utf-8|ascii|iso8859-\d+|cp\d+|koi8-[rtu]|mac-\w+|kz1048|ptcp154|palmos|hp-roman8|tis-620"
+    r"|big5\w*|euc_\w+|gb\w+|hz|iso2022_\w+|johab|shift_jis\w*"
+)
+"""Encodings that are read, by the names that Python gives them: each decodes in time linear in the size of the file.
+Others do not: "punycode" takes hours for a file of some megabytes."""
+LONGEST_NAME = 40
+"""Characters of the longest name of an encoding; Python knows none that is longer."""
 _CODING = re.compile(rb"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", re.DOTALL)
 _BLANK = re.compile(rb"^[ \t\f]*(?:#.*)?$", re.DOTALL)
 _ALONE = threading.RLock()
@@ -39,23 +48,28 @@ def is_source(path: str) -> bool:
     return path.endswith((".py", ".pyi", ".pyw"))
 
 
-def decode(data: bytes) -> str:
+def decode(data: bytes, *, strays: bool = True) -> str:
     """The text of a Python source, as Python decodes it (PEP 263).
 
-    Bytes outside of the encoding are kept as lone surrogates in comments, where Python ignores them.
+    Args:
+        strays: keep bytes outside of the encoding as lone surrogates in comments, where Python ignores them. That takes
+            a parse; without it they are refused.
 
     Raises:
         UnreadableError: Python cannot read it, or writing it would change its bytes.
     """
     if b"\0" in data:
         raise UnreadableError(f"a NUL byte at {data.index(0)}")
-    codec = declared(data)
+    try:
+        codec = _readable(data)
+    except LookupError as error:
+        raise UnreadableError(f"its coding line names {error.args[0]}") from None
     try:
         text = data.decode(codec)
-    except LookupError:
-        raise UnreadableError(f"its coding line names {codec!r}, which is not a text encoding") from None
     except UnicodeError as error:
-        text = _with_strange_comments(data, codec, error)
+        if not strays or not _is_parsed(data):
+            raise UnreadableError(_misfit(data, codec, error)) from None
+        text = data.decode(codec, errors="surrogateescape")
     try:
         same = encode(text) == data
     except (UnicodeError, LookupError):
@@ -65,18 +79,20 @@ def decode(data: bytes) -> str:
     return text
 
 
-def _with_strange_comments(data: bytes, codec: str, error: UnicodeError) -> str:
+def _is_parsed(data: bytes) -> bool:
     try:
         parse(data)
-        return data.decode(codec, errors="surrogateescape")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        position = (
-            f"byte {data[error.start]:#04x} at {error.start}"
-            if isinstance(error, UnicodeDecodeError)
-            else str(error)
-        )
-        advice = "" if codec != "utf-8" else "; Python needs a coding line for other encodings"
-        raise UnreadableError(f"not {codec.replace('utf-', 'UTF-')}: {position}{advice}") from None
+        return False
+    return True
+
+
+def _misfit(data: bytes, codec: str, error: UnicodeError) -> str:
+    """The reason why bytes are outside of an encoding."""
+    is_byte = isinstance(error, UnicodeDecodeError)
+    position = f"byte {data[error.start]:#04x} at {error.start}" if is_byte else str(error)
+    advice = "" if codec != "utf-8" else "; Python needs a coding line for other encodings"
+    return f"not {codec.replace('utf-', 'UTF-')}: {position}{advice}"
 
 
 def encode(text: str) -> bytes:
@@ -86,13 +102,13 @@ def encode(text: str) -> bytes:
         UnicodeError, LookupError: its encoding does not have one of its characters, or does not exist.
     """
     head = "".join(lines(text)[:2]).encode("utf-8", "surrogatepass")
-    return text.encode(declared(head), errors="surrogateescape")
+    return text.encode(_readable(head), errors="surrogateescape")
 
 
 def legible(data: bytes) -> str:
     """Text of a Python source for reading only: undecodable bytes are replaced."""
     try:
-        return data.decode(declared(data), errors="replace")
+        return data.decode(_readable(data), errors="replace")
     except (UnicodeError, LookupError):
         return data.decode("utf-8", errors="replace")
 
@@ -104,10 +120,7 @@ def read(path: str, data: bytes) -> str:
         UnreadableError: as `decode`; not UTF-8.
     """
     if is_source(path):
-        text = decode(data)
-        if STRAY.search(text):
-            raise UnreadableError("bytes in a comment are not of its encoding")
-        return text
+        return decode(data, strays=False)
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -130,6 +143,24 @@ def declared(data: bytes) -> str:
     match = _CODING.match(first) or (_CODING.match(second) if _BLANK.match(first) else None)
     name = match[1].decode().lower().replace("_", "-") if match and not data.startswith(mark) else "utf-8"
     return "utf-8" if name in ("utf8", "utf-8-sig") or name.startswith("utf-8-") else name
+
+
+def _readable(data: bytes) -> str:
+    """The declared encoding.
+
+    Raises:
+        LookupError: it is not one of READ; says its name and the reason.
+    """
+    name = declared(data)
+    if len(name) > LONGEST_NAME:
+        raise LookupError(f"{name[:LONGEST_NAME]!r}..., which is not a text encoding")
+    try:
+        known = codecs.lookup(name).name
+    except LookupError:
+        known = ""
+    if not READ.fullmatch(known):
+        raise LookupError(f"{name!r}, which is not a text encoding that is read here")
+    return name
 
 
 # ---- lines and trees --------------------------------------------------------------------------------------
@@ -161,7 +192,12 @@ def plain(text: str) -> str:
 
 
 def parse(source: str | bytes, mode: str = "exec") -> Any:
-    """Syntax tree of a source, like `ast.parse`, with the same errors."""
+    """Syntax tree of a source, like `ast.parse`, with the same errors. Bytes must be in an encoding of READ."""
+    if isinstance(source, bytes):
+        try:
+            _readable(source)
+        except LookupError as error:
+            raise SyntaxError(f"unknown encoding: {error.args[0]}") from None
     with _ALONE:
         return ast.parse(plain(source) if isinstance(source, str) else source, mode=mode)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from woodshed import documents
 from woodshed.evals import evaluation, ledger, variants
 from woodshed.evals.ledger import Ledger
 from woodshed.evals.measures import BEHAVIOUR, MEASURES, Graded, is_fault, promise
@@ -157,7 +158,7 @@ def gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
 
 def _gather(run: RunDir, number: int, archives: Archives) -> RunRecords:
     settings = run.recipe()
-    recipe = (run.path / "recipe.toml").read_text(encoding="utf-8")
+    recipe = documents.read(run.path / "recipe.toml", RunError)
     problems: list[str] = []
     by_rollout = _by_rollout(run, problems)
     used = list(ledger.of_verdicts(by_rollout.judged))
@@ -347,6 +348,6 @@ def _rejections(settings: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
                 counts[str(json.loads(line)["reason"])] += 1
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue  # torn by a kill
     return tuple(counts.most_common())

@@ -32,7 +32,7 @@ from woodshed.report.gather import Line, RunRecords, gather
 from woodshed.report.transcripts import Archives, clean, dump, pack
 from woodshed.report.variants import Variant, VariantRow
 from woodshed.report.visible import visible
-from woodshed.runs.files import write_atomically
+from woodshed.runs.files import reason, way_out, write_atomically
 from woodshed.runs.folder import RunDir
 
 NUM_NOTABLE = 5  # best, worst and flagged rollouts shown per run
@@ -107,7 +107,7 @@ def write(
     try:
         write_atomically(path, text)
     except OSError as error:
-        raise RunError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise RunError(f"{path} cannot be written: {reason(error)}. To have it, {way_out(error)}") from error
     return path
 
 

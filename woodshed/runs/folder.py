@@ -24,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,6 +31,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, cast
 
 import orjson
 
+from woodshed import documents
 from woodshed.records import RunError, from_json, to_json
 from woodshed.runs import links, machine
 from woodshed.runs.files import (
@@ -180,13 +180,11 @@ class RunDir:
             RunError: the file is damaged.
         """
         path = self.path / "recipe.toml"
+        remedy = "It has the settings of the run: restore it, or start another run"
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path} cannot be read: {reason(error)}. It has the settings of the run: restore it, or start "
-                "another run"
-            ) from None
+            return documents.read_toml(path, RunError, remedy)
+        except FileNotFoundError:
+            raise RunError(f"{path} is not there. {remedy}") from None
 
     def section(self, name: str) -> dict[str, Any]:
         """One section of the settings; {} if there is none.
@@ -233,14 +231,10 @@ class RunDir:
         path = self.path / "manifest.json"
         if not path.exists():
             return {}
-        try:
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(manifest, dict):
-                raise ValueError(f"it has {str(manifest)[:80]!r}")
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{path} cannot be read: {error}. Restore it, or delete it to continue without it"
-            ) from None
+        remedy = "Restore it, or delete it to continue without it"
+        manifest = documents.read_json(path, RunError, remedy)
+        if not isinstance(manifest, dict):
+            raise RunError(f"{path} cannot be read: it has {str(manifest)[:80]!r}. {remedy}")
         return manifest
 
     def write_manifest(self, manifest: dict[str, Any]) -> None:
@@ -377,7 +371,7 @@ class RunDir:
     def _record(self, kind: Kind, record: type[R], batch: BatchId, line: bytes) -> R:
         try:
             return _parsed(line, record)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             position = "{} {} part {}".format(*batch)
             message = f"{type(error).__name__}: {error}"
             raise DamagedError(f"{self.path / kind}.jsonl, {position}: {message}") from error
@@ -386,7 +380,7 @@ class RunDir:
     def _reading(self, kind: Kind) -> Iterator[BinaryIO]:
         path = self.path / f"{kind}.jsonl"
         try:
-            with path.open("rb") as file:
+            with documents.open_file(path, RunError) as file:
                 yield file
         except OSError as error:
             raise RunError(f"{path} cannot be read: {reason(error)}") from error

@@ -1,4 +1,5 @@
-"""Links that lead out of a folder, which are refused in run folders, since these may come from somebody else."""
+"""Links that lead out of a folder, and names that are no files. Both are refused in run folders, since these may come
+from somebody else: reading one must not lead anywhere else, nor wait for a pipe."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
+from woodshed import documents
 from woodshed.records import RunError
 
 
@@ -36,6 +38,12 @@ def refuse(folder: Path, *, shared: Collection[str] = (), unread: Collection[str
                 raise RunError(
                     f"{path} is a link to {str(path.readlink())!r}, outside of the run. If the link is yours, replace "
                     "it by the file or folder itself"
+                )
+            if not (
+                stat.S_ISLNK(status.st_mode) or stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode)
+            ):
+                raise RunError(
+                    f"{path} is {documents.kind(status.st_mode)}, and a run holds files only: remove it"
                 )
             is_shared = path.relative_to(root).parts[0] in shared
             if stat.S_ISREG(status.st_mode) and status.st_nlink > 1 and not is_shared:

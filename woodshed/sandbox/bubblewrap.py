@@ -119,9 +119,10 @@ class BubblewrapSandbox:
                 return dataclasses.replace(result, outcome="oom", exit_code=None)
             return result
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, most: int | None = None) -> bytes:
+        limit = self._spec.limits.file_mb * MB
         with self.running() as now:
-            return now.supervisor.read(path, self._spec.limits.file_mb * MB)
+            return now.supervisor.read(path, limit if most is None else min(most, limit))
 
     def write(self, path: str, data: bytes) -> None:
         with self.running() as now:

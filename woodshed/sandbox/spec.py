@@ -160,11 +160,11 @@ class Sandbox(Protocol):
         """
         ...
 
-    def read(self, path: str) -> bytes:
-        """A regular file of at most `Limits.file_mb`; path absolute or relative to the workspace.
+    def read(self, path: str, most: int | None = None) -> bytes:
+        """A regular file of at most `most` bytes and `Limits.file_mb`; path absolute or relative to the workspace.
 
         Raises:
-            OSError: the sandbox's own reason (FileNotFoundError, IsADirectoryError, ...).
+            OSError: the sandbox's own reason (FileNotFoundError, IsADirectoryError, EFBIG, ...).
             SandboxError: the sandbox was lost.
         """
         ...

@@ -70,8 +70,9 @@ class SubprocessSandbox:
         options = {"stdin": b"", "timeout_s": 120.0, "max_output": 1 << 20, "channel": False, **options}
         return self._supervisor.exec(command, cwd=self._path(cwd or "."), env=variables, **options)
 
-    def read(self, path: str) -> bytes:
-        return self._supervisor.read(self._path(path), self._spec.limits.file_mb << 20)
+    def read(self, path: str, most: int | None = None) -> bytes:
+        limit = self._spec.limits.file_mb << 20
+        return self._supervisor.read(self._path(path), limit if most is None else min(most, limit))
 
     def write(self, path: str, data: bytes) -> None:
         self._supervisor.write(self._path(path), data)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from woodshed import documents
 from woodshed.agent.attempt import turn_seed
 from woodshed.engines.engine import Engine, SampleRequest, sample_all
 from woodshed.experience import Collector, token_texts
@@ -185,7 +186,7 @@ def read_demonstrations(paths: Sequence[Path]) -> list[Demonstration]:
                 data = json.loads(line)
                 each = Demonstration(data["prompt"], data["demonstration"])
                 assert all(isinstance(text, str) and text for text in (each.prompt, each.demonstration))
-            except (ValueError, KeyError, TypeError, AssertionError):
+            except (ValueError, KeyError, TypeError, RecursionError, AssertionError):
                 form = '{"prompt": "...", "demonstration": "..."}'
                 raise RecipeError(f"{path}, line {number} is not of the form {form}: {line[:60]!r}") from None
             read.append(each)
@@ -211,9 +212,9 @@ def keep(run: RunDir, settings: DistillSettings) -> tuple[list[Demonstration], l
 
 def _lines(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"demonstrations at {path} cannot be read: {error}") from None
+        text = documents.read(path, RecipeError, most=documents.MOST_DATA_BYTES)
+    except FileNotFoundError:
+        raise RecipeError(f"{path} cannot be read: it is not there") from None
     return text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at
 
 

@@ -27,7 +27,7 @@ from woodshed.learning.stability import StabilitySettings
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.parts import Part
 from woodshed.sandbox import SandboxSettings
-from woodshed.settings import Settings
+from woodshed.settings import FolderName, FolderPath, Settings
 
 
 def _run_stage(session: Any, state: Any) -> None:
@@ -131,11 +131,11 @@ class EvaluationSettings(Settings):
 class Recipe(Settings):
     """A whole run."""
 
-    name: str = Field(pattern=r"^[^/]*[^/.][^/]*$")
+    name: FolderName
     """Name of the run folder below `runs`."""
     note: str = ""
     """What a reader of the results must know, shown with them."""
-    runs: Path = Path("runs")
+    runs: FolderPath = Path("runs")
     """Where run folders go."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds everything: sampling, task order, new weights."""

@@ -19,6 +19,7 @@ from woodshed.grading.session import run_tests, with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import plugins, project, requirements
+from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.sources import Repository
 from woodshed.tasks.environment import NoWheelError, prepare, python_path, resolve
 from woodshed.tasks.folder import is_protected
@@ -159,7 +160,7 @@ def measure(
     progress(1, 2, f"measuring {name}, running its tests {runs} times")
     measured = _runs(draft, runs, timeout_s * runs, sandboxes)
     for run in measured:
-        _complain(name, run, timeout_s * runs, described)
+        _complain(repository, run, timeout_s * runs, described)
     stable, broken = _split(measured, draft, described)
     left_out = f", without {len(broken)} that failed, such as {min(broken)}" if broken else ""
     progress(2, 2, f"measuring {name}, {len(stable)} stable tests{left_out}")
@@ -390,8 +391,12 @@ def _refuse_own(name: str, cause: str, described: project.Project) -> None:
         )
 
 
-def _complain(name: str, run: TestRun, timeout_s: float, described: project.Project) -> None:
+def _complain(repository: Repository, run: TestRun, timeout_s: float, described: project.Project) -> None:
     """Raise a TaskError for a run that says nothing about the tests."""
+    name = repository.name
+    if not run.outcomes:
+        with project.named(name):
+            refuse_what_pytest_refuses(repository.tree)
     if run.timed_out:
         raise TaskError(
             f"{name}: its tests take longer than {timeout_s:.0f} s; raise timeout_s, or choose another repository"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import configparser
 import shlex
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from woodshed import documents
 from woodshed.pysource import syntax
 from woodshed.records import TaskError
 
@@ -17,8 +17,9 @@ from woodshed.records import TaskError
 def read_text(path: Path) -> str:
     """The text of a file as pip reads it: by its byte order mark, else as UTF-8. "" where there is no file."""
     try:
-        data = path.read_bytes()
-    except OSError:
+        with documents.open_file(path, TaskError) as file:
+            data = file.read(documents.MOST_BYTES)
+    except (OSError, TaskError):
         return ""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         return data.decode("utf-16", errors="replace")
@@ -32,11 +33,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         TaskError: it cannot be read.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return documents.parse_toml(documents.read(path, TaskError), path.name, TaskError)
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-        raise TaskError(f"{path.name} cannot be read: {error}") from None
 
 
 def table(value: Any, *keys: str) -> dict[str, Any]:
@@ -46,14 +45,9 @@ def table(value: Any, *keys: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def read_ini(path: Path) -> configparser.ConfigParser:
+def read_ini(path: Path) -> configparser.RawConfigParser:
     """An INI file, percent signs taken as they are; empty where it is missing or broken."""
-    parser = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
-    try:
-        parser.read_string(read_text(path))
-    except configparser.Error:
-        return configparser.ConfigParser()
-    return parser
+    return documents.parse_ini(read_text(path)) or configparser.RawConfigParser()
 
 
 def words(value: Any) -> list[str]:
@@ -68,7 +62,11 @@ def words(value: Any) -> list[str]:
 
 
 def pytest_settings(tree: Path) -> dict[str, Any]:
-    """The settings of pytest, from the one file that it would choose."""
+    """The settings of pytest, from the one file that it would choose.
+
+    Raises:
+        TaskError: a file cannot be read.
+    """
     for name in ("pytest.toml", ".pytest.toml"):
         if (tree / name).is_file():
             return table(read_toml(tree / name), "pytest")
@@ -80,6 +78,17 @@ def pytest_settings(tree: Path) -> dict[str, Any]:
         key: settings[key] for key in settings.keys() - {"ini_options"}
     }
     return settings or _section(tree / "tox.ini", "pytest") or _section(tree / "setup.cfg", "tool:pytest")
+
+
+def refuse_what_pytest_refuses(tree: Path) -> None:
+    """Raise TaskError if pytest would end with a traceback about its settings in pyproject.toml."""
+    if any((tree / name).is_file() for name in ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")):
+        return  # pytest does not read pyproject.toml then
+    whole: Any = read_toml(tree / "pyproject.toml")
+    for key in ("tool", "pytest", "ini_options"):
+        whole = whole.get(key, {})
+        if not isinstance(whole, dict):
+            raise TaskError(f"pyproject.toml: pytest refuses {key} = {str(whole)[:80]}; make that a table")
 
 
 def _section(path: Path, name: str) -> dict[str, Any]:

@@ -443,7 +443,7 @@ def _earlier_rejections(out: Path, work: RepositoryContext) -> dict[str, Rejecte
     One that may pass is final once MAX_TRIES runs have written it.
     """
     log = out / "rejections.jsonl"
-    if not log.exists():
+    if not log.is_file():
         return {}
     whole, _, torn = log.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     if torn:

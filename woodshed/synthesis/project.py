@@ -191,7 +191,7 @@ def _required(
     Raises:
         TaskError: a requirement lies in a part of the repository that was not fetched.
     """
-    with _named(repository.name):
+    with named(repository.name):
         inside = siblings(repository.tree, name, repository.beside)
         required = requirements.find(repository.tree, metadata, inside)
     if required.unfetched:
@@ -203,7 +203,7 @@ def _required(
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
+def named(name: str) -> Iterator[None]:
     """A file that cannot be read is one of a repository, which the reason names."""
     try:
         yield
@@ -245,7 +245,7 @@ def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
 
 def _build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
-    with _named(repository.name):
+    with named(repository.name):
         system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
     known = _BuildSystem.reading(repository.name, system)
     requires, backend = [*known.requires], known.build_backend

@@ -308,7 +308,7 @@ def read_context(
 ) -> RepositoryContext:
     """Read the repository's files; unreadable ones are left alone by every operator, and named."""
     baseline = measured.baseline
-    unread = dict.fromkeys(baseline.repository.left_out, "its name is not UTF-8, so it is left out")
+    unread = dict(baseline.repository.left_out)
     roots = baseline.environment.source_roots
     code = Codebase(texts(baseline, baseline.package_files, ".py", unread), roots)
     interfaces = Codebase(texts(baseline, baseline.package_files, ".pyi", unread), roots)

@@ -15,8 +15,8 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from email import message_from_string
 from pathlib import Path
 
@@ -31,7 +31,9 @@ from pypi_simple import (
     PyPISimple,
 )
 
+from woodshed.pysource import syntax
 from woodshed.records import TaskError
+from woodshed.runs.files import remove
 from woodshed.runs.machine import git_environment
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
@@ -56,8 +58,8 @@ class Repository:
     """Requested source, with the resolved revision or version."""
     beside: tuple[tuple[str, str], ...] = ()
     """Names, with their places, of the larger repository that a folder is a part of."""
-    left_out: tuple[str, ...] = ()
-    """Names that no task can hold, as they are not UTF-8; other bytes as codes."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
 
 
 def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> Repository:
@@ -79,7 +81,7 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> R
         beside = tuple(enclosing(Path(source).expanduser().resolve()))
     _own(into)
     scrub(into, read_rules(rules_path()))
-    left_out = _without_strange_names(into)
+    left_out = _without_strange_names(into) | _without_false_sources(into)
     digest = digest or tree_sha256(into)
     return Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, left_out)
 
@@ -91,9 +93,21 @@ def _own(tree: Path) -> None:
             place.chmod(place.stat().st_mode | (0o700 if place.is_dir() else 0o600))
 
 
-def _without_strange_names(tree: Path) -> tuple[str, ...]:
+def _without_false_sources(tree: Path) -> dict[str, str]:
+    """Remove folders and dead links named as Python source, which builds and tools try to read; return the reasons."""
+    removed = {}
+    for path in sorted(path for path in tree.rglob("*.py*") if syntax.is_source(path.name)):
+        if path.is_file() or not os.path.lexists(path):  # removed with its folder
+            continue
+        what = f"a link to {str(path.readlink())!r}, which is no file" if path.is_symlink() else "a folder"
+        removed[path.relative_to(tree).as_posix()] = f"it is {what}, and is left out"
+        remove(path)
+    return removed
+
+
+def _without_strange_names(tree: Path) -> dict[str, str]:
     """Takes files and folders away whose names are not UTF-8, and tells which."""
-    gone = []
+    gone = {}
     for here, folders, names in os.walk(tree):
         for name in sorted([*folders, *names]):
             place = Path(here, name)
@@ -101,13 +115,13 @@ def _without_strange_names(tree: Path) -> tuple[str, ...]:
                 name.encode()
             except UnicodeEncodeError:
                 inner = os.fsencode(place.relative_to(tree))
-                gone.append(inner.decode(errors="backslashreplace"))
+                gone[inner.decode(errors="backslashreplace")] = "its name is not UTF-8, so it is left out"
                 if name in folders and not place.is_symlink():
                     folders.remove(name)
                     shutil.rmtree(place)
                 else:
                     place.unlink()
-    return tuple(gone)
+    return gone
 
 
 def plain_name(name: str) -> str:

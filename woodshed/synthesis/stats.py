@@ -97,11 +97,11 @@ class Stats:
 
 def rejected(log: Path) -> Iterator[dict[str, Any]]:
     """The entries of a rejections.jsonl, which need not exist; torn lines, and somebody else's, are passed over."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     for line in lines:
         try:
             entry = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("task", "reason")):
             yield entry

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
+from woodshed import documents
 from woodshed.records import TaskError
 from woodshed.runs.links import stays_inside
 
@@ -68,13 +69,19 @@ def tree(root: Path) -> Iterator[tuple[str, Path]]:
             yield path, file
 
 
+REMEDY = "Restore it, or make the task again with `woodshed tasks make`"
+
+
 def mode(file: Path) -> int:
     mode = file.lstat().st_mode
     return 0o777 if stat.S_ISLNK(mode) else 0o755 if mode & 0o100 else 0o644
 
 
 def text_of(file: Path) -> str:
-    try:
-        return file.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise TaskError(f"{file} is not UTF-8: {error.reason} at byte {error.start}") from None
+    """The text of a file of a task.
+
+    Raises:
+        FileNotFoundError: there is none.
+        TaskError: it cannot be read.
+    """
+    return documents.read(file, TaskError, REMEDY)

@@ -29,6 +29,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from woodshed import documents
 from woodshed.records import ModelError
 from woodshed.runs.files import staged, sweep
 
@@ -133,6 +134,7 @@ def _from_folder(spec: str, path: Path) -> ModelSource:
         raise ModelError(
             f"{path} is not a model folder: it holds {found}; name one file, or a Hugging Face folder"
         )
+    refuse_odd(path)
     check_config(path)
     for file in sorted(path.glob("*.safetensors")):
         check_safetensors(file)
@@ -245,6 +247,14 @@ def wants_code(error: Exception) -> bool:
     return "trust_remote_code" in str(error)
 
 
+def refuse_odd(folder: Path) -> None:
+    """Raise ModelError if a folder has a pipe, socket or device, for which a loader would wait."""
+    for path in sorted(folder.iterdir()):
+        if path.exists() and not path.is_file() and not path.is_dir():
+            what = documents.kind(path.stat().st_mode)
+            raise ModelError(f"{path} is {what}, not a file; fetch or make the model again")
+
+
 def check_config(folder: Path) -> None:
     """Raise ModelError where a model's settings name code of somebody else, or files outside of its folder."""
     path = folder / "config.json"
@@ -265,6 +275,7 @@ def check_config(folder: Path) -> None:
 
 def check_adapter(folder: Path) -> None:
     """Raise ModelError where an adapter is not LoRA in safetensors, or its settings would import something."""
+    refuse_odd(folder)
     path = folder / "adapter_config.json"
     if not folder.is_dir():
         raise ModelError(f"no adapter at {folder}: there is no such folder")
@@ -286,12 +297,10 @@ def check_adapter(folder: Path) -> None:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds {str(found)[:40]!r}")
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from None
+    remedy = "Fetch or make the model again"
+    found = documents.read_json(path, ModelError, remedy)
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} cannot be read: it holds {str(found)[:40]!r}. {remedy}")
     return found
 
 
@@ -307,7 +316,7 @@ def check_safetensors(path: Path) -> dict[str, Any]:
         try:
             header = json.loads(file.read(length)) if 0 < length <= size - 8 else None
             end = max(item["data_offsets"][1] for name, item in header.items() if name != "__metadata__")  # type: ignore
-        except (ValueError, AttributeError, TypeError, KeyError):
+        except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
             raise ModelError(f"{path} is corrupt: its safetensors header cannot be read") from None
     if size != 8 + length + end:
         raise ModelError(f"{path} is corrupt: {size} bytes, but its header speaks of {8 + length + end}")

@@ -13,15 +13,20 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from woodshed import documents
 from woodshed.records import Call, ErrorKind, ModelError, Observation, SamplerError
 from woodshed.tokens.codec import CODEC, CODECS, Codec, ToolSpec, read_call, verdict
 from woodshed.tokens.model_files import embedding_rows
@@ -142,6 +147,28 @@ def _mark(name: str) -> str:
     return f"\ue000{name}\ue001"
 
 
+TEMPLATE_S = 5.0
+"""Limit of this thread's processor time for a template with a few short messages, which takes some milliseconds."""
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Untrusted Python code, such as a template, which a TimeoutError ends after `seconds` of processor time."""
+    deadline = time.thread_time() + seconds
+
+    def watch(frame: FrameType, event: str, argument: Any) -> Any:
+        if time.thread_time() > deadline:
+            raise TimeoutError(f"it takes more than {seconds:g} s")
+        return watch
+
+    before = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 class TemplateRenderer:
     """Renders through the model's own chat template."""
 
@@ -220,13 +247,14 @@ class TemplateRenderer:
         key = (tuple(messages), opened, json.dumps(tools))
         if key not in self._rendered:
             try:
-                self._rendered[key] = self._tokenizer.apply_chat_template(
-                    [{"role": role, "content": _mark(name)} for role, name in messages],
-                    tools=tools,
-                    tokenize=False,
-                    add_generation_prompt=opened,
-                    date_string="26 Jul 2024",  # Llama's template would print today's date
-                )
+                with _limited(TEMPLATE_S):
+                    self._rendered[key] = self._tokenizer.apply_chat_template(
+                        [{"role": role, "content": _mark(name)} for role, name in messages],
+                        tools=tools,
+                        tokenize=False,
+                        add_generation_prompt=opened,
+                        date_string="26 Jul 2024",  # Llama's template would print today's date
+                    )
             except Exception as error:  # a template refuses a role, or breaks, by raising what it likes
                 raise ModelError(_broken(self._tokenizer.name_or_path, error)) from error
         return self._rendered[key]
@@ -296,7 +324,8 @@ class TemplateRenderer:
         stops = {self._tokenizer.eos_token_id}
         path = model_dir / "generation_config.json" if model_dir else None
         if path is not None and path.is_file():
-            eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+            settings = documents.read_json(path, ModelError)
+            eos = settings.get("eos_token_id") if isinstance(settings, dict) else None
             stops |= set(eos) if isinstance(eos, list) else {eos}
         closing = self._encode(self._closing_text)
         if closing and closing[0] in self._tokenizer.added_tokens_decoder:

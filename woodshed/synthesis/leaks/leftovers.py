@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from woodshed import documents
 from woodshed.records import TaskError
 from woodshed.runs.files import write_atomically
 from woodshed.tasks.environment import cache_dir
@@ -112,7 +113,7 @@ def read_rules(path: Path) -> list[LeftoverRule]:
     if not path.exists():
         return []
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = documents.read_json(path, TaskError)
         if not isinstance(entries, list):
             raise ValueError("not a list")
         rules = [LeftoverRule(**entry) for entry in entries]

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import re
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from woodshed import documents
 from woodshed.records import Environment, Task, TaskError, to_json
 from woodshed.runs.links import stays_inside
 from woodshed.tasks.contents import gold_files, hidden_tests
 from woodshed.tasks.environment import own_files
-from woodshed.tasks.paths import is_clean, is_protected, mode, text_of, tree
+from woodshed.tasks.paths import REMEDY, is_clean, is_protected, mode, text_of, tree
 
 SCHEMA = "1.4"
 HASHED = ("environment/workspace", "tests/files", "solution")
@@ -104,16 +104,13 @@ def _record(folder: Path) -> Task:
     for name in ("task.toml", "tests/expected.json", "instruction.md"):
         if not stays_inside(folder / name, folder):
             raise TaskError(f"{folder}: {name} is a link that leaves the task; replace it by the file itself")
-    try:
-        toml = tomllib.loads(text_of(folder / "task.toml"))
-        expected = json.loads(text_of(folder / "tests" / "expected.json"))
-    except ValueError as error:
-        raise TaskError(f"{folder}: task.toml or tests/expected.json cannot be read: {error}") from None
+    toml = documents.read_toml(folder / "task.toml", TaskError, REMEDY)
+    expected = documents.read_json(folder / "tests" / "expected.json", TaskError, REMEDY)
     if toml.get("schema_version") != SCHEMA:
         raise TaskError(
             f"{folder}: task.toml has schema_version = {toml.get('schema_version')!r}; Woodshed reads {SCHEMA!r}."
         )
-    ours = toml.get("metadata", {}).get("woodshed")
+    ours = _dig(toml, "metadata.woodshed")
     if not isinstance(ours, dict) or not isinstance(expected, dict):
         raise TaskError(
             f"{folder}: task.toml has no [metadata.woodshed], so this task was not made by Woodshed."
@@ -184,7 +181,7 @@ def _checked(folder: Path, fields: dict[str, Any]) -> Task:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise TaskError(f"{folder}: {where} = {first['input']!r}: {first['msg'].lower()}") from None
+        raise TaskError(f"{folder}: {where} = {repr(first['input'])[:120]}: {first['msg'].lower()}") from None
 
 
 @functools.cache
