@@ -161,7 +161,10 @@ DAMAGE: dict[str, tuple[Damage, str]] = {
         "timeout_sec = 0; expected",
     ),
     "verifier as root": (verifier('user = "root"'), "verifier.user = 'root', which is not honoured"),
-    "verifier online": (verifier('allowed_hosts = ["index.example"]'), "verifier.allowed_hosts = ['index.example']"),
+    "verifier online": (
+        verifier('allowed_hosts = ["index.example"]'),
+        "verifier.allowed_hosts = ['index.example']",
+    ),
     "verifier in an image": (verifier('environment = {docker_image = "x"}'), "the task's own environment"),
     "verifier collects": (verifier('collect = [{command = "ls"}]'), "nothing but the allowed paths"),
     "variables for pytest": (verifier('env = {A = "1"}'), "only verifier = 'command' honours"),
