@@ -77,7 +77,7 @@ def test_an_adapter_of_a_wider_model_and_one_without_weights_say_so(model: Path,
     wide = {k: torch.zeros(v.shape[0] * 2, v.shape[1]) if "lora_B" in k else v for k, v in weights.items()}
     save_file(wide, adapter / "adapter_model.safetensors")
     with pytest.raises(
-        ModelError, match="adapter does not fit the model .*Name that model, or another adapter"
+        ModelError, match=r"adapter does not fit the model .*Name that model, or another adapter"
     ):
         opened(model, adapter=str(adapter))
     (adapter / "adapter_model.safetensors").unlink()
