@@ -275,10 +275,10 @@ def check_config(folder: Path) -> None:
 
 def check_adapter(folder: Path) -> None:
     """Raise ModelError where an adapter is not LoRA in safetensors, or its settings would import something."""
-    refuse_odd(folder)
     path = folder / "adapter_config.json"
     if not folder.is_dir():
         raise ModelError(f"no adapter at {folder}: there is no such folder")
+    refuse_odd(folder)
     if not path.is_file():
         raise ModelError(f"{folder} is not a PEFT adapter: it holds no adapter_config.json")
     settings = _object(path)

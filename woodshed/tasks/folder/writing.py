@@ -22,6 +22,7 @@ from woodshed.tasks.paths import is_inside, is_protected, mode, tree
 GRADER = (
     "records.py",
     "boundary.py",
+    "documents.py",
     "pysource/api_compat.py",
     "pysource/code.py",
     "pysource/syntax.py",
