@@ -293,7 +293,7 @@ def test_learned_rules_make_places_leftovers(task: Task, tmp_path: Path):
 @pytest.mark.parametrize("text", ["{}", "[1]", '[{"pattern": "(", "why": ""}]', '[{"shape": 1}]', "no json"])
 def test_rules_that_cannot_be_read_are_refused(text: str, tmp_path: Path):
     (tmp_path / "rules.json").write_text(text)
-    with pytest.raises(TaskError, match="holds no leak rules|rules.json cannot be read"):
+    with pytest.raises(TaskError, match=r"holds no leak rules|rules\.json cannot be read"):
         read_rules(tmp_path / "rules.json")
 
 
