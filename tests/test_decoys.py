@@ -148,6 +148,14 @@ def test_a_disguised_file_holds_both_under_names_of_one_form(encoding: str, line
     assert any(name.endswith("[a-7]") for name in session.decoys)
 
 
+def test_tests_that_other_classes_inherit_keep_their_names():
+    source = b"class TestA:\n    def test_x(self): assert 1 == 1\n\nclass TestB(TestA):\n    pass\n"
+    decoy = Decoy("t.py::TestA::test_x", 34, 35, "2")
+    both = ["t.py::TestA::test_x", "t.py::TestB::test_x"]
+    assert disguise({"t.py": source}, both, [decoy], random.Random(0)).ids == tuple(both)
+    assert len(disguise({"t.py": source}, both[:1], [decoy], random.Random(0)).decoys) == 1
+
+
 def test_which_of_a_pair_comes_first_is_drawn():
     orders = set()
     for seed in range(20):

@@ -135,9 +135,11 @@ def make_tasks(
     chosen = _settings_of([*values, *(set_ or [])])
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         report = synthesis.make(sources, out, chosen, progress)
-        for done, task in enumerate(report.accepted):
-            progress(done, len(report.accepted), "finding the tests that pass in two processes")
-            grading.keep_isolated_tests(task, chosen.sandbox.create())
+        sandboxes = chosen.sandbox.create()
+        with ThreadPoolExecutor(chosen.jobs) as pool:
+            kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), report.accepted)
+            for done, _ in enumerate(kept, 1):
+                progress(done, len(report.accepted), "finding the tests that pass in two processes")
     say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for note in report.notes:
         say(note)

@@ -11,6 +11,7 @@ Standard library only; one file: task folders ship a copy of it.
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import random
 import re
@@ -81,8 +82,13 @@ def disguise(
     """
     by_test: dict[str, list[Decoy]] = {}
     running = {without_parameters(test) for test in tests}
+    shared = inherited(sources, running)
     for decoy in decoys:
-        if decoy.test in running and path_of(decoy.test) in sources:
+        if (
+            decoy.test in running
+            and path_of(decoy.test) in sources
+            and path_and_name(decoy.test) not in shared
+        ):
             by_test.setdefault(decoy.test, []).append(decoy)
     drawn = rng.sample(sorted(by_test), min(most, len(by_test)))
     chosen = {test: rng.choice(by_test[test]) for test in drawn}
@@ -146,10 +152,7 @@ class TestFunction:
 
 def find(text: str, test: str) -> TestFunction | None:
     """The function of a test id in the text of its file; None where no function or more than one has that name."""
-    try:
-        scope: ast.AST = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
-        return None
+    scope: ast.AST | None = _parsed(text)
     *_, name = parts = test.split("::")[1:] or [""]
     for part in parts:
         kinds = FUNCTION if part is name else ast.ClassDef
@@ -164,6 +167,28 @@ def find(text: str, test: str) -> TestFunction | None:
     end = starts[scope.end_lineno or scope.lineno]
     lines = text[starts[first - 1] : end]
     return TestFunction(scope.name, starts[first - 1], starts[first - 1] + len(lines.rstrip("\n")), scope)
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def inherited(sources: Mapping[str, bytes], tests: Iterable[str]) -> set[tuple[str, str]]:
+    """Path and name of functions that a class has from another one: renamed there, they would be missing here."""
+    texts = {path: decoded(source)[0] for path, source in sources.items()}
+    return {
+        path_and_name(test)
+        for test in tests
+        if path_of(test) in texts and not find(texts[path_of(test)], test)
+    }
+
+
+def path_and_name(test: str) -> tuple[str, str]:
+    return path_of(test), without_parameters(test).rpartition("::")[2]
 
 
 def line_starts(text: str) -> list[int]:

@@ -20,6 +20,8 @@ from woodshed.grading.decoys import (
     TestFunction,
     decoded,
     find,
+    inherited,
+    path_and_name,
     path_of,
     renamed,
     with_twins,
@@ -111,6 +113,8 @@ def search(
     for test in tests:
         if path_of(test) in sources:
             by_function.setdefault(without_parameters(test), []).append(test)
+    shared = inherited(sources, by_function)
+    by_function = {test: ids for test, ids in by_function.items() if path_and_name(test) not in shared}
     rng = random.Random(seed)
     functions = rng.sample(sorted(by_function), min(MOST_TESTS, len(by_function)))
     waiting = {test: list(_decoys_of(sources[path_of(test)], test, rng)) for test in sorted(functions)}
