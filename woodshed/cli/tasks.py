@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,7 @@ import typer
 from woodshed.boundary import contained
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
-from woodshed.records import RecipeError, TaskError
+from woodshed.records import RecipeError, Task, TaskError
 
 if TYPE_CHECKING:
     from woodshed.sandbox import SandboxProvider
@@ -125,7 +125,7 @@ def make_tasks(
     candidate is logged with one reason. Run the same command again to resume.
     Exits with 1 if no candidate became a task.
     """
-    from woodshed import grading, synthesis
+    from woodshed import synthesis
     from woodshed.synthesis.sources import without_secrets
 
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
@@ -135,11 +135,7 @@ def make_tasks(
     chosen = _settings_of([*values, *(set_ or [])])
     with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
         report = synthesis.make(sources, out, chosen, progress)
-        sandboxes = chosen.sandbox.create()
-        with ThreadPoolExecutor(chosen.jobs) as pool:
-            kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), report.accepted)
-            for done, _ in enumerate(kept, 1):
-                progress(done, len(report.accepted), "finding the tests that pass in two processes")
+        _find_isolated_tests(report.accepted, chosen, progress)
     say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
     for note in report.notes:
         say(note)
@@ -154,6 +150,19 @@ def make_tasks(
         )
         raise typer.Exit(1)
     say_next(f"woodshed tasks check {out}")
+
+
+def _find_isolated_tests(
+    tasks: Sequence[Task], settings: SynthesisSettings, progress: Callable[[int, int, str], None]
+) -> None:
+    """Note in each task the hidden tests that pass with tests and code in two processes."""
+    from woodshed import grading
+
+    sandboxes = settings.sandbox.create()
+    with ThreadPoolExecutor(settings.jobs) as pool:
+        kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), tasks)
+        for done, _ in enumerate(kept, 1):
+            progress(done, len(tasks), "finding the tests that pass in two processes")
 
 
 def _settings_of(values: Sequence[str]) -> SynthesisSettings:
