@@ -136,7 +136,7 @@ def sample_all(engine: Engine, requests: Sequence[SampleRequest]) -> list[Sample
 
 
 ROUNDING = 1e-3
-"""How far above zero an engine's rounding may lift the log-probability of a sure token."""
+"""Largest log-probability that the rounding of an engine may give a sure token."""
 
 
 def exact(sample: object, max_tokens: int, stop_ids: Collection[int], source: str) -> Sample:

@@ -43,7 +43,7 @@ class RolloutSettings(Settings):
 
 
 SANDBOX_RETRIES = 2
-"""How often an attempt whose sandbox was lost is made afresh."""
+"""Number of times that an attempt whose sandbox was lost is made afresh."""
 
 
 @dataclass(frozen=True, eq=False)

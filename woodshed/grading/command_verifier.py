@@ -21,7 +21,7 @@ from woodshed.tasks import environment, grading_files
 COMMAND = "bash /tests/test.sh"
 LOGS = "/logs"
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
-"""Where a command leaves its reward, as in Harbor: the first that is there counts."""
+"""Files in which a command leaves its reward, as in Harbor: the first that is there counts."""
 
 
 @dataclass(frozen=True)

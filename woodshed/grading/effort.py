@@ -20,9 +20,9 @@ from woodshed.tokens.token_kinds import token_kinds
 
 # The report gives no values; these are ours.
 K = 1e-3
-"""How soon the penalty flattens: its slope is 1 at no effort and 2^-q at 1/k."""
+"""Scale on which the penalty flattens: its slope is 1 at no effort and 2^-q at 1/k."""
 Q = 0.5
-"""How much it flattens: 0 is linear, 1 logarithmic; above 1 it has a ceiling, 1 / (k (q - 1))."""
+"""Strength of the flattening: 0 is linear, 1 logarithmic; above 1 it has a ceiling, 1 / (k (q - 1))."""
 PER = 2000.0
 """The penalty is divided by this, so that it lies in the range of a reward."""
 COUNTER_WEIGHTS = {
