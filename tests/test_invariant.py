@@ -297,8 +297,8 @@ def test_sampler_and_trainer_agree_to_the_last_bit(with_adapter: bool, max_rows:
             asked = [SampleRequest((*rows[i].ids, *some(7)), 30, 100 + i) for i in range(12)]
         else:
             asked = [SampleRequest(asked[0].prompt_ids, 30, 200)]
-    for count in (1, 5, 24):
+    for make_batch, count in itertools.product((packing.pad, packing.pack), (1, 5, 24)):
         for begin in range(0, len(rows), count):
-            padded = packing.pad(rows[begin : begin + count], policy.device)
+            padded = make_batch(rows[begin : begin + count], policy.device)
             gap = (policy.logps(padded, 1.0) - padded.logp_sampler_BN) * padded.mask_BN
             assert not gap.any()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,28 @@ def test_samples_of_one_row_have_the_log_probs_and_gradients_of_rows_of_their_ow
     assert (logps[0] - logps[1]).abs().max() < 1e-5
     for apart, together in zip(*gradients, strict=True):
         torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [[7], [5, 5, 5], [9, 8, 5, 4, 2, 1], [1, 1, 30, 16, 15]])
+def test_segments_of_similar_length_are_rows_of_one_call(lengths):
+    segments = [packing.Segment(length) for length in lengths]
+    groups = packing.similar(segments)
+    assert [segment for group in groups for segment in group] == segments
+    for group, behind in itertools.zip_longest(groups, groups[1:], fillvalue=[]):
+        own = [segment.length for segment in group]
+        assert max(own) <= 2 * min(own)
+        joined = [*own, *(segment.length for segment in behind[:1])]
+        assert not behind or max(joined) > 2 * min(joined)
+        values = torch.randn(1, 3, sum(own), 4)
+        rows = packing.as_rows(values, group)
+        assert rows.shape == (len(own), 3, max(own), 4)
+        assert torch.equal(packing.as_one_row(rows.transpose(1, 2), group), values.transpose(1, 2))
+
+
+def test_segments_with_branches_are_attended_to_one_by_one():
+    plain, branching = packing.Segment(8), packing.Segment(8, torch.ones(1, 1, 2, 10, dtype=torch.bool))
+    found = packing.similar([plain, plain, branching, branching, plain])
+    assert [len(group) for group in found] == [2, 1, 1, 1]
 
 
 def test_no_sample_of_a_row_sees_another(rollouts):

@@ -6,7 +6,7 @@ row of its own (`pad`), samples of similar length share a micro-batch, and paddi
 budget travels alone.
 
 Shapes: B samples, R rows, T positions, N predicted tokens (padded), G hint branches, M own tokens of a sample, K those
-of its branches.
+of its branches, S segments of a row, H heads, D head width.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from woodshed.experience.samples import HintBranch, TrainingSample
 
@@ -38,6 +39,41 @@ class Segment:
     def length(self) -> int:
         """All its tokens."""
         return self.causal + (0 if self.visible is None else self.visible.shape[2])
+
+
+def similar(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Neighbours without branches of which the longest has at most twice the length of the shortest, together; every
+    other segment alone.
+
+    Attention over a group is one call, as rows with padding (`as_rows`), instead of a call for each of many short
+    segments.
+    """
+    groups: list[list[Segment]] = []
+    for segment in segments:
+        group = [*groups[-1], segment] if groups else []
+        lengths = [member.length for member in group]
+        if group and all(s.visible is None for s in group) and max(lengths) <= 2 * min(lengths):
+            groups[-1] = group
+        else:
+            groups.append([segment])
+    return groups
+
+
+def as_rows(values_HTD: Tensor, group: Sequence[Segment]) -> Tensor:
+    """(S, H, T, D): a right-padded row for each segment of a group, from (1, H, sum of lengths, D)."""
+    lengths = [segment.length for segment in group]
+    if len(set(lengths)) == 1:
+        return values_HTD[0].unflatten(1, (len(group), lengths[0])).transpose(0, 1)
+    parts = values_HTD[0].transpose(0, 1).split(lengths)
+    return pad_sequence(list(parts), batch_first=True).transpose(1, 2)
+
+
+def as_one_row(rows_STHD: Tensor, group: Sequence[Segment]) -> Tensor:
+    """(1, sum of lengths, H, D): what `as_rows` set apart, behind each other again."""
+    lengths = [segment.length for segment in group]
+    if len(set(lengths)) == 1:
+        return rows_STHD.flatten(0, 1)[None]
+    return torch.cat([row[:length] for row, length in zip(rows_STHD, lengths, strict=True)])[None]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from woodshed.engines import local
 from woodshed.engines.local import invariant
-from woodshed.learning import ranks
+from woodshed.learning import packing, ranks
 from woodshed.learning.logprobs import Predictions
 from woodshed.learning.packing import Padded, Segment
 from woodshed.records import ModelError, RecipeError
@@ -339,13 +339,16 @@ def segment_attention() -> str:
     ) -> tuple[Tensor, None]:
         if not segments:  # dropped by the model: `prefix_tree.why_not` finds that by trying
             return invariant.attend(module, query, key, value, None, **options)
-        lengths, attended = [segment.length for segment in segments], []
+        groups = packing.similar(segments)
+        lengths, attended = [sum(segment.length for segment in group) for group in groups], []
         parts = zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True)
-        for segment, (q, k, v) in zip(segments, parts, strict=True):
-            if segment.visible is None:
-                attended.append(invariant.attend(module, q, k, v, None, **options)[0])
-            else:
-                attended.append(invariant.attend_branching(module, q, k, v, segment.visible, **options))
+        for group, (q, k, v) in zip(groups, parts, strict=True):
+            if (visible := group[0].visible) is not None:
+                attended.append(invariant.attend_branching(module, q, k, v, visible, **options))
+                continue
+            q, k, v = (packing.as_rows(each, group) for each in (q, k, v))
+            rows = invariant.attend(module, q, k, v, None, **options)[0]
+            attended.append(packing.as_one_row(rows, group))
         return torch.cat(attended, 1), None
 
     AttentionInterface.register("segments", attend)
