@@ -31,6 +31,7 @@ from woodshed.engines.engine import Sample, SampleRequest, SamplerSettings, Weig
 from woodshed.engines.http import EndpointSettings, HttpEngine
 from woodshed.engines.local import LocalEngine, invariant, loading
 from woodshed.engines.local.draw import draw
+from woodshed.engines.local.graphs import Graphs
 from woodshed.engines.local.kv_cache import Prefix, Prefixes, RunningBatch
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import ModelError, Observation, SamplerError
@@ -271,6 +272,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:decode steps are launched one kernel at a time")  # experts in float32
 @pytest.mark.parametrize("name", ARCHITECTURES)
 @pytest.mark.parametrize("fixed", [False, True])
 def test_every_kind_of_attention_draws_what_a_plain_forward_says(tiny, name: str, fixed: bool):
@@ -289,6 +291,25 @@ def test_every_kind_of_attention_draws_what_a_plain_forward_says(tiny, name: str
             SampleRequest((*r.prompt_ids, *s.ids, 5, 6), 20, 9 + i)
             for i, (r, s) in enumerate(zip(requests, samples, strict=True))
         ]
+
+
+def test_a_model_whose_steps_cannot_be_captured_draws_the_same(tiny, monkeypatch: pytest.MonkeyPatch):
+    def refuse(self: Graphs, rows: int) -> Any:
+        raise RuntimeError("cannot copy during a capture\nmore")
+
+    plain, uncaptured = make_sampler(tiny), make_sampler(tiny)
+    for sampler in (plain, uncaptured):
+        sampler.scheduler._graphs = sampler.scheduler._make_graphs()
+    monkeypatch.setattr(Graphs, "_capture", refuse)
+    assert (graphs := uncaptured.scheduler._graphs) is not None
+    graphs.is_capturable = True
+    with pytest.warns(
+        UserWarning, match="one kernel at a time, which is slower: cannot copy during a capture$"
+    ):
+        samples = sample_all(uncaptured, some_requests(4))
+    if DEVICE == "cpu":
+        assert samples == sample_all(plain, some_requests(4))
+    assert worst(uncaptured, some_requests(4), samples) < 1e-4
 
 
 def test_a_prompt_that_is_known_but_for_its_last_token_is_no_product_of_one_row(tiny):

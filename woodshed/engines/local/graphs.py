@@ -11,6 +11,7 @@ Shapes: B rows, V vocabulary.
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,10 +29,12 @@ Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class Graphs:
-    """Decode steps of one running batch. On a CPU the same steps run without capture."""
+    """Decode steps of one running batch. Where they cannot be captured, the same steps run without."""
 
     def __init__(self, forward: Forward, draw: Draw, batch: RunningBatch, device: torch.device):
         self.forward, self.draw, self.batch, self.device = forward, draw, batch, device
+        self.is_capturable = device.type == "cuda"
+        """False on a CPU, and for a model whose forward waits for the card (routers of some mixtures of experts do)."""
         self._captured: dict[int, tuple[Any, Tensor]] = {}
         self._memory: tuple[tuple[int, torch.Size], ...] = ()
         self._pool: Any = None
@@ -51,13 +54,26 @@ class Graphs:
         staged[2, :live] = torch.tensor(uniforms, dtype=torch.float64)
         staged[3, 0] = batch.end
         self._state.copy_(staged, non_blocking=True)
-        if self.device.type != "cuda":
-            return self._drawn(rows)[:, :live]
-        if rows not in self._captured:
-            self._captured[rows] = self._capture(rows)
+        if self.is_capturable and rows not in self._captured:
+            self._try_to_capture(rows)
+        if not self.is_capturable:
+            return self._drawn(rows)[:, :live].cpu()
         graph, drawn = self._captured[rows]
         graph.replay()
         return drawn[:, :live].cpu()
+
+    def _try_to_capture(self, rows: int) -> None:
+        try:
+            self._captured[rows] = self._capture(rows)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.is_capturable = False
+            self._captured.clear()
+            reason = str(error).partition("\n")[0]
+            warnings.warn(
+                f"decode steps are launched one kernel at a time, which is slower: {reason}", stacklevel=2
+            )
 
     def _fit(self, rows: int) -> None:
         """Discard graphs whose memory was reallocated, since they contain addresses and strides.
