@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from woodshed.engines import local
 from woodshed.engines.local import invariant
 from woodshed.experience.samples import HintBranch, TrainingSample, teacher_view
-from woodshed.learning import gradients, packing, prefix_tree
+from woodshed.learning import packing, prefix_tree, trainer
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.step_inputs import StepInputs
@@ -181,11 +181,11 @@ def measure(
             policy.logits(with_branches.padded)
 
     cases: dict[str, Callable[[], object]] = {
-        "rollouts alone": lambda: gradients.separate(work("frozen", hinted=False)),
-        "with targets, separate": lambda: gradients.separate(work("frozen")),
-        "with targets, packed, frozen": lambda: gradients.branching(work("frozen")),
-        "with targets, packed, live": lambda: gradients.branching(work("live")),
-        "with targets, packed, live, one backward": lambda: gradients.branching_joint(work("live"), 0.1),
+        "rollouts alone": lambda: trainer.separate(work("frozen", hinted=False)),
+        "with targets, separate": lambda: trainer.separate(work("frozen")),
+        "with targets, packed, frozen": lambda: trainer.branching(work("frozen")),
+        "with targets, packed, live": lambda: trainer.branching(work("live")),
+        "with targets, packed, live, one backward": lambda: trainer.branching_joint(work("live"), 0.1),
         "teacher, a prefill each": prefills,
         "teacher, packed": packed_prefill,
     }

@@ -24,7 +24,7 @@ from tiny_training import (
 from transformers import GptOssConfig, GptOssForCausalLM, MistralConfig, MistralForCausalLM
 
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
-from woodshed.learning import gradients, packing, prefix_tree
+from woodshed.learning import packing, prefix_tree, trainer
 from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy
@@ -72,7 +72,7 @@ def work(
     return StepInputs(policy, Teacher(policy, start, feedback), samples, loss, feedback, 1.0, 160)
 
 
-def close(a: gradients.Gradient, b: gradients.Gradient) -> bool:
+def close(a: trainer.Gradient, b: trainer.Gradient) -> bool:
     scale = max(float(g.abs().max()) for g in a.values())
     assert scale > 0
     return all((a[name] - b[name]).abs().max() <= 1e-4 * scale for name in a)
@@ -83,7 +83,7 @@ def close(a: gradients.Gradient, b: gradients.Gradient) -> bool:
 def test_packed_and_separate_forwards_give_the_same_losses_and_gradients(samples, kind, kl_coef):
     feedback = FeedbackSettings(teacher=kind, teacher_rate=0.3)
     apart, together = (work(samples, feedback, kl_coef=kl_coef) for _ in range(2))
-    want, got = gradients.separate(apart), gradients.branching(together)
+    want, got = trainer.separate(apart), trainer.branching(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
     for name, value in apart.metrics.means().items():
         if name != "trained_positions":
@@ -100,7 +100,7 @@ def test_whole_episodes_branch_off_before_their_first_turn(rollouts, kind):
     ]
     feedback = FeedbackSettings(teacher=kind)
     apart, together = work(made, feedback), work(made, feedback)
-    want, got = gradients.separate(apart), gradients.branching(together)
+    want, got = trainer.separate(apart), trainer.branching(together)
     assert close(want[0], got[0]) and close(want[1], got[1])
     token_divergences = {
         (taught.rollout_id, taught.turn): taught for taught in apart.metrics.token_divergences()
@@ -116,7 +116,7 @@ def test_also_with_other_supports_ratios_and_masks(rollouts, support):
     hints = [hint_for(rollouts[1], turn) for turn in range(3)]
     made = samples_of(rollouts, [1.0, 0.5, 0.5, 0.0], hints, skip_first=2)
     feedback = feedback_of({"support": support, "max_ratio": 2.0, "reduction": "token"})
-    want, got = gradients.separate(work(made, feedback)), gradients.branching(work(made, feedback))
+    want, got = trainer.separate(work(made, feedback)), trainer.branching(work(made, feedback))
     assert close(want[1], got[1])
 
 
@@ -139,8 +139,8 @@ def test_log_probs_of_every_hinted_token_agree_to_1e_4(samples):
 @pytest.mark.parametrize("kind", ["frozen", "live"])
 def test_one_backward_pass_gives_the_sum_of_both_gradients(samples, kind):
     feedback = FeedbackSettings(teacher=kind)
-    apart = gradients.branching(work(samples, feedback))
-    joint = gradients.branching_joint(work(samples, feedback), 0.25)
+    apart = trainer.branching(work(samples, feedback))
+    joint = trainer.branching_joint(work(samples, feedback), 0.25)
     assert close({name: apart[0][name] + 0.25 * apart[1][name] for name in joint}, joint)
 
 
@@ -202,8 +202,8 @@ def test_without_a_policy_gradient_the_targeted_one_is_measured_every_step(sampl
 
 def test_the_split_into_micro_batches_changes_nothing(samples):
     feedback = FeedbackSettings()
-    want = gradients.branching(work(samples, feedback, tokens=100_000))
-    got = gradients.branching(work(samples, feedback, tokens=100))
+    want = trainer.branching(work(samples, feedback, tokens=100_000))
+    got = trainer.branching(work(samples, feedback, tokens=100))
     assert close(want[0], got[0]) and close(want[1], got[1])
 
 
@@ -213,7 +213,7 @@ def test_what_comes_after_a_hinted_turn_changes_nothing(rollouts):
     longer = samples_of(rollouts, [0.0] * 4, hints)
     short = replace(rollouts[1], turns=rollouts[1].turns[:1])
     shorter = samples_of([rollouts[0], short, *rollouts[2:]], [0.0] * 4, hints)
-    assert close(*(gradients.branching(work(b, FeedbackSettings()))[1] for b in (longer, shorter)))
+    assert close(*(trainer.branching(work(b, FeedbackSettings()))[1] for b in (longer, shorter)))
 
 
 @pytest.mark.parametrize("kind", ["frozen", "live"])
@@ -227,7 +227,7 @@ def test_no_gradient_outside_hinted_turns_and_none_through_the_teacher(rollouts,
             seen.append(hidden),
         )[1]
     )
-    gradients.branching(job)
+    trainer.branching(job)
     hook.remove()
     trunk = prefix_tree.trunk(job.samples[0])
     assert len(trunk.predicted) == sum(len(rollouts[1].turns[t].sampled_ids) for t in (0, 2))
@@ -330,6 +330,6 @@ def test_a_token_is_stuck_where_the_student_is_sure_and_its_teacher_against_it(r
     sure, against = 30.0 * written, -30.0 * written
     sure[:, 5:] = 0.0  # the rest in doubt
     against[:, 4] = 30.0 * written[:, 4]
-    gradients.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
+    trainer.targeted(made, made.hinted, sure.requires_grad_(), against, branches)
     assert branches.weight_GN[0].tolist()[:6] == [0, 0, 1, 1, 1, 1]
     assert made.metrics.means()["stuck_tokens"] == 2

@@ -15,7 +15,19 @@ from woodshed.agent.tools import TOOLS
 from woodshed.cli import app
 from woodshed.engines.local import invariant
 from woodshed.evals import atif
-from woodshed.records import Call, Flag, Hint, Observation, Patch, Rollout, RunError, Task, Turn, Verdict
+from woodshed.records import (
+    Call,
+    Flag,
+    Hint,
+    Observation,
+    Patch,
+    Rollout,
+    RunError,
+    Task,
+    Turn,
+    Verdict,
+    to_json,
+)
 from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
@@ -32,7 +44,9 @@ def turn(*calls: Call, text: str = "", observations: tuple[Observation, ...] = (
 def make_run(path: Path, task: Task) -> RunDir:
     """One attempt: a good call, calls that cannot be read, an unknown tool, a turn without any call."""
     run = RunDir.create(
-        path, recipe='name = "first"\nmodel = "tiny"\n[agent]\nmax_calls = 4\n', manifest={"woodshed": "9"}
+        path,
+        recipe='name = "first"\nmodel = "tiny"\n[agent]\nmax_calls = 4\n',
+        manifest={"woodshed": "9", "tools": [to_json(tool) for tool in TOOLS]},
     )
     run.keep_tasks("eval", [task.folder])
     good, odd = Call("0", "read_file", {"path": "a.py"}, "<a>"), Call("1", "", {}, HOSTILE, "unparseable")

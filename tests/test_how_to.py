@@ -22,6 +22,7 @@ from woodshed.cli import app
 from woodshed.engines import local
 from woodshed.engines.create import create
 from woodshed.engines.engine import SampleRequest, sample_all
+from woodshed.evals import atif
 from woodshed.feedback import rewards
 from woodshed.grading import grade
 from woodshed.learning import divergences
@@ -231,7 +232,13 @@ def test_a_run_of_ones_own_parts(folder: Path, tiny_task: Task, tiny_model_dir: 
     assert (folder / "messages.txt").exists() and sys.modules["mine"].COUNTED.opened >= 4
     del sys.modules["mine"], sys.modules["others"]
     report.write(run)
-    assert not {"mine", "others"} & sys.modules.keys(), "a report imports nothing that the recipe names"
+    atif.export(run, folder / "atif", problems=[])
+    (first, *_) = (json.loads(path.read_text()) for path in (folder / "atif").iterdir())
+    offered = {each["function"]["name"]: each["function"] for each in first["agent"]["tool_definitions"]}
+    assert set(offered["outline"]["parameters"]["properties"]) == {"path"} and "finish" in offered
+    assert not {"mine", "others"} & sys.modules.keys(), (
+        "reports and exports import nothing that the recipe names"
+    )
 
 
 def test_vllm_servers(folder: Path):

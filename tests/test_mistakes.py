@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from tiny_model import write_tiny_model
 from transformers import AutoTokenizer
 
+from woodshed.cli.train import run_recipe
 from woodshed.engines import local
 from woodshed.learning import checkpoint, tensor_folder
 from woodshed.learning.policy import Policy, PolicySettings
@@ -24,7 +25,6 @@ from woodshed.runs.folder import RunDir
 from woodshed.sandbox import store
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.train import train
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def recipe_of(model: Path, task: Task | None, **more: Any) -> Recipe:
 
 def run_of(recipe: Recipe) -> RunDir:
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
-    train(recipe, run, lambda *_: None)
+    run_recipe(recipe, run, lambda *_: None)
     return run
 
 
@@ -153,7 +153,7 @@ def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, ti
     def spoiled(file: Path, data: bytes) -> str:
         file.write_bytes(data)
         with pytest.raises(RunError) as caught:
-            train(recipe, run, lambda *_: None)
+            run_recipe(recipe, run, lambda *_: None)
         shutil.copy(whole / file.relative_to(run.path / "checkpoints"), file)
         return str(caught.value)
 
@@ -168,7 +168,7 @@ def test_what_is_damaged_in_a_run_is_named_and_the_way_out_works(model: Path, ti
     said = spoiled(run.path / "checkpoints" / "before-rl" / "policy" / file, b"")
     assert "before-rl is damaged" in said and "under another name" in said
     shutil.rmtree(newest)  # the way out
-    train(recipe, run, lambda *_: None)
+    run_recipe(recipe, run, lambda *_: None)
     found = tensor_folder.read(newest / "policy")
     assert all(
         torch.equal(value, found[name])

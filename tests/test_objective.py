@@ -13,7 +13,7 @@ from tiny_training import compiled, feedback_of, four_attempts, hint_for, sample
 from torch import Tensor
 
 from woodshed.experience.samples import TrainingSample, student_view, teacher_view
-from woodshed.learning import gradients, packing
+from woodshed.learning import packing, trainer
 from woodshed.learning.grad_norms import GradNorms
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings, TargetForm
 from woodshed.learning.policy import Policy
@@ -122,7 +122,7 @@ def same_gradients(ours: dict[str, Tensor], loops: dict[str, Tensor]) -> None:
         assert torch.allclose(ours[name], value, rtol=1e-3, atol=1e-4 * largest), name
 
 
-@pytest.mark.parametrize("forward", [gradients.separate, gradients.branching])
+@pytest.mark.parametrize("forward", [trainer.separate, trainer.branching])
 @pytest.mark.parametrize(
     "given",
     [
@@ -161,7 +161,7 @@ def test_the_policy_gradient_is_that_of_loops(rollouts, given: dict[str, Any]):
     samples = samples_of(rollouts, [1.0, 0.0, 0.25, 0.5])
     loss = LossSettings.model_validate({"micro_batch_tokens": 900, **given})
     work, policy = work_of(samples, loss, FeedbackSettings(teacher="frozen"))
-    gradient, _ = gradients.separate(work)
+    gradient, _ = trainer.separate(work)
     want = policy_by_loops(work, policy, samples)
     assert work.metrics.means()["rl_loss"] == pytest.approx(float(want.detach()), rel=1e-3, abs=1e-7)
     same_gradients(gradient, gradient_of(want, policy))

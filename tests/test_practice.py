@@ -12,6 +12,7 @@ from scripted import FINISH, play, renderer
 from tiny_model import write_tiny_model
 
 from woodshed.agent import AgentSettings
+from woodshed.cli.train import run_recipe
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.feedback.gate import BARS, GateMeasurement
 from woodshed.records import Group, Hint, Rollout, Task, Verdict
@@ -21,7 +22,8 @@ from woodshed.stages.recipe import Recipe
 from woodshed.stages.rl import hints_on
 from woodshed.stages.session import Session
 from woodshed.tasks import folder
-from woodshed.train import train
+
+ROOT = Path(__file__).parent.parent
 
 
 def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:
@@ -40,7 +42,7 @@ def recipe_of(task: Task, root: Path, **more: Any) -> Recipe:
 def metrics_of(recipe: Recipe) -> tuple[dict[str, Any], RunDir]:
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     said: list[str] = []
-    train(recipe, run, lambda _done, _total, text: said.append(text))
+    run_recipe(recipe, run, lambda _done, _total, text: said.append(text))
     assert said[0].startswith("loading ") and "train 0: attempts" in said
     (update,) = [text for text in said if "update" in text]
     assert update.startswith("train 0: update 1 of 1 (100% invalid calls, reward 0.00)"), update
@@ -70,6 +72,24 @@ def test_classes_that_fail_the_gate_are_measured_and_not_trained_on(tiny_task: T
     measured = [record for _, _, record in run.read("gate", GateMeasurement)]
     assert measured and all(0 < m.num_turns < BARS.min_turns for m in measured)
     assert rare["targets"] == trained["targets"] and rare["switched_off"] == {}
+
+
+def test_few_files_lie_between_the_command_and_the_losses_and_attempts(
+    tiny_task: Task, root: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As benchmarks/results/call_path.json says, by the stacks of a run: 3 to every loss and 4 to an attempt."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import call_path
+
+    stages = {"stages": ["sft", "rl"], "sft": {"steps": 1, "attempts": 1}, "loss": {"kl_coef": 0.01}}
+    recipe = recipe_of(tiny_task, root, name="paths", **stages)
+    (root / "paths.toml").write_text(recipe.to_toml())
+    paths = call_path.measure([str(root / "paths.toml")])
+    assert {name: len(files) for name, files in paths.items() if name != "formula"} == {
+        **dict.fromkeys(("ce_loss", "rl_loss", "kl_loss"), 3),
+        "attempt": 4,
+    }
+    assert paths == json.loads((ROOT / "benchmarks/results/call_path.json").read_text("utf-8"))["paths"]
 
 
 def test_hints_for_which_the_context_has_no_room_are_counted(tiny_task: Task, root: Path):

@@ -14,6 +14,7 @@ from scripted import EDIT, calc_task, play
 from test_practice import recipe_of
 from tiny_model import write_tiny_model
 
+from woodshed.cli.train import run_recipe
 from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import read, validate
@@ -21,7 +22,6 @@ from woodshed.stages import preflight
 from woodshed.stages.plan import plan
 from woodshed.stages.recipe import Recipe
 from woodshed.stages.session import refuse_stale
-from woodshed.train import train
 
 RECIPES = sorted((Path(__file__).parents[1] / "recipes").glob("*.toml"))
 
@@ -96,7 +96,7 @@ def test_a_run_that_cannot_learn_or_runs_dry_ends_before_the_model_is_loaded(
     said: list[str] = []
     message = "would learn nothing" if steps == 1 else r"needs 2 tasks, and there are 1.*lower rl\.steps to 1"
     with pytest.raises(RecipeError, match=message):
-        train(made, run, lambda _done, _total, text: said.append(text))
+        run_recipe(made, run, lambda _done, _total, text: said.append(text))
     assert said == []
 
 
@@ -113,7 +113,7 @@ def test_steps_without_a_signal_say_so_and_repeats_are_counted(tiny_task: Task, 
     )
     run = RunDir.create(tmp_path / "run", recipe=made.to_toml(), manifest={})
     said: list[str] = []
-    train(made, run, lambda _done, _total, text: said.append(text))
+    run_recipe(made, run, lambda _done, _total, text: said.append(text))
     assert [text[:8] for text in said if "nothing to learn from" in text] == ["train 0:", "train 1:"]
     metrics = [line for phase, _, line in run.read("metrics") if phase == "train"]
     assert [line["repeated_tasks"] for line in metrics] == [0, 1]
@@ -126,7 +126,7 @@ def test_steps_without_a_signal_say_so_and_repeats_are_counted(tiny_task: Task, 
     with pytest.raises(
         RunError, match=r"train-2-.* was sampled by version 1 of the policy.*at hand are version 2"
     ):
-        train(longer, run, lambda *_: None)
+        run_recipe(longer, run, lambda *_: None)
 
 
 def test_attempts_of_the_weights_at_hand_are_taken(tmp_path: Path):

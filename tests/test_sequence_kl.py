@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from woodshed.experience.compile import group_advantages
 from woodshed.experience.samples import TrainingSample
-from woodshed.learning import gradients
+from woodshed.learning import trainer
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.step_inputs import StepInputs
@@ -105,7 +105,7 @@ def relative_error(found: dict[str, Tensor], wanted: dict[str, Tensor], factor: 
     return float(torch.stack(gaps).norm() / torch.stack(sizes).norm())
 
 
-@pytest.mark.parametrize("forward", [gradients.separate, gradients.branching])
+@pytest.mark.parametrize("forward", [trainer.separate, trainer.branching])
 @pytest.mark.parametrize("kind", ["plain", "agent", "stops"])
 def test_every_pair_of_sequences_together_gives_the_gradient_of_the_sequences_divergence(kind, forward):
     """A sampler that gives each sequence the weight 1 makes the policy's probability its importance weight; so the sum
@@ -134,7 +134,7 @@ def test_groups_as_often_as_the_policy_samples_them_give_it_too(kind, size):
     chances = [float(each.sum().exp()) for each in logps]
     expected = {name: torch.zeros_like(value) for name, value in policy.trainable.items()}
     for group in itertools.product(range(len(rows)), repeat=size):
-        found = step_gradient(policy, start, [rows[i] for i in group], gradients.separate, tokens=9)
+        found = step_gradient(policy, start, [rows[i] for i in group], trainer.separate, tokens=9)
         for name, value in found.items():
             expected[name] += math.prod(chances[i] for i in group) * value
     exact = exact_gradient(policy, start, rows)
@@ -147,8 +147,8 @@ def test_a_groups_divergence_is_no_other_groups_baseline():
     rows = [replace(row, logps=(-1.0,) * len(row.predicted)) for row in sequences("stops")[::4]]
     half = len(rows) // 2
     whole = [replace(row, group=int(n >= half)) for n, row in enumerate(rows)]
-    both = step_gradient(policy, start, whole, gradients.separate)
-    alone = [step_gradient(policy, start, part, gradients.branching) for part in (rows[:half], rows[half:])]
+    both = step_gradient(policy, start, whole, trainer.separate)
+    alone = [step_gradient(policy, start, part, trainer.branching) for part in (rows[:half], rows[half:])]
     sizes = (half, len(rows) - half)
     for name, value in both.items():
         parts = [size * each[name] for size, each in zip(sizes, alone, strict=True)]
@@ -173,7 +173,7 @@ def test_the_reward_less_the_divergence_is_one_number_less_its_groups_mean():
         ]
         feedback = FeedbackSettings(teacher="frozen")
         objective = LossSettings(kl_coef=coef)
-        return gradients.separate(
+        return trainer.separate(
             StepInputs(policy, Teacher(policy, start, feedback), samples, objective, feedback, 1.0, 1)
         )[0]
 

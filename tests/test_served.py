@@ -21,6 +21,7 @@ from tiny_model import write_tiny_model
 
 from woodshed import agent, parts, settings
 from woodshed.cli.app import open_engine
+from woodshed.cli.train import run_recipe
 from woodshed.engines import local
 from woodshed.engines.create import EngineSettings, create
 from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate
@@ -35,7 +36,6 @@ from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.session import Session, critic_of
 from woodshed.tokens.renderer import create_renderer
-from woodshed.train import train
 
 
 class LoadsAdapters(Handler):
@@ -134,7 +134,7 @@ def trained(
         engine=engine or served_by(*servers),
     )
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
-    train(recipe, run, lambda _done, _total, _text: None)
+    run_recipe(recipe, run, lambda _done, _total, _text: None)
     return run
 
 

@@ -13,6 +13,7 @@ from tiny_training import four_attempts, tiny_policy, trainer_of
 
 from woodshed import report
 from woodshed.cli.app import say_run
+from woodshed.cli.train import run_recipe
 from woodshed.experience.compile import rollout_sample
 from woodshed.learning import checkpoint, packing, stability, tensor_folder
 from woodshed.learning.logprobs import token_logps
@@ -22,7 +23,6 @@ from woodshed.records import Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.train import train
 
 
 def alarms(rates: list[float | None], **settings: float) -> list[str]:
@@ -100,7 +100,7 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     recipe = validate(Recipe, settings)
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     said: list[str] = []
-    train(recipe, run, lambda done, total, text: said.append(text))
+    run_recipe(recipe, run, lambda done, total, text: said.append(text))
     newest = checkpoint.latest(run, recipe.stage_labels)
     assert newest is not None
     state = checkpoint.read_position(newest)
@@ -120,6 +120,6 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     assert state.stopped in report.write(run).read_text()
     assert state.stopped in capsys.readouterr().err.replace("\n", " ")
     before = run.read("metrics")
-    train(recipe, run, lambda *_: None)  # resuming changes nothing
+    run_recipe(recipe, run, lambda *_: None)  # resuming changes nothing
     assert run.read("metrics") == before
     assert replace(checkpoint.read_position(newest)) == state

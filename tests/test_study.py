@@ -13,6 +13,7 @@ from tiny_training import feedback_of
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from woodshed import report, settings
+from woodshed.cli.train import run_recipe
 from woodshed.engines.local import LocalEngine
 from woodshed.experience.compile import rollout_sample
 from woodshed.experience.samples import TrainingSample
@@ -29,7 +30,6 @@ from woodshed.stages import distill, preflight
 from woodshed.stages.distill import SYSTEM, Demonstration
 from woodshed.stages.recipe import DistillSettings, Recipe
 from woodshed.tokens.renderer import Renderer, create_renderer
-from woodshed.train import train
 
 KNOWN = [Demonstration(f"Call number {n}?", word) for n, word in enumerate(("top", "cut", "sum"))]
 EARLIER = [Demonstration(f"Colour {n}?", word) for n, word in enumerate(("red", "blue", "grey"))]
@@ -109,7 +109,7 @@ def recipe_for(model: Path, folder: Path, *overrides: str, steps: int = STEPS) -
 
 def run(recipe: Recipe) -> RunDir:
     made = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
-    train(recipe, made, lambda *_: None)
+    run_recipe(recipe, made, lambda *_: None)
     made.unlock()
     return made
 
@@ -144,10 +144,10 @@ def test_a_study_that_was_stopped_goes_on_as_if_it_had_not(reader, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(cut, kept, stop)
+        run_recipe(cut, kept, stop)
     for name in ("known", "earlier"):  # the run has copies of its own
         (tmp_path / f"{name}.jsonl").unlink()
-    train(cut, kept, lambda *_: None)
+    run_recipe(cut, kept, lambda *_: None)
     assert distill.read_demonstrations([kept.path / "demonstrations" / "distill.jsonl"]) == KNOWN
     assert distill.read_demonstrations([kept.path / "demonstrations" / "earlier.jsonl"]) == EARLIER
 

@@ -12,6 +12,7 @@ from scripted import EDIT, TEST, calc_task, play, renderer
 from tiny_model import write_tiny_model
 
 from woodshed.agent.tools import TOOLS
+from woodshed.cli.train import run_recipe
 from woodshed.evals import atif
 from woodshed.experience import transcripts
 from woodshed.experience.transcripts import Selection, Transcript
@@ -19,7 +20,6 @@ from woodshed.records import Flag, RecipeError, Rollout, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
-from woodshed.train import train
 
 ANY = Selection(unsolved=True)
 
@@ -212,9 +212,9 @@ def test_chats_alone_train_a_policy_without_any_task_and_a_resume_reads_the_copy
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, run, stop)
+        run_recipe(recipe, run, stop)
     (tmp_path / "chats.jsonl").unlink()
-    train(recipe, run, lambda *_: None)
+    run_recipe(recipe, run, lambda *_: None)
     losses = [metrics["sft_loss"] for _, _, metrics in run.read("metrics")]
     assert len(losses) == 6 and losses[-1] < losses[0] - 0.5
     assert (run.path / "policy").is_dir()
@@ -227,7 +227,7 @@ def test_a_mistake_in_a_source_is_told_before_the_model_is_loaded(tmp_path: Path
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     said: list[str] = []
     with pytest.raises(RecipeError, match=r"chats\.jsonl, line 1 cannot be read"):
-        train(recipe, run, lambda _done, _total, text: said.append(text))
+        run_recipe(recipe, run, lambda _done, _total, text: said.append(text))
     assert said == []
 
 
@@ -242,6 +242,6 @@ def test_a_stage_of_ones_own_runs_in_its_place(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": [USER, CHAT["messages"][4]]}))
     recipe = recipe_for(tmp_path, steps=1).model_copy(update={"stages": ("their_stage:run", "sft")})
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
-    train(recipe, run, lambda *_: None)
+    run_recipe(recipe, run, lambda *_: None)
     assert [(phase, step) for phase, step, _ in run.read("metrics")] == [("their_stage", 0), ("sft", 0)]
     assert next(iter(run.read("metrics")))[2]["weights"] > 0

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from woodshed import settings
 from woodshed.agent.prompt import EFFORT
 from woodshed.cli import app
+from woodshed.cli.train import run_recipe
 from woodshed.evals import variants as tables
 from woodshed.records import RecipeError, RewardTerms, Rollout, TokenDivergence, Verdict
 from woodshed.runs.folder import RunDir
@@ -21,7 +22,6 @@ from woodshed.stages import variants
 from woodshed.stages.recipe import Recipe
 from woodshed.tokens.model_files import load_tokenizer
 from woodshed.tokens.renderer import create_renderer
-from woodshed.train import train
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 EXPERIMENT = RECIPES / "targeted-feedback.toml"
@@ -117,7 +117,7 @@ def finished(tiny_task, tiny_model_dir, tmp_path_factory) -> dict[str, RunDir]:
     for name in variants.names(root / "tiny.toml"):
         recipe = variants.recipe_of(root / "tiny.toml", name, given)
         made[name] = RunDir.create(root / recipe.name, recipe=recipe.to_toml(), manifest={})
-        train(recipe, made[name], lambda *_: None)
+        run_recipe(recipe, made[name], lambda *_: None)
         made[name].unlock()
     return made
 
@@ -219,7 +219,7 @@ def test_every_arm_of_the_experiment_runs_and_is_not_run_twice(tiny_task, tiny_m
         )
         assert done.returncode == 0, done.stdout + done.stderr
         assert done.stdout.count("already finished") == expected
-        table = done.stdout[done.stdout.rindex("\narm ") :]
+        table = done.stdout[done.stdout.rindex("\nvariant ") :]
         shown = [line.split()[0] for line in table.splitlines() if "invalid-call rate" in line]
         evaluated_twice = [n for n in variants.names(EXPERIMENT) if not n.startswith(("start", "gate"))]
         assert shown[: len(evaluated_twice)] == evaluated_twice  # behind them the head of the other table

@@ -1,44 +1,37 @@
-"""The real thing: vLLM's CPU build serves a tiny model, and two steps train through it with adapters loaded.
+"""The real thing: vLLM's CPU build serves a tiny model, and two steps train through it.
 
-`scripts/vllm-environment` leaves build/vllm ready; without it these tests are skipped.
+`scripts/vllm-environment` leaves build/vllm ready; without it these tests are skipped. benchmarks/vllm_training.py does
+the same with a real model.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import socket
-import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
-from test_practice import recipe_of
 from tiny_model import tiny_tokenizer
 
 from woodshed.records import Rollout, SamplerError, Task
-from woodshed.runs.folder import RunDir
-from woodshed.train import train
 
-PYTHON = Path(__file__).parent.parent / "build" / "vllm" / "bin" / "python"
-START_S = 400.0
+ROOT = Path(__file__).parent.parent
+sys.path.append(str(ROOT / "benchmarks"))
+
+import vllm_training  # noqa: E402
 
 pytestmark = [
     pytest.mark.vllm,
-    pytest.mark.skipif(not PYTHON.exists(), reason="run scripts/vllm-environment"),
+    pytest.mark.skipif(not vllm_training.PYTHON.exists(), reason="run scripts/vllm-environment"),
 ]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_of(folder: Path, *, is_tied: bool) -> Path:
     """The tiny model with heads of 32, the smallest that vLLM's attention takes, tied to its output layer or not."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    folder, tokenizer = tmp_path_factory.mktemp("served") / "model", tiny_tokenizer()
+    tokenizer = tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer) + 8,
         hidden_size=64,
@@ -49,7 +42,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         head_dim=32,
         max_position_embeddings=4096,
         initializer_range=0.3,
-        tie_word_embeddings=request.param,
+        tie_word_embeddings=is_tied,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -60,87 +53,40 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder
 
 
-@pytest.fixture(scope="module")
-def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a server in a session of its own, which is ended as a group."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    own |= {
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    options = f"--host 127.0.0.1 --port {port} --served-model-name policy --dtype float32 --enforce-eager "
-    options += "--logprobs-mode processed_logprobs --generation-config vllm --enable-lora --max-loras 2"
-    command = [
-        str(PYTHON),
-        "-m",
-        "vllm.entrypoints.openai.api_server",
-        "--model",
-        str(model),
-        *options.split(),
-    ]
-    folder = tmp_path_factory.mktemp("vllm")
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=own, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(url, process, folder / "log")
-        yield url
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its workers outlive a parent that is asked politely
-        process.wait()
+SERVERS = {
+    f"{head}, {adapters}": (head == "tied", adapters == "adapters")
+    for head in ("tied", "own head")
+    for adapters in ("adapters", "no adapters")
+}
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", timeout=5).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(1)
-    raise AssertionError(f"no answer within {START_S:g} s: {log.read_text(errors='replace')[-3000:]}")
+@pytest.fixture(scope="module", params=SERVERS.values(), ids=list(SERVERS))
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path, bool]]:
+    """A server's address, its model, and if adapters are enabled."""
+    is_tied, enable_lora = request.param
+    folder = tmp_path_factory.mktemp("served")
+    model = model_of(folder / "model", is_tied=is_tied)
+    with vllm_training.serving(model, folder / "server", enable_lora=enable_lora) as url:
+        yield url, model, enable_lora
 
 
-def trained(server: str, model: Path, task: Task, root: Path, lora_rank: int) -> RunDir:
-    recipe = recipe_of(
-        task,
-        root,
-        policy={"model": str(model), "lora_rank": lora_rank, "codec": "plain"},
-        rl={"steps": 2, "tasks_per_step": 1},
-        curriculum={"repeats": True},
-        optimizer={"learning_rate": 0.01},
-        engine={"kind": "http", "servers": [{"url": server, "model": "policy"}]},
-    )
-    run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
-    train(recipe, run, lambda _done, _total, _text: None)
-    return run
-
-
-def is_tied(model: Path) -> bool:
-    return json.loads((model / "config.json").read_text())["tie_word_embeddings"]
-
-
-@pytest.mark.parametrize("lora_rank", [4, 0], ids=["adapter", "whole"])
-def test_two_steps_through_vllm(server: str, model: Path, lora_rank: int, tiny_task: Task, tmp_path: Path):
-    """Adapters and whole weights arrive; an output layer that is the embedding stays old, which is refused."""
-    if is_tied(model) and not lora_rank:
-        with pytest.raises(SamplerError, match=r"took new weights, and is .* goes on with old ones"):
-            trained(server, model, tiny_task, tmp_path, lora_rank)
+@pytest.mark.parametrize("weights", ["adapter", "whole"])
+def test_two_steps_through_vllm(
+    server: tuple[str, Path, bool], weights: str, tiny_task: Task, tmp_path: Path
+):
+    """Adapters and whole weights arrive, also where the output layer is the embedding."""
+    url, model, enable_lora = server
+    tasks = tiny_task.folder.parent
+    if weights == "adapter" and not enable_lora:
+        with pytest.raises(SamplerError, match="load_lora_adapter"):
+            vllm_training.train_through(url, model, tasks, tmp_path, weights)
         return
-    run = trained(server, model, tiny_task, tmp_path, lora_rank)
+    run = vllm_training.train_through(url, model, tasks, tmp_path, weights)
+    gaps = vllm_training.gaps(run)
+    assert len(gaps) == 2 and max(gaps) < 1e-3, gaps
     steps = [line for phase, _, line in run.read("metrics") if phase == "train"]
-    gaps = [line["logp_gap_mean"] for line in steps]
-    print(f"log-prob gap of server against trainer, nats a token: {gaps}")
-    assert len(gaps) == 2 and max(gaps) < 1e-3
     assert steps[0]["grad_norm"] > 0, "the second step is sampled by weights that the first one moved"
     for phase, step, rollout in run.read("rollouts", Rollout):
         assert phase != "train" or {v for turn in rollout.turns for v, _ in turn.versions} == {step}

@@ -9,7 +9,6 @@ The ladder. A module imports only from lines below its own; modules that share a
     cli
     doctor
     report
-    train
     stages
     learning
     parallel

@@ -75,7 +75,9 @@ class Decaying(OptimizerSettings):
 
 
 class Measuring(FeedbackSettings):
-    measure_every = 1
+    """Both norms in every other step, and one backward pass in the others."""
+
+    measure_every = 2
 
 
 def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:

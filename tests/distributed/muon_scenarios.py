@@ -268,7 +268,7 @@ class Toy(nn.Module):
         self.embed = nn.Parameter(torch.randn(20, 6, generator=generator))
         self.dense = nn.Linear(6, 13, bias=False)
         self.experts = nn.ParameterDict({"up": nn.Parameter(torch.randn(6, 8, 13, generator=generator) / 4)})
-        self.norm = nn.Parameter(torch.ones(8))
+        self.norm = nn.Parameter(torch.ones(1))  # empty on most ranks
         with torch.no_grad():
             self.dense.weight.copy_(torch.randn(13, 6, generator=generator) / 3)
 

@@ -89,6 +89,16 @@ def test_ranks_equal_one(worlds: dict[int, list[dict[str, Any]]], name: str, wor
             torch.testing.assert_close(several["weights"][key], weight, rtol=0, atol=tolerance, msg=key)
 
 
+@pytest.mark.parametrize("name", ["LoRA", "AdamW, live", "Muon, frozen", "experts", "a rank without hints"])
+def test_hinted_turns_share_a_forward_between_measurements(
+    worlds: dict[int, list[dict[str, Any]]], name: str
+):
+    """The second step computes as many positions as in one process; separate forwards would compute more."""
+    positions = {rank[name]["metrics"][1]["trained_positions"] for world in worlds.values() for rank in world}
+    assert len(positions) == 1
+    assert worlds[2][0][name]["metrics"][0]["trained_positions"] > max(positions), "the first one measured"
+
+
 @pytest.mark.parametrize("world", [2, 1])
 @pytest.mark.parametrize("name", SAVED)
 def test_a_checkpoint_of_four_ranks_loads_on_fewer_and_goes_on_as_one(

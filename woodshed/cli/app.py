@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from woodshed import __version__
 from woodshed.cli.terminal import say, say_columns, tell
 from woodshed.parts import blamed, own
-from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
+from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError, to_json
 from woodshed.runs.files import WAYS_OUT, created, way_out
 
 if TYPE_CHECKING:
@@ -294,12 +294,15 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
 
 
 def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
-    """Manifest of a new run, without the conditions that its evaluations add."""
+    """Manifest of a new run, without the conditions that its evaluations add. It spells the tools out, so that whoever
+    reads the run need not import those of the user's own."""
     from woodshed.evals import changes, ledger
     from woodshed.runs import machine
 
     prices = ledger.read_prices().model_dump(mode="json", exclude_none=True)
-    return machine.describe() | {"seed": chosen.seed, "prices": prices} | changes.settings_of(chosen)
+    tools = [to_json(tool) for tool in chosen.agent.tools.specs]
+    own_part = {"seed": chosen.seed, "prices": prices, "tools": tools}
+    return machine.describe() | own_part | changes.settings_of(chosen)
 
 
 def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:

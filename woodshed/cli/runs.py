@@ -1,10 +1,9 @@
-"""`woodshed doctor`, `train`, `variants`, `report`, `view` and `export`: runs and their results."""
+"""`woodshed doctor`, `variants`, `report`, `view` and `export`: runs and their results."""
 
 from __future__ import annotations
 
 import sys
 import webbrowser
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,21 +13,13 @@ from woodshed.cli.app import (
     OUT_FILE,
     Overrides,
     app,
-    describe,
-    keeping,
-    name_servers,
     open_variant,
-    say_costs,
-    say_own_parts,
     say_run,
 )
-from woodshed.cli.terminal import progress_bars, say, say_next, tell
-from woodshed.records import RunError
-from woodshed.runs import machine
+from woodshed.cli.terminal import say, say_next, tell
 
 if TYPE_CHECKING:
-    from woodshed.runs.folder import RunDir
-    from woodshed.stages.recipe import Recipe
+    pass
 
 
 @app.command("doctor")
@@ -50,139 +41,6 @@ def examine(
         "woodshed tasks make pypi:toolz==1.2.0 --out tasks/quickstart --limit 16 --operators stub "
         "--set max_body_lines=4"
     )
-
-
-@app.command()
-def train(
-    recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A TOML file, for example recipes/quickstart.toml.")
-    ] = None,
-    overrides: Overrides = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
-    variant: Annotated[
-        str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
-    ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
-) -> None:
-    """Train a policy from a recipe.
-
-    Runs the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations (distill),
-    and RL with feedback in words (rl), measured on held-out tasks before and after. --resume RUN resumes a run that
-    was stopped.
-    """
-    if (recipe is None) == (resume is None):
-        raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
-    from woodshed import report
-    from woodshed.learning import launch
-    from woodshed.runs.folder import RunDir
-    from woodshed.train import follow
-
-    if launch.is_follower():
-        if not dry_run:
-            follow()
-        return
-    if resume is not None:
-        run, chosen = open_run(resume)
-    else:
-        values = overrides or []
-        chosen = new_recipe(Path(recipe or ""), variant, values)
-        if dry_run:
-            option = ["--variant", variant] if variant else []
-            say_recipe(chosen, [str(recipe), *option, *values])
-            return
-        name_servers(values)
-        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
-    run_stages(run, chosen, is_new=resume is None)
-    say_run(run)
-    say_costs(run)
-    say(f"report: {report.write(run)}")
-    say_next(f"woodshed report {run.path} --open")
-
-
-def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
-    """Print every setting, and the command that trains by them."""
-    say(chosen.to_toml().rstrip())
-    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
-
-
-def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
-    """Read the recipe of a new run, and print its warnings.
-
-    Raises:
-        RecipeError: it cannot be read, or it would train nothing.
-    """
-    from woodshed import settings
-    from woodshed.stages import preflight, variants
-    from woodshed.stages.recipe import Recipe
-
-    chosen = (
-        variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
-    )
-    say_own_parts(chosen)
-    preflight.refuse(chosen)
-    for warning in preflight.warnings(chosen):
-        tell(f"warning: {warning}")
-    return chosen
-
-
-def open_run(path: Path) -> tuple[RunDir, Recipe]:
-    """Open and lock a training run to resume it, with its own recipe.
-
-    Raises:
-        RunError: no such run, an evaluation, or a run that another process holds.
-    """
-    from woodshed import settings
-    from woodshed.runs.folder import RunDir
-    from woodshed.stages.recipe import Recipe
-
-    run = RunDir.open(path)
-    if run.recipe() and run.is_evaluation:
-        raise RunError(f"{path} is an evaluation; resume it with `{run.resuming}`")
-    chosen = settings.read(Recipe, path / "recipe.toml")
-    say_own_parts(chosen)
-    run.lock()
-    return run, chosen
-
-
-def run_stages(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
-    """Run the stages of a recipe in its folder, with progress bars and trackers."""
-    from woodshed.evals import tracking
-    from woodshed.train import train as train_by
-
-    if chosen.note:
-        say(chosen.note)
-    with (
-        keeping(f"resume with: {run.resuming}", run, is_new=is_new),
-        tracking.following(run, chosen.tracking),
-        progress_bars() as progress,
-    ):
-        if not is_new:
-            noted = say_changes(run, chosen)
-            if not noted and (run.path / "policy").is_dir():
-                tell(f"{run.path} is finished: nothing is left to do. Its results:")
-                return
-        train_by(chosen, run, progress)
-
-
-def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
-    """Note, print and return the settings that a resumed run changes.
-
-    Raises:
-        RunError: a setting may not change.
-    """
-    from woodshed.evals import changes
-    from woodshed.learning import checkpoint
-
-    newest = checkpoint.latest(run, chosen.stage_labels)
-    state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
-    # Attempts of later steps remain where a checkpoint was deleted: a change would not be in them.
-    steps_taken = state.step if state.stage == "rl" else 0
-    is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
-    allowed = changes.FREE if is_behind else changes.NOTED
-    notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
-    for note in notes:
-        say(f"changed {note}")
-    return notes
 
 
 @app.command("variants")

@@ -19,7 +19,6 @@ from typing import Any
 
 from woodshed import __version__
 from woodshed.agent.prompt import system_prompt, user_prompt
-from woodshed.agent.tools import SIX, TOOLS
 from woodshed.evals import evaluation, ledger
 from woodshed.evals.behaviour import prompt_lengths
 from woodshed.evals.measures import Graded, pair
@@ -73,20 +72,13 @@ def export(run: RunDir, out: Path, *, problems: list[str]) -> int:
 
 
 def agent(recipe: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Agent of the trajectories: harness, version, model, tools."""
+    """Agent of the trajectories: harness, version, model, and the tools as the manifest spells them, the user's own
+    included: nothing is imported from where a recipe says."""
     policy = recipe.get("policy", recipe)
     settings = recipe.get("agent", {})
     tools = [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": dict(tool.parameters),
-            },
-        }
-        for tool in TOOLS
-        if tool.name in settings.get("tools", {}).get("offered", SIX)
+        {"type": "function", "function": {key: tool[key] for key in ("name", "description", "parameters")}}
+        for tool in manifest.get("tools", ())
     ]
     return {
         "name": "woodshed",

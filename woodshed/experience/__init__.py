@@ -1,7 +1,14 @@
 """Experience: attempts in flight, graded and watched."""
 
-from woodshed.experience.collector import Collector, RolloutSettings
-from woodshed.experience.pipeline import Experience, HarnessSettings, Occasion, collect, token_texts
+from woodshed.experience.collector import (
+    Collector,
+    Experience,
+    HarnessSettings,
+    Occasion,
+    RolloutSettings,
+    collect,
+    token_texts,
+)
 
 __all__ = [
     "Collector",

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from woodshed.agent.attempt import AgentSettings, Attempt, turn_seed
-from woodshed.agent.tools import TOOLS
 from woodshed.engines.engine import Engine, Sample, SampleRequest, sample_all
 from woodshed.experience.compile import hint_branch, rollout_sample, subsample
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
@@ -98,7 +97,10 @@ def _case(task: Task, rollout: Rollout, hint: Hint, redrawing: Redrawing) -> Cas
     renderer = redrawing.engine.renderer
     rng = random.Random(f"{redrawing.seed}/{rollout.id}/{hint.turn}/placebo")
     wrong = hint_text(
-        another_class(hint.detector), tools=TOOLS, codec=renderer.codec, test_command=task.test_command
+        another_class(hint.detector),
+        tools=redrawing.agent.tools.specs,
+        codec=renderer.codec,
+        test_command=task.test_command,
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": rng.choice(PLACEBOS), "wrong": wrong}
     sample = rollout_sample(rollout)

@@ -24,6 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from woodshed.learning import ranks
 from woodshed.learning.layout import LayoutSettings
 from woodshed.learning.policy import PolicySettings
+from woodshed.learning.ranks import RankCalls
 from woodshed.records import RunError
 
 EXCHANGE = timedelta(minutes=30)
@@ -59,14 +60,14 @@ def is_follower() -> bool:
 
 
 @contextmanager
-def leading(job: Job) -> Iterator[dist.ProcessGroup | None]:
-    """Meet the other ranks as rank 0, and give the group in which to command them; None where there are none.
+def leading(job: Job) -> Iterator[RankCalls]:
+    """Meet the other ranks as rank 0, and give what commands them.
 
     Raises:
         RunError: a rank has ended or hangs. Where that rank has told the reason, the process ends with exit code 1.
     """
     if ranks.started() == 1:
-        yield None
+        yield RankCalls()
         return
     store = next(rendezvous("env://"))[0]
     store.set(JOB, pickle.dumps(job))  # pyright: ignore[reportArgumentType]  # bytes as they are
@@ -75,8 +76,8 @@ def leading(job: Job) -> Iterator[dist.ProcessGroup | None]:
 
 
 @contextmanager
-def following() -> Iterator[tuple[Job, dist.ProcessGroup]]:
-    """Meet the other ranks as one that rank 0 commands, and give its job and the group of the commands.
+def following() -> Iterator[tuple[Job, RankCalls]]:
+    """Meet the other ranks as one that rank 0 commands, and give its job and its commands.
 
     Raises:
         RunError: as `leading`.
@@ -90,8 +91,8 @@ def following() -> Iterator[tuple[Job, dist.ProcessGroup]]:
 
 
 @contextmanager
-def _joined(store: Any, job: Job) -> Iterator[dist.ProcessGroup]:
-    """The process group of all ranks, on the device of each; an error inside is told by one rank only."""
+def _joined(store: Any, job: Job) -> Iterator[RankCalls]:
+    """Rank 0's commands in a process group of all ranks, on the device of each; one rank tells an error inside."""
     signal.signal(signal.SIGTERM, _end)
     try:
         is_cuda = job.policy.resolved_device() == "cuda"
@@ -101,7 +102,7 @@ def _joined(store: Any, job: Job) -> Iterator[dist.ProcessGroup]:
         group = PrefixStore("woodshed/group", store)
         backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
         dist.init_process_group(backend, store=group, rank=rank, world_size=world, timeout=EXCHANGE)
-        yield cast("dist.ProcessGroup", dist.new_group(timeout=WAIT, backend="gloo"))
+        yield RankCalls(cast("dist.ProcessGroup", dist.new_group(timeout=WAIT, backend="gloo")))
         dist.barrier()
         dist.destroy_process_group()
     except BaseException as error:

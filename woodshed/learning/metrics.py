@@ -1,10 +1,11 @@
 """Measurements of one optimizer step, over its micro-batches and over all ranks.
 
-Shapes: G hint branches, N tokens (padded).
+Shapes: B samples, G hint branches, N tokens (padded).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from woodshed.experience.samples import HintBranch
 from woodshed.learning import ranks
+from woodshed.learning.packing import PaddedBranches
 from woodshed.records import TokenDivergence
 
 ALWAYS = ("rl_loss", "ce_loss", "kl_loss", "stuck_tokens", "trained_positions")
@@ -22,6 +24,10 @@ MEANS = (
     ("hint_gain", "hint_gain_sum", "targets"),
 )
 """(name, numerator, denominator) of each mean."""
+
+STUCK = (math.log(0.99), math.log(0.01))
+"""A token is stuck that the student gives at least the first log-prob, and the hinted teacher less than the second:
+the reverse divergence is large there, and its gradient next to nothing."""
 
 
 @dataclass
@@ -43,6 +49,22 @@ class Metrics:
     def compare(self, branches: Sequence[HintBranch], *values_GN: Tensor) -> None:
         """Keep what `compared` holds of one micro-batch."""
         self.compared.append((branches, tuple(each.detach() for each in values_GN)))
+
+    def observe_logps(self, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor) -> None:
+        """Engine against trainer: the canary for stale weights, wrong masks and wrong temperatures."""
+        gap_BN = (logp_BN - logp_sampler_BN).abs() * mask_BN
+        self.add(gap_sum=gap_BN.sum(), gap_tokens=mask_BN.sum(), logp_gap_max=gap_BN.max())
+
+    def observe_branches(self, branches: PaddedBranches, logp_GN: Tensor, hinted_GN: Tensor) -> None:
+        """Keep what a hint changes of a micro-batch's hinted turns."""
+        gain_G = ((hinted_GN - logp_GN) * branches.mask_GN).sum(-1)
+        is_stuck_GN = (logp_GN > STUCK[0]) & (hinted_GN < STUCK[1])
+        self.add(
+            hint_gain_sum=gain_G.sum(),
+            targets=float(len(gain_G)),
+            stuck_tokens=(is_stuck_GN * branches.weight_GN).sum(),
+        )
+        self.observe_logps(logp_GN, branches.logp_sampler_GN, branches.mask_GN)
 
     def means(self) -> dict[str, float]:
         """One number for each name, over the micro-batches of all ranks."""

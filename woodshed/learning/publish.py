@@ -68,7 +68,7 @@ def refuse_deaf_engine(
 ) -> None:
     """Let an engine of another process take whole weights with noise in them, and compare it with the policy.
 
-    A server may take a folder, answer that all went well and keep a layer as it was: vLLM's CPU build does so with an
+    A server may take a folder, answer that all went well and keep a layer as it was: a build of vLLM did so with an
     output layer that is tied to its embedding. The policy is left as it was, and is to be published next.
 
     Args:

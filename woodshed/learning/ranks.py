@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -38,10 +40,21 @@ def started_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", started()))
 
 
+@dataclass(frozen=True)
+class DealtBatch(Generic[T]):
+    """A micro-batch of this rank."""
+
+    items: list[T]
+    counts: bool
+    """False where it only takes part in what the ranks exchange."""
+    meanwhile: list[T]
+    """Items that any rank computes at the same time, its own included."""
+
+
 def deal(
     items: Sequence[T], lengths: Sequence[int], split: Callable[[Sequence[T], Sequence[int]], list[list[T]]]
-) -> list[tuple[list[T], bool]]:
-    """This rank's micro-batches, and if each of them counts.
+) -> list[DealtBatch[T]]:
+    """This rank's micro-batches, as many as any other rank's.
 
     Items go to the rank with the fewest positions so far, longest first. A rank with fewer micro-batches than another
     gets the shortest item again, which takes part in the exchange and must count nothing.
@@ -58,9 +71,12 @@ def deal(
     dealt = [
         split([items[i] for i in sorted(share)], [lengths[i] for i in sorted(share)]) for share in shares
     ]
-    missing = max(map(len, dealt)) - len(dealt[index()])
+    mine, most = dealt[index()], max(map(len, dealt))
     shortest = [items[i] for i in sorted(range(len(items)), key=lambda i: lengths[i])[:1]]
-    return [*((chunk, True) for chunk in dealt[index()]), *[(shortest, False)] * missing]
+    meanwhile = [[item for parts in dealt for part in parts[n : n + 1] for item in part] for n in range(most)]
+    return [
+        DealtBatch(mine[n] if n < len(mine) else shortest, n < len(mine), meanwhile[n]) for n in range(most)
+    ]
 
 
 def total(values: Tensor) -> Tensor:
@@ -88,16 +104,51 @@ def agreed(value: T) -> T:
     return held[0]
 
 
-def sum_replicated(gradients: dict[str, Tensor]) -> None:
-    """Sum the gradients of weights that every rank holds whole, in place and in one exchange for each precision.
+class RankCalls:
+    """Rank 0's calls of methods that touch sharded weights, which every other rank makes as well.
+
+    Args:
+        group: the process group in which rank 0 tells them; None where it is alone, and nothing is told to anybody.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+
+    def tell(self, method: str, *args: Any, **kwargs: Any) -> None:
+        """Let the other ranks call a method of their object, given by its dotted name; a no-op on them."""
+        self._broadcast((method, args, kwargs))
+
+    def release(self) -> None:
+        """Let the other ranks end."""
+        self._broadcast(None)
+
+    def _broadcast(self, command: tuple[str, tuple[Any, ...], dict[str, Any]] | None) -> None:
+        if self._group is not None and dist.get_rank() == 0:
+            dist.broadcast_object_list([command], src=0, group=self._group)
+
+    def follow(self, followed: object) -> None:
+        """Call the methods of an object that rank 0 tells, until it lets this rank end."""
+        while True:
+            told: list[Any] = [None]
+            dist.broadcast_object_list(told, src=0, group=self._group)
+            if told[0] is None:
+                return
+            method, args, kwargs = told[0]
+            attrgetter(method)(followed)(*args, **kwargs)
+
+
+def sum_replicated(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Sum the gradients of weights that every rank holds whole, in place and in one exchange for each precision, and
+    return all of them.
 
     FSDP has summed those of the weights that it shards.
     """
     if count() == 1:
-        return
+        return gradients
     whole = [each for each in gradients.values() if not isinstance(each, DTensor)]
     for dtype in dict.fromkeys(each.dtype for each in whole):
         alike = [each for each in whole if each.dtype == dtype]
         flat = total(torch.cat([each.flatten() for each in alike]))
         for each, part in zip(alike, flat.split([each.numel() for each in alike]), strict=True):
             each.copy_(part.view_as(each))
+    return gradients

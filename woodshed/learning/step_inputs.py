@@ -1,14 +1,20 @@
-"""Everything that one optimizer step's gradients depend on: its samples, sorted by the losses that they are in."""
+"""Everything that one optimizer step's gradients depend on: its samples, sorted by the losses that they are in.
+
+Shapes: B samples, N tokens that the policy wrote (padded).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import torch
+from torch import Tensor
+
 from woodshed.experience.samples import TrainingSample
-from woodshed.learning import packing, prefix_tree
+from woodshed.learning import losses, packing, prefix_tree, ranks
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.metrics import Metrics
 from woodshed.learning.packing import Padded
@@ -17,6 +23,30 @@ from woodshed.learning.teacher import Teacher
 from woodshed.records import RecipeError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class StartLogps:
+    """The starting weights' view of the samples: what the divergence inside the advantage is measured from."""
+
+    logps: Mapping[str, Tensor]
+    """Rollout id to the log-prob of each of its sampled tokens."""
+    k1: Mapping[str, tuple[Tensor, int]]
+    """... to (sum of k1 over the rest of its group, by the log-probs it was sampled with; attempts in the group)."""
+
+    def penalty(
+        self, logp_BN: Tensor, mask_BN: Tensor, samples: Sequence[TrainingSample]
+    ) -> tuple[Tensor, Tensor]:
+        """(how far each sample's k1 lies above its group's mean (B,), k1 of every token (B, N))."""
+        start_BN, nothing = torch.zeros_like(logp_BN), (logp_BN.new_zeros(()), 1)
+        for start_N, sample in zip(start_BN, samples, strict=True):
+            if sample.rollout_id in self.logps:
+                start_N[: len(sample.predicted)] = self.logps[sample.rollout_id]
+        rest = [self.k1.get(sample.rollout_id, nothing) for sample in samples]
+        others_B = torch.stack([others for others, _ in rest])
+        size_B = packing.pad_2d([[size for _, size in rest]], len(samples), logp_BN.device)[0]
+        above_B = losses.sequence_k1(logp_BN, start_BN, mask_BN, others_B, size_B)
+        return above_B, (logp_BN.detach() - start_BN) * mask_BN
 
 
 class StepInputs:
@@ -77,6 +107,36 @@ class StepInputs:
                 "answer as a teacher; give it `start`"
             )
         return self._teacher
+
+    @torch.no_grad()
+    def start_logps(self) -> StartLogps | None:
+        """Read every sample in the policy gradient with the starting weights; None where the divergence from them does
+        not count. This comes before any gradient, as a rollout's baseline is made of its whole group."""
+        if not (self.loss.kl_coef and self.rl):
+            return None
+        device = self.policy.device
+        logps = {sample.rollout_id: torch.zeros(len(sample.predicted), device=device) for sample in self.rl}
+        k1 = {sample.rollout_id: torch.zeros((), device=device) for sample in self.rl}
+        lengths = [len(sample.ids) for sample in self.rl]
+        for share in ranks.deal(self.rl, lengths, self.micro_batches):
+            padded = self.pad(share.items)
+            with self.policy.using(self.teacher.start):
+                start_BN = self.policy.logps(padded, self.temperature)
+            if not share.counts:
+                continue
+            k1_B = ((padded.logp_sampler_BN - start_BN) * padded.rl_BN).sum(-1)
+            self.metrics.add(trained_positions=float(padded.positions))
+            for sample, start_N, own in zip(share.items, start_BN, k1_B, strict=True):
+                logps[sample.rollout_id] = start_N[: len(sample.predicted)].contiguous()
+                k1[sample.rollout_id] = own
+        ranks.sum_replicated(logps)  # every rank knows its own samples only
+        ranks.sum_replicated(k1)
+        groups: dict[int, list[Tensor]] = {}
+        for sample in self.rl:
+            groups.setdefault(sample.group, []).append(k1[sample.rollout_id])
+        sums = {number: torch.stack(members).sum() for number, members in groups.items()}
+        rest = {s.rollout_id: (sums[s.group] - k1[s.rollout_id], len(groups[s.group])) for s in self.rl}
+        return StartLogps(logps, rest)
 
 
 def active(

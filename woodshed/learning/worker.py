@@ -1,7 +1,7 @@
 """A rank's part in training, and how the other ranks do what rank 0 asks of its own.
 
-Rank 0 runs the stages. Whatever touches sharded weights is an exchange between all ranks, so it is a method of `Worker`
-that all of them call; with one process, nothing is told to anybody.
+Rank 0 runs the stages. Whatever touches sharded weights is an exchange between all ranks, so it is the trainer's step
+or a method of `Worker`, and all of them call it; with one process, nothing is told to anybody.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
+from woodshed.learning.ranks import RankCalls
 from woodshed.learning.tensor_folder import EARLIER, read_saved
 from woodshed.learning.trainer import Trainer
 from woodshed.runs.folder import RunDir
@@ -36,7 +36,7 @@ def everywhere(method: F) -> F:
 
     @functools.wraps(method)
     def told(worker: Worker, *args: Any, **kwargs: Any) -> Any:
-        worker.tell((method.__name__, args, kwargs))
+        worker.commands.tell(method.__name__, *args, **kwargs)
         return method(worker, *args, **kwargs)
 
     return cast("F", told)
@@ -59,7 +59,7 @@ class Worker:
     """A rank's shard of the policy, and the trainer of the stage at hand.
 
     Args:
-        commands: the group in which rank 0 tells the others what to do; None where it is alone.
+        commands: rank 0's to the others; None where it is alone.
         copied: a whole copy of a sharded model for an engine of this process; None where the engine computes with the
             policy itself, or in another process.
     """
@@ -68,38 +68,19 @@ class Worker:
         self,
         policy: Policy,
         run: RunDir,
-        commands: dist.ProcessGroup | None = None,
+        commands: RankCalls | None = None,
         copied: Any = None,
     ) -> None:
         self.policy, self.run, self.copied = policy, run, copied
-        self._commands = commands
+        self.commands = commands or RankCalls()
         self._trainer: Trainer | None = None
         self._without_noise: dict[str, Tensor] = {}
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer of the stage at hand."""
+        """The trainer of the stage at hand, whose steps all ranks take."""
         assert self._trainer is not None, "no stage has begun"
         return self._trainer
-
-    def tell(self, command: tuple[str, tuple[Any, ...], dict[str, Any]] | None) -> None:
-        """Let the other ranks call a method of theirs; None lets them end."""
-        if self._commands is not None and dist.get_rank() == 0:
-            dist.broadcast_object_list([command], src=0, group=self._commands)
-
-    def release(self) -> None:
-        """Let the other ranks end."""
-        self.tell(None)
-
-    def follow(self) -> None:
-        """Call what rank 0 tells, until it lets this rank end."""
-        while True:
-            told: list[Any] = [None]
-            dist.broadcast_object_list(told, src=0, group=self._commands)
-            if told[0] is None:
-                return
-            name, args, kwargs = told[0]
-            getattr(self, name)(*args, **kwargs)
 
     @everywhere
     def begin(self, label: str, settings: StageSettings, newest: Path | None, *, resumes: bool) -> None:
@@ -121,13 +102,9 @@ class Worker:
             temperature=settings.temperature,
             message_tokens=settings.message_tokens,
         )
+        self.trainer.commands = self.commands
         if newest is not None and resumes:
             self.trainer.load(newest)
-
-    @everywhere
-    def step(self, samples: Sequence[TrainingSample]) -> dict[str, Any]:
-        """Take one optimizer step; see `Trainer.step`."""
-        return self.trainer.step(samples)
 
     @everywhere
     def logps(

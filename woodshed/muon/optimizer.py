@@ -187,13 +187,14 @@ class ShardedMuon(torch.optim.Optimizer):
         )
 
     def _step_adamw(self, grads: list[Tensor | None]) -> None:
-        """AdamW is element-wise, so shards are updated where they are."""
+        """AdamW is element-wise, so shards are updated where they are. A rank whose shard is empty counts the step too:
+        any rank may be the one that writes the counter into a checkpoint."""
         bad = self._bad_adamw(grads) if self.settings.nonfinite == "skip_unit" else set()
         for group in self.param_groups:
             chosen = [
                 (each, grad)
                 for each, grad in zip(self._adamw, grads, strict=True)
-                if each.group is group and grad is not None and grad.numel() and each.name not in bad
+                if each.group is group and grad is not None and each.name not in bad
             ]
             if not chosen:
                 continue

@@ -94,7 +94,7 @@ def run(session: Session, state: TrainState) -> None:
         rollouts = gather(session, state, material)
         clock.lap("attempts")
         compiled = compiled_of(session, rollouts, material)
-        metrics |= session.worker.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
+        metrics |= session.trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
         clock.lap("update")
         folder.append("divergences", metrics.pop("divergences"), state.stage, step)
         publish(session.worker, engine, folder.path / "weights", step + 1)

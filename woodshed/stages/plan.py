@@ -3,7 +3,7 @@
 A stage is a function `run(session, state)`: it takes the policy as the stage before left it, and leaves it trained. One
 of anybody's own is named by its import path; its metrics and checkpoints stand under the last part of the module's
 name (`state.stage`). It is not run again by a resume once it, or a stage after it, has saved a checkpoint.
-Over several ranks it reaches the policy through `session.worker` only.
+Over several ranks it reaches the policy through `session.trainer` and `session.worker` only.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def learn(
     recipe, step = session.recipe, state.step
     session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.rl.steps} ({in_words(summary)})")
     compiled = compiled_of(session, experience)
-    metrics = session.worker.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
+    metrics = session.trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
     if not (metrics["trained_rollouts"] or metrics["targets"]):
         nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
         session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from torch.distributed import ProcessGroup
 
 from woodshed import parts
 from woodshed.engines.create import create
@@ -20,7 +17,9 @@ from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
 from woodshed.learning.publish import publish, refuse_another_model, refuse_deaf_engine
+from woodshed.learning.ranks import RankCalls
 from woodshed.learning.stability import MAX_LOGP_GAP
+from woodshed.learning.trainer import Trainer
 from woodshed.learning.worker import StageSettings, Worker
 from woodshed.records import RecipeError, Rollout, RunError, Task
 from woodshed.runs.folder import RunDir
@@ -63,6 +62,11 @@ class Session:
             )
         return self.worker.policy
 
+    @property
+    def trainer(self) -> Trainer:
+        """The trainer of the stage at hand; all ranks take its steps."""
+        return self.worker.trainer
+
     def close(self) -> None:
         """Close the engines."""
         try:
@@ -78,12 +82,12 @@ def open_session(
     practice: Sequence[Task],
     heldout: Sequence[Task],
     progress: Progress,
-    commands: ProcessGroup | None = None,
+    commands: RankCalls,
 ) -> Session:
     """Load the policy and start its engine.
 
     Args:
-        commands: the group of the ranks that share the policy; None where this process has it whole.
+        commands: to the ranks that share the policy.
 
     Raises:
         PolicyError, RecipeError: weights or a setting of the recipe cannot be used.
@@ -91,7 +95,7 @@ def open_session(
     progress(0, 0, f"loading {recipe.policy.model}")
     policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
     copied = None
-    if commands is not None:
+    if ranks.count() > 1:
         shard(policy, recipe.layout)
         if recipe.engine.kind != "http":  # sampling is no exchange between ranks
             copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
@@ -119,10 +123,6 @@ def critic_of(recipe: Recipe, engine: Engine) -> Engine:
     return HttpEngine(recipe.critic.endpoint, create_renderer(tokenizer, codec="plain"))
 
 
-def newest_checkpoint(session: Session) -> Path | None:
-    return checkpoint.latest(session.run, session.recipe.stage_labels)
-
-
 def begin(
     session: Session,
     state: TrainState,
@@ -147,9 +147,8 @@ def begin(
         temperature=session.recipe.engine.temperature,
         message_tokens=message_tokens,
     )
-    session.worker.begin(state.stage, settings, newest_checkpoint(session), resumes=state.step > 0)
-    if feedback and feedback.forward == "packed" and ranks.count() > 1:
-        session.progress(0, 0, "feedback.forward = 'separate': the policy is shared by ranks")
+    newest = checkpoint.latest(session.run, session.recipe.stage_labels)
+    session.worker.begin(state.stage, settings, newest, resumes=state.step > 0)
     if unpacked := session.worker.trainer.unpacked:
         session.progress(0, 0, f"each sample is padded to a row of its own: of this model, {unpacked}")
 

@@ -39,7 +39,7 @@ def run(session: Session, state: TrainState) -> None:
     begin(session, state, settings.schedule(recipe.optimizer), recipe.loss, steps=settings.steps)
     for step in range(state.step, settings.steps):
         started = time.monotonic()
-        taken = session.worker.step(samples(session, attempts, known, step))
+        taken = session.trainer.step(samples(session, attempts, known, step))
         metrics = {"sft_loss": taken["ce_loss"], "sft_tokens": taken["ce_tokens"]}
         metrics |= {name: taken[name] for name in ("grad_norm", "learning_rate")}
         seconds = {"update": time.monotonic() - started}

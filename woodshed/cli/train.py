@@ -1,0 +1,210 @@
+"""`woodshed train`: from a recipe to a trained policy, its stages in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from woodshed.cli.app import (
+    Overrides,
+    app,
+    describe,
+    keeping,
+    name_servers,
+    say_costs,
+    say_own_parts,
+    say_run,
+)
+from woodshed.cli.terminal import progress_bars, say, say_next, tell
+from woodshed.records import RunError
+from woodshed.runs import machine
+
+if TYPE_CHECKING:
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages.recipe import Recipe
+    from woodshed.stages.session import Progress
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A TOML file, for example recipes/quickstart.toml.")
+    ] = None,
+    overrides: Overrides = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume this run.")] = None,
+    variant: Annotated[
+        str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+) -> None:
+    """Train a policy from a recipe.
+
+    Runs the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations (distill),
+    and RL with feedback in words (rl), measured on held-out tasks before and after. --resume RUN resumes a run that
+    was stopped.
+    """
+    if (recipe is None) == (resume is None):
+        raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
+    from woodshed import report
+    from woodshed.learning import launch
+    from woodshed.runs.folder import RunDir
+
+    if launch.is_follower():
+        if not dry_run:
+            take_part()
+        return
+    if resume is not None:
+        run, chosen = open_run(resume)
+    else:
+        values = overrides or []
+        chosen = new_recipe(Path(recipe or ""), variant, values)
+        if dry_run:
+            option = ["--variant", variant] if variant else []
+            say_recipe(chosen, [str(recipe), *option, *values])
+            return
+        name_servers(values)
+        run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
+    run_or_resume(run, chosen, is_new=resume is None)
+    say_run(run)
+    say_costs(run)
+    say(f"report: {report.write(run)}")
+    say_next(f"woodshed report {run.path} --open")
+
+
+def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
+    """Print every setting, and the command that trains by them."""
+    say(chosen.to_toml().rstrip())
+    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
+
+
+def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
+    """Read the recipe of a new run, and print its warnings.
+
+    Raises:
+        RecipeError: it cannot be read, or it would train nothing.
+    """
+    from woodshed import settings
+    from woodshed.stages import preflight, variants
+    from woodshed.stages.recipe import Recipe
+
+    chosen = (
+        variants.recipe_of(path, variant, overrides) if variant else settings.read(Recipe, path, overrides)
+    )
+    say_own_parts(chosen)
+    preflight.refuse(chosen)
+    for warning in preflight.warnings(chosen):
+        tell(f"warning: {warning}")
+    return chosen
+
+
+def open_run(path: Path) -> tuple[RunDir, Recipe]:
+    """Open and lock a training run to resume it, with its own recipe.
+
+    Raises:
+        RunError: no such run, an evaluation, or a run that another process holds.
+    """
+    from woodshed import settings
+    from woodshed.runs.folder import RunDir
+    from woodshed.stages.recipe import Recipe
+
+    run = RunDir.open(path)
+    if run.recipe() and run.is_evaluation:
+        raise RunError(f"{path} is an evaluation; resume it with `{run.resuming}`")
+    chosen = settings.read(Recipe, path / "recipe.toml")
+    say_own_parts(chosen)
+    run.lock()
+    return run, chosen
+
+
+def run_or_resume(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
+    """Run the stages of a recipe in its folder, from where the run stands, with progress bars and trackers."""
+    from woodshed.evals import tracking
+
+    if chosen.note:
+        say(chosen.note)
+    with (
+        keeping(f"resume with: {run.resuming}", run, is_new=is_new),
+        tracking.following(run, chosen.tracking),
+        progress_bars() as progress,
+    ):
+        if not is_new:
+            noted = say_changes(run, chosen)
+            if not noted and (run.path / "policy").is_dir():
+                tell(f"{run.path} is finished: nothing is left to do. Its results:")
+                return
+        run_recipe(chosen, run, progress)
+
+
+def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
+    """Run the stages of a recipe and write the policy.
+
+    A stage that is finished is not run again, one that was stopped goes on.
+
+    Raises:
+        WoodshedError: bad tasks, weights or settings, a full disk. The run folder stays resumable.
+    """
+    from woodshed.learning import checkpoint, launch
+    from woodshed.stages import preflight
+    from woodshed.stages.plan import plan, prepare
+    from woodshed.stages.session import open_session
+    from woodshed.stages.task_sets import task_sets
+
+    preflight.refuse(recipe)
+    practice, heldout = task_sets(recipe, run, progress)
+    preflight.refuse_tasks(recipe, practice, heldout)
+    prepare(recipe, run, practice, heldout)
+    job = launch.Job(recipe.policy, recipe.layout, recipe.seed, run.path.resolve(), run.resuming)
+    with launch.leading(job) as commands:
+        session = open_session(recipe, run, practice, heldout, progress, commands)
+        with closing(session):
+            newest = checkpoint.latest(run, recipe.stage_labels)
+            reached = checkpoint.read_position(newest) if newest else None
+            first = recipe.stage_labels.index(reached.stage) if reached else 0
+            for stage in plan(recipe)[first:]:
+                stage.run(session, reached or checkpoint.TrainState(stage.label, 0, stage.steps_before))
+                reached = None
+        session.worker.export(dtype=recipe.policy.export_dtype)
+        commands.release()
+
+
+def take_part() -> None:
+    """Take part in a training that rank 0 of this torchrun leads, to its end.
+
+    Raises:
+        WoodshedError: an error of this rank, which no other has told.
+    """
+    from woodshed.learning import launch
+    from woodshed.learning.layout import shard
+    from woodshed.learning.policy import Policy
+    from woodshed.learning.worker import Worker
+    from woodshed.runs.folder import RunDir
+
+    with launch.following() as (job, commands):
+        policy, _ = Policy.load(job.policy, seed=job.seed)
+        shard(policy, job.layout)
+        commands.follow(Worker(policy, RunDir(job.run), commands))
+
+
+def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
+    """Note, print and return the settings that a resumed run changes.
+
+    Raises:
+        RunError: a setting may not change.
+    """
+    from woodshed.evals import changes
+    from woodshed.learning import checkpoint
+
+    newest = checkpoint.latest(run, chosen.stage_labels)
+    state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
+    # Attempts of later steps remain where a checkpoint was deleted: a change would not be in them.
+    steps_taken = state.step if state.stage == "rl" else 0
+    is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
+    allowed = changes.FREE if is_behind else changes.NOTED
+    notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
+    for note in notes:
+        say(f"changed {note}")
+    return notes
