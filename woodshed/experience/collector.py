@@ -84,7 +84,7 @@ class Collector:
         """Groups of `attempts` attempts, by part, as (number of the part, groups in the order of its tasks).
 
         Repeatable collectors make the parts one after another, in rounds; others all at once, and each comes as its
-        last attempt ends. A rollout that ended with "sandbox_lost" lost every sandbox, and so would one that does nothing.
+        last attempt ends. A rollout that ended with "sandbox_lost" lost every sandbox, as one would that does nothing.
 
         Args:
             wanted: numbers of the parts to be made; None makes all.

@@ -17,7 +17,8 @@ NOT protected:
   vsock sockets pass; the kernel's log and the session keyring can be read. Put a virtual machine around hostile code;
 - what runs in a sandbox can see and change everything else in it, so never judge an attempt where it ran;
 - limits are watched 20 times a second (disk: twice), with a hard wall behind them only where control groups can be
-  made: without, pages that a process shared and unmapped, and full sockets, are seen by nobody; CPU, disk bandwidth and page cache are shared with the host;
+  made: without, nobody sees pages that a process shared and unmapped, and full sockets; CPU, disk bandwidth and page
+  cache are shared with the host;
 - what /usr, /proc and the table of mounts tell about the host: versions of programs, hardware, names of folders;
 - devices, where root may not make its own (`rootfs`): a `chmod` inside then reaches the host's /dev/null.
 """
