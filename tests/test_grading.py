@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from woodshed import cli, grading, tasks
+from woodshed import boundary, cli, grading, tasks
 from woodshed.experience import regrade
 from woodshed.grading import (
     GradingSettings,
@@ -26,13 +27,14 @@ from woodshed.grading import (
     pytest_verifier,
     results,
     runner,
+    verifier,
 )
 from woodshed.grading.command_verifier import CommandVerifier
 from woodshed.grading.results import SessionRequest
 from woodshed.grading.session import run_session
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import BUBBLEWRAP, Sandbox, control, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, control, open_sandbox
 from woodshed.tasks import environment, folder
 
 KINDS = """\
@@ -320,6 +322,32 @@ def test_who_loses_the_sandbox_with_the_patch_alone_is_judged(
     assert set(verdict.outcomes.values()) == {"missing"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Fussy:
+    """A verifier that breaks over some patches."""
+
+    broken: Callable[[Patch], bool]
+
+    def grade(self, task: Task, patch: Patch, sandboxes: SandboxProvider) -> Verdict:
+        if self.broken(patch):
+            raise ValueError("no text")
+        return Verdict("", task.id, "graded", 1.0, True, {})
+
+
+def test_what_breaks_over_a_patch_alone_counts_0(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
+    def status(broken: Callable[[Patch], bool]) -> tuple[str, float, tuple[str, ...]]:
+        monkeypatch.setattr(verifier, "verifier_of", lambda *_: Fussy(broken))
+        verdict = grading.grade(tiny_task, Patch({"\ud800": "x"}))
+        return verdict.status, verdict.reward, verdict.integrity
+
+    monkeypatch.setattr(boundary, "strict", False)
+    assert status(lambda patch: bool(patch.files)) == ("graded", 0.0, (verifier.BLAMED,))
+    once = iter([True, False])
+    assert status(lambda patch: next(once)) == ("graded", 1.0, ())
+    with pytest.raises(ValueError, match="no text"):  # a fault of ours, or of the verifier
+        status(lambda patch: True)
+
+
 def test_what_crosses(tiny_task: Task):
     patch = Patch(
         {
@@ -368,11 +396,12 @@ def test_judging_groups(tiny_task: Task):
         rollout(tiny_task, 2, gold),
         rollout(tiny_task, 3, gold, ended="sandbox_lost"),
         rollout(tiny_task, 4, Patch({**gold.files, "tally/empty.py": ""})),
+        rollout(tiny_task, 5, Patch({}), ended="sandbox_broken"),
     ]
     verdicts = grading.judge(
         attempts, [tiny_task], GradingSettings(), progress=lambda done, total, _: calls.append((done, total))
     )
-    assert list(verdicts) == ["r0", "r1", "r2", "r3", "r4"]
+    assert list(verdicts) == ["r0", "r1", "r2", "r3", "r4", "r5"]
     assert [v.rollout_id for v in verdicts.values()] == list(verdicts)
     assert [(v.status, v.reward) for v in verdicts.values()] == [
         ("graded", 1.0),
@@ -380,9 +409,11 @@ def test_judging_groups(tiny_task: Task):
         ("graded", 1.0),
         ("invalid", 0.0),
         ("graded", 1.0),
+        ("graded", 0.0),
     ]
+    assert verdicts["r5"].detail == "the attempt's own commands ended its sandbox"
     assert verdicts["r0"].seconds == verdicts["r2"].seconds  # the same patch was run once
-    assert calls[-1] == (5, 5)
+    assert calls[-1] == (6, 6)
     with pytest.raises(TaskError, match="attempts at tally-stub-count cannot be judged"):
         grading.judge(attempts, [])
 

@@ -96,8 +96,8 @@ def test_a_share_of_the_tasks_becomes_traps(tiny_task: Task, tmp_path: Path):
 
 def test_flags_cost_the_advantage_and_tell_only_rules_do_not():
     flags = [flag("history", "a"), flag("memorised", "b"), flag("judge:tests", "c"), flag("caches", "d")]
-    assert flag_policy.without_advantage(flags, MonitorSettings()) == {"a", "d"}
-    assert flag_policy.without_advantage(flags, MonitorSettings(tell_only=("caches",))) == {"a", "b"}
+    assert flag_policy.without_gain(flags, MonitorSettings()) == {"a", "d"}
+    assert flag_policy.without_gain(flags, MonitorSettings(tell_only=("caches",))) == {"a", "b"}
 
 
 def test_proof_or_agreement_confirms():
@@ -146,19 +146,41 @@ def test_the_hack_rate_stands_beside_the_reward(tiny_task: Task):
     assert measures.summarize(rollouts, verdicts)["flagged"]["value"] is None  # nobody looked
 
 
-def test_flagged_attempts_leave_the_baseline_and_get_no_gradient(tiny_task: Task):
+@pytest.mark.parametrize(
+    ("rewards", "flagged", "advantages"),
+    [
+        ((1.0, 1.0, 0.0), "100", (None, 0.5, -0.5)),
+        ((1.0, 1.0, 0.0), "001", (1 / 3, 1 / 3, -2 / 3)),  # a failure is not bought free
+        ((1.0, 0.0, 0.0), "110", (None, 0.0, 0.0)),
+        ((1.0, 0.0, 0.0), "111", (None, 0.0, 0.0)),
+        ((0.0, 0.0, -0.2), "111", (0.0, 0.0, -2 / 15)),
+        ((1.0, 0.0, 0.4, 0.0), "0011", (0.65, -0.35, 0.0, -0.35)),  # better than the mean, and gains nothing
+        ((0.9, 0.5, 0.3), "010", (0.9 - 1.7 / 3, 0.5 - 1.7 / 3, 0.3 - 1.7 / 3)),
+    ],
+)
+def test_a_flag_takes_away_what_an_attempt_gains_and_nothing_else(
+    tiny_task: Task, rewards: tuple[float, ...], flagged: str, advantages: tuple[float | None, ...]
+):
     from woodshed.experience.compile import compile_samples
     from woodshed.records import Group
 
     made = attempt(tiny_task, call("shell", command="ls"))
-    turn = dataclasses.replace(made.turns[0], context_ids=(1, 2), sampled_ids=(3, 4), logps=(-1.0, -1.0))
-    rollouts = tuple(dataclasses.replace(made, id=name, turns=(turn,)) for name in "abc")
-    rewards = {"a": 1.0, "b": 1.0, "c": 0.0}
-    verdicts = {n: Verdict(n, tiny_task.id, "graded", r, r == 1.0, {}) for n, r in rewards.items()}
-    group = Group(tiny_task.id, rollouts)
-    samples = compile_samples([group], verdicts, [], None, excluded_ids={"a"}).samples  # type: ignore[arg-type]
-    assert [sample.advantages for sample in samples] == [(0.0, 0.0), (0.5, 0.5), (-0.5, -0.5)]
-    assert [sample.rl_weights for sample in samples] == [(0.0, 0.0), (1.0, 1.0), (1.0, 1.0)]
+    turn = dataclasses.replace(made.turns[0], context_ids=(1, 2), sampled_ids=(3,), logps=(-1.0,))
+    rollouts = tuple(dataclasses.replace(made, id=str(n), turns=(turn,)) for n in range(len(rewards)))
+    verdicts = {
+        str(n): Verdict(str(n), tiny_task.id, "graded", max(reward, 0.0), reward == 1.0, {})
+        for n, reward in enumerate(rewards)
+    }
+    samples = compile_samples(
+        [Group(tiny_task.id, rollouts)],
+        verdicts,
+        [],
+        None,  # type: ignore[arg-type]
+        flagged_ids={str(n) for n, mark in enumerate(flagged) if mark == "1"},
+        reward_terms={str(n): min(reward, 0.0) for n, reward in enumerate(rewards)},
+    ).samples
+    assert [s.advantages[0] for s in samples] == pytest.approx([a or 0.0 for a in advantages])
+    assert [s.rl_weights[0] for s in samples] == [float(a is not None) for a in advantages]
 
 
 # The judge

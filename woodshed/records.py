@@ -273,7 +273,8 @@ Ended = Literal[
     "max_errors",  # too many faulty turns in a row
     "timeout",
     "context_full",
-    "sandbox_lost",  # voids the attempt: never trained on
+    "sandbox_broken",  # its commands ended every sandbox that it was given: counts 0
+    "sandbox_lost",  # the machine's fault, which voids the attempt: never trained on
 ]
 
 

@@ -28,6 +28,13 @@ HOSTILE = {
     ),
     "prints for ever": "while True: print('passed ' * 9999)",
     "takes memory for ever": "hoard = []\nwhile True: hoard.append(bytearray(1 << 26))",
+    "takes memory that belongs to no process": (
+        "import os\nkept = []\nwhile True:\n    kept.append(os.memfd_create('x'))\n"
+        "    os.write(kept[-1], bytes(1 << 27))"
+    ),
+    "stops everybody": (
+        "import os, signal\nif not os.fork():\n    while True: os.kill(os.getppid(), signal.SIGSTOP)\nwhile True: pass"
+    ),
     "fills the disk": (
         "for n in range(9999):\n    with open(f'/workspace/tally/{n}', 'wb') as f: f.write(bytes(1 << 26))"
     ),
@@ -69,12 +76,17 @@ def leftovers() -> dict[str, object]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _prepared(tiny_task: Task):
+    """What is made once per process is made."""
+    grading.grade(tiny_task, Patch({}))
+
+
 @pytest.mark.parametrize("how", HOSTILE)
 def test_it_ends_in_time_and_leaves_nothing(
     tiny_task: Task, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others may grade on this machine as well
-    grading.grade(tiny_task, Patch({}))  # what is made once per process is made
     before, started = leftovers(), time.monotonic()
     patch = Patch({"tally/words.py": f"{HOSTILE[how]}\n\ndef split(text): ...\n\ndef count(text): ...\n"})
     verdict = grading.grade(tiny_task, patch, settings=grading.GradingSettings(timeout_s=LIMIT_S))

@@ -366,7 +366,7 @@ def test_a_monitor_that_breaks_raises_a_flag_and_ends_nothing(
     assert flag.quote == (
         "the rule could not read the attempt: RecursionError in breaks: maximum recursion depth exceeded"
     )
-    assert flag_policy.without_advantage([flag], settings) == {"r"}
+    assert flag_policy.without_gain([flag], settings) == {"r"}
     assert flag_policy.confirmed([flag]) == []
 
 

@@ -17,8 +17,9 @@ import copy
 import hashlib
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 from pydantic import Field
 
@@ -68,6 +69,10 @@ class AgentSettings(Settings):
     """Result of a call."""
 
 
+T = TypeVar("T")
+
+RETRIES = 2
+"""Fresh sandboxes that an attempt gets when it has lost one; what was lost in all of them was lost by the policy."""
 PATCH_FILE_BYTES = 1 << 20
 """Size above which a changed file is left out of the patch."""
 
@@ -84,6 +89,10 @@ class Message:
 class Attempt:
     """One attempt at one task in its own sandbox, which it closes when it finishes.
 
+    Where the sandbox is lost, `reopen` opens another one, in which all calls so far are executed again. Nothing is
+    sampled again: else a policy that fears a bad end could end its sandbox, and try its luck afresh. Who is to blame
+    decides what a loss means: where the calls lose every sandbox and a sandbox without calls holds, the policy is.
+
     Raises:
         RecipeError: the task's prompt leaves no room for a turn in `context_length` tokens.
     """
@@ -99,14 +108,16 @@ class Attempt:
         context_length: int = 1 << 30,
         attempt: int = 0,
         seed: int = 0,
+        reopen: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.task, self.sandbox, self.renderer, self.settings = task, sandbox, renderer, settings
         self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
-        self.context_length = context_length
+        self.context_length, self.reopen = context_length, reopen
         self.tools = settings.tools.specs
         self.turns: list[Turn] = []
         self.accesses: list[Access] = []
         self.ended: Ended | None = None
+        self._loss: Literal["sandbox_broken", "sandbox_lost"] | None = None
         self._started = time.monotonic()
         system = system_prompt(max_calls=settings.max_calls)
         self._context: ContextTokens = renderer.start(system, user_prompt(task), self.tools)
@@ -151,9 +162,21 @@ class Attempt:
         )
 
     def execute(self, message: Message) -> list[Observation] | None:
-        """One observation per call, in order, or one for a message without calls; None if the sandbox was lost."""
+        """One observation per call, in order, or one for a message without calls; None if the machine lost the
+        sandbox."""
+        done = self._despite_losses(lambda: self._perform(message))
+        if done is None:
+            broken = [Observation(call.id, "error: the call ended the sandbox") for call in message.calls]
+            return broken if self._loss == "sandbox_broken" else None
+        observations, touched = done
+        turn_index, num_before = len(self.turns), len(self.accesses)
+        self.accesses += access.accesses(touched, self.task, turn_index, before=num_before)
+        return observations
+
+    def _perform(self, message: Message) -> tuple[list[Observation], list[Touch]]:
+        """(observations, files that the calls touched). Raises SandboxError."""
         if not message.calls:
-            return [self._no_call(message.error_kind)]
+            return [self._no_call(message.error_kind)], []
         observations: list[Observation] = []
         touched: list[Touch] = []
         limit, reason = self.settings.max_calls, ""
@@ -166,21 +189,46 @@ class Attempt:
             elif call.error_kind is not None:
                 observation = tools.refuse(call, self.renderer.codec, self.tools)
             else:
-                try:
-                    observation = tools.run(call, self.sandbox, self.settings.tools)
-                    if observation.error_kind is None:
-                        touched += access.by_tool(call, self.sandbox.workspace)
-                    touched += self.sandbox.touched()
-                except SandboxError:
-                    return None
+                observation = tools.run(call, self.sandbox, self.settings.tools)
+                if observation.error_kind is None:
+                    touched += access.by_tool(call, self.sandbox.workspace)
+                touched += self.sandbox.touched()
             if observation.error_kind is not None:
                 reason = reason or "an earlier call failed"
             elif call.tool == "finish":
                 reason = reason or "the work is finished"
             observations.append(observation)
-        turn_index, num_before = len(self.turns), len(self.accesses)
-        self.accesses += access.accesses(touched, self.task, turn_index, before=num_before)
-        return observations
+        return observations, touched
+
+    def _despite_losses(self, act: Callable[[], T]) -> T | None:
+        """The result of `act`, in a fresh sandbox where this one is lost; None where all are, and `_loss` says why."""
+        for retry in range(1 + (RETRIES if self.reopen else 0)):
+            try:
+                if retry:
+                    self._restore()
+                return act()
+            except SandboxError:
+                continue
+        self._loss = "sandbox_broken" if self._holds_without_calls() else "sandbox_lost"
+        return None
+
+    def _restore(self) -> None:
+        """Replace the sandbox by a fresh one in which the calls of all turns were executed. Raises SandboxError."""
+        assert self.reopen is not None
+        self.sandbox.close()
+        self.sandbox = self.reopen()
+        for turn in self.turns:
+            self._perform(Message(turn.text, turn.calls, turn.error_kind))
+
+    def _holds_without_calls(self) -> bool:
+        """True if a sandbox can be opened now, and runs a command."""
+        if self.reopen is None:
+            return False
+        try:
+            with self.reopen() as sandbox:
+                return sandbox.exec(["true"]).outcome == "ok"
+        except SandboxError:
+            return False
 
     def record(
         self,
@@ -211,7 +259,7 @@ class Attempt:
         )
         self.turns.append(turn)
         self._ids.extend(sample.ids)
-        self.ended = "sandbox_lost" if observations is None else self._why_ended()
+        self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()
         if self.ended is None:
             self._context = self.renderer.extend(sample.ids, sample.finish_reason, observed, message.calls)
             self._ids.extend(self._context.ids)
@@ -241,20 +289,10 @@ class Attempt:
 
     def finish(self) -> Rollout:
         """The attempt as a record, with its patch. Closes the sandbox."""
-        patch, ended = Patch({}), self.ended or "sandbox_lost"
+        patch, ended = None, self.ended or "sandbox_lost"
         try:
-            if ended != "sandbox_lost":
-                patch = contained(
-                    lambda: extract(
-                        self.sandbox,
-                        workspace(self.task),
-                        max_bytes=PATCH_FILE_BYTES,
-                        allowed=self.task.allowed_paths,
-                    ),
-                    lambda error: Patch({}, {".": f"the workspace cannot be read: {error}"}),
-                )
-        except SandboxError:
-            ended = "sandbox_lost"
+            if ended not in ("sandbox_lost", "sandbox_broken"):
+                patch = self._despite_losses(self._extract)
         finally:
             self.sandbox.close()
         return Rollout(
@@ -264,10 +302,22 @@ class Attempt:
             attempt=self.attempt,
             seed=self.seed,
             turns=tuple(self.turns),
-            patch=patch,
-            ended=ended,
+            patch=patch or Patch({}),
+            ended=self._loss or ended,
             seconds=time.monotonic() - self._started,
             accesses=tuple(self.accesses),
+        )
+
+    def _extract(self) -> Patch:
+        """The changes of the workspace. Raises SandboxError."""
+        return contained(
+            lambda: extract(
+                self.sandbox,
+                workspace(self.task),
+                max_bytes=PATCH_FILE_BYTES,
+                allowed=self.task.allowed_paths,
+            ),
+            lambda error: Patch({}, {".": f"the workspace cannot be read: {error}"}),
         )
 
     def _room(self) -> int:
@@ -321,20 +371,24 @@ def run(
         SamplerError: as the engine, or a message that is not token-exact.
         RecipeError: the task's prompt does not fit.
     """
-    with sandboxes.open(sandbox_spec(task, watch=watch and sandboxes.watches)) as sandbox:
-        trial = Attempt(
-            task,
-            sandbox,
-            engine.renderer,
-            settings,
-            rollout_id=rollout_id or f"run-0-{task.name}-{attempt}",
-            context_length=engine.context_length,
-            attempt=attempt,
-            seed=seed,
-        )
+    spec = sandbox_spec(task, watch=watch and sandboxes.watches)
+    trial = Attempt(
+        task,
+        sandboxes.open(spec),
+        engine.renderer,
+        settings,
+        rollout_id=rollout_id or f"run-0-{task.name}-{attempt}",
+        context_length=engine.context_length,
+        attempt=attempt,
+        seed=seed,
+        reopen=lambda: sandboxes.open(spec),
+    )
+    try:
         while not trial.done:
             trial.act(sample_all(engine, [trial.request()])[0])
         return trial.finish()
+    finally:
+        trial.sandbox.close()
 
 
 def turn_seed(seed: int, rollout_id: str, turn: int) -> int:

@@ -50,10 +50,6 @@ class RolloutSettings(Settings):
     """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
 
 
-SANDBOX_RETRIES = 2
-"""Number of times that an attempt whose sandbox was lost is made afresh."""
-
-
 @dataclass(frozen=True)
 class HarnessSettings:
     """Settings of the harness between a policy and its experience."""
@@ -216,7 +212,7 @@ def token_texts(rollouts: Iterable[Rollout], renderer: Renderer) -> dict[str, st
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """One attempt to be made, however often its sandbox is lost."""
+    """One attempt to be made."""
 
     number: int
     """Place among all attempts of the call."""
@@ -256,7 +252,7 @@ class Collector:
         """Groups of `attempts` attempts, by part, as (number of the part, groups in the order of its tasks).
 
         Repeatable collectors make the parts one after another, in rounds; others all at once, and each comes as its
-        last attempt ends. A rollout that ended with "sandbox_lost" lost its sandbox in every retry.
+        last attempt ends. A rollout that ended with "sandbox_lost" lost every sandbox, as one would that does nothing.
 
         Args:
             wanted: numbers of the parts to be made; None makes all.
@@ -319,7 +315,6 @@ class InFlight:
     """Attempts whose next message can be sampled."""
     pending: set[Future[Any]] = field(default_factory=set)
     """What engine and tools are at work on."""
-    lost: dict[Slot, int] = field(default_factory=dict)
     ended: list[tuple[Slot, Rollout]] = field(default_factory=list)
     clock: SharedTime = field(default_factory=SharedTime)
 
@@ -372,6 +367,7 @@ class InFlight:
             context_length=collector.engine.context_length,
             attempt=slot.attempt,
             seed=collector.seed,
+            reopen=lambda: self.pool.open(slot.task),
         )
 
     def _sample(self) -> None:
@@ -411,11 +407,6 @@ class InFlight:
 
     def _end(self, slot: Slot, rollout: Rollout) -> None:
         self.flying.remove(slot)
-        lost = self.lost.get(slot, 0)
-        if rollout.ended == "sandbox_lost" and lost < SANDBOX_RETRIES:
-            self.lost[slot] = lost + 1
-            self.waiting.appendleft(slot)
-            return
         if self.collector.on_rollout:
             self.collector.on_rollout(rollout)
         self.ended.append((slot, rollout))

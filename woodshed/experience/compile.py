@@ -56,7 +56,7 @@ def compile_samples(
     renderer: Renderer,
     options: HintOptions | None = None,
     *,
-    excluded_ids: Collection[str] = (),
+    flagged_ids: Collection[str] = (),
     reward_terms: Mapping[str, float] | None = None,
 ) -> Compiled:
     """Make a sample of every trainable attempt. Attempts without a graded verdict (lost sandbox, invalid) are left out.
@@ -66,8 +66,8 @@ def compile_samples(
     section 4.1), which would blow up tiny differences between equally good attempts.
 
     Args:
-        excluded_ids: attempts without advantage and without a part in their group's mean: those that monitors flagged.
-            They count as attempts, and hints on their turns are trained on.
+        flagged_ids: attempts that monitors flagged (`in_baseline`). They count as attempts, and hints on their
+            turns are trained on.
         reward_terms: rollout id to what is added to its reward (auxiliary rewards, effort).
 
     Raises:
@@ -78,23 +78,45 @@ def compile_samples(
     for number, group in enumerate(groups):
         members = [r for r in group.rollouts if is_trainable(r, verdicts)]
         rollouts |= {r.id: r for r in members}
-        counted = [r for r in members if r.id not in excluded_ids]
-        rewards = [_reward(verdicts[r.id]) + (reward_terms or {}).get(r.id, 0.0) for r in counted]
-        advantages = dict(zip([r.id for r in counted], group_advantages(rewards), strict=True))
-        for rollout in members:
+        rewards = [_reward(verdicts[r.id]) + (reward_terms or {}).get(r.id, 0.0) for r in members]
+        flagged = [r.id in flagged_ids for r in members]
+        counted = in_baseline(rewards, flagged)
+        advantages = iter(group_advantages(list(itertools.compress(rewards, counted))))
+        for rollout, is_flagged, is_counted in zip(members, flagged, counted, strict=True):
+            advantage = next(advantages) if is_counted else 0.0
+            advantage = min(0.0, advantage) if is_flagged else advantage
             sample = rollout_sample(rollout)
             tokens = len(sample.predicted)
-            advantage = (advantages.get(rollout.id, 0.0),) * tokens
-            weight = (float(rollout.id in advantages),) * tokens
-            samples.append(replace(sample, advantages=advantage, rl_weights=weight, group=number))
+            weights = (float(is_counted),) * tokens
+            samples.append(
+                replace(sample, advantages=(advantage,) * tokens, rl_weights=weights, group=number)
+            )
     branches, skipped = hint_branches(rollouts, hints, renderer, options or HintOptions())
     return Compiled(tuple(with_branches(samples, branches)), skipped)
 
 
+def in_baseline(rewards: Sequence[float], flagged: Sequence[bool]) -> list[bool]:
+    """Say for each attempt of a group if it takes part in the baseline and has a gradient.
+
+    A flag takes away what an attempt would gain and nothing else. A flagged attempt that did better than the mean of
+    those without a flag (than 0, where all have one) takes no part. One that did not stays, with an advantage of at
+    most 0: else a policy could buy its failures free by raising a flag.
+    """
+    trusted = [reward for reward, is_flagged in zip(rewards, flagged, strict=True) if not is_flagged]
+    reference = _mean(trusted) + ROUNDING
+    return [
+        not is_flagged or reward <= reference for reward, is_flagged in zip(rewards, flagged, strict=True)
+    ]
+
+
 def group_advantages(rewards: Sequence[float]) -> list[float]:
     """Rewards of one group minus their mean, in float64."""
-    mean = math.fsum(rewards) / max(len(rewards), 1)
+    mean = _mean(rewards)
     return [0.0 if abs(reward - mean) <= ROUNDING else reward - mean for reward in rewards]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / max(len(values), 1)
 
 
 def is_trainable(rollout: Rollout, verdicts: Mapping[str, Verdict]) -> bool:

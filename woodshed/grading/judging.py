@@ -7,14 +7,21 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from typing import Literal
 
 from woodshed.grading.patches import crossing
 from woodshed.grading.verifier import GradingSettings, grade
-from woodshed.records import Environment, Group, Outcome, Rollout, Task, TaskError, Verdict
+from woodshed.records import Ended, Environment, Group, Outcome, Rollout, Task, TaskError, Verdict
 from woodshed.sandbox import BUBBLEWRAP, Revocable, SandboxProvider
 from woodshed.tasks import environment
 
 Progress = Callable[[int, int, str], None]
+
+LOST: dict[Ended, tuple[Literal["graded", "invalid"], str]] = {
+    "sandbox_lost": ("invalid", "the attempt's sandbox was lost"),
+    "sandbox_broken": ("graded", "the attempt's own commands ended its sandbox"),
+}
+"""Ends of attempts that left no patch: status and detail of their verdicts."""
 
 
 class Judging:
@@ -57,7 +64,7 @@ class Judging:
         task = self._tasks[rollout.task_id]
         taken, _ = crossing(task, rollout.patch)
         key = json.dumps([task.id, {p: None if data is None else data.hex() for p, data in taken.items()}])
-        key = key if rollout.ended != "sandbox_lost" else rollout.id
+        key = key if rollout.ended not in LOST else rollout.id
         if key not in self._running:
             self._running[key] = self._pool.submit(self._grade, task, rollout)
         self._of[rollout.id] = self._running[key]
@@ -92,10 +99,11 @@ class Judging:
             self._ready.add(needed)
 
     def _grade(self, task: Task, rollout: Rollout) -> Verdict:
-        if rollout.ended != "sandbox_lost":
+        if rollout.ended not in LOST:
             return grade(task, rollout.patch, self._sandboxes, self.settings)
         missing: dict[str, Outcome] = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), "missing")
-        return Verdict("", task.id, "invalid", 0.0, False, missing, (), "the attempt's sandbox was lost")
+        status, why = LOST[rollout.ended]
+        return Verdict("", task.id, status, 0.0, False, missing, (), why)
 
 
 def judge(

@@ -6,7 +6,7 @@ same lines (`decision`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Protocol
 
 from pydantic import Field
@@ -16,7 +16,7 @@ from woodshed.grading.command_verifier import CommandVerifier
 from woodshed.grading.decision import Isolation
 from woodshed.grading.pytest_verifier import PytestVerifier
 from woodshed.parts import Part, wrong_result
-from woodshed.records import Patch, Task, Verdict
+from woodshed.records import Outcome, Patch, Task, Verdict
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.settings import Settings
 
@@ -33,6 +33,7 @@ class Verifier(Protocol):
         ...
 
 
+BLAMED = "this patch cannot be graded, and the unchanged code can"
 VERIFIER: Part[Verifier] = Part("verifier", {}, like=Verifier)
 """A verifier of the user's own, as a recipe names it. A task names one of ours only: a task folder is data."""
 
@@ -100,9 +101,26 @@ def grade(
     sandboxes: SandboxProvider = BUBBLEWRAP,
     settings: GradingSettings | None = None,
 ) -> Verdict:
-    """Grade a patch: "invalid" where the sandbox is at fault, which is no reward, not a reward of 0.
+    """Grade a patch: "invalid" where the machine is at fault, which is no reward, not a reward of 0.
+
+    What cannot be graded twice, where nothing stands in the way of grading the unchanged code, is the patch's fault and
+    counts 0: else a policy could choose "invalid" where it expects a 0.
 
     Raises:
         TaskError: the task's environment cannot be built, or its folder is damaged.
     """
-    return verifier_of(task, settings or GradingSettings()).grade(task, patch, sandboxes)
+    verifier = verifier_of(task, settings or GradingSettings())
+
+    def graded() -> Verdict:
+        return verifier.grade(task, patch, sandboxes)
+
+    def void(error: str) -> Verdict:
+        missing: dict[str, Outcome] = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), "missing")
+        return Verdict("", task.id, "invalid", 0.0, False, missing, (), f"grading broke: {error}")
+
+    verdict = contained(graded, void)
+    if verdict.status == "invalid" and patch.files:
+        verdict = contained(graded, void)
+        if verdict.status == "invalid" and verifier.grade(task, Patch({}), sandboxes).status == "graded":
+            return replace(verdict, status="graded", reward=0.0, solved=False, integrity=(BLAMED,))
+    return verdict

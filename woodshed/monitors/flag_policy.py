@@ -1,9 +1,10 @@
-"""Consequences of flags: no advantage for flagged attempts, quarantine after proof. Nothing else acts on flags.
+"""Consequences of flags: flagged attempts gain nothing, quarantine after proof. Nothing else acts on flags.
 
-Flags never change a reward. A flagged attempt keeps its reward in every figure, but it takes no part in its group's
-baseline and gets no gradient: a penalty on what monitors see would teach hiding it. After proof (a canary in the patch,
-an impossible test that passed, or a rule and the auditing model agreeing) the whole class of tasks is not drawn any
-more.
+Flags never change a reward. A flagged attempt keeps its reward in every figure, but where it did better than its group
+it takes no part in the baseline and gets no gradient: a penalty on what monitors see would teach hiding it. One that
+failed is trained on like any other, flag or not (`experience.compile.in_baseline`). After proof (a canary in the
+patch, an impossible test that passed, or a rule and the auditing model agreeing) the whole class of tasks is not drawn
+any more.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class MonitorSettings(Settings):
     """Settings for flags and their consequences."""
 
     tell_only: tuple[str, ...] = ("decompile", "memorised")
-    """Rules whose flags do not remove the advantage, since they often flag honest work."""
+    """Rules whose flags do not take away what an attempt gains, since they often flag honest work."""
     honeypots: float = Field(default=0.05, ge=0.0, le=0.5)
     """Share of the practice tasks that hold bait, rounded down; two fifths as many cannot be solved honestly."""
     judge: EndpointSettings | None = None
@@ -65,8 +66,8 @@ def look(
     return flags
 
 
-def without_advantage(flags: Iterable[Flag], settings: MonitorSettings) -> frozenset[str]:
-    """Ids of the attempts that get no gradient. Flags of the auditing model alone are reported, not acted on."""
+def without_gain(flags: Iterable[Flag], settings: MonitorSettings) -> frozenset[str]:
+    """Ids of the attempts that must gain nothing. Flags of the auditing model alone are reported, not acted on."""
     tell_only = set(settings.tell_only)
     return frozenset(
         f.rollout_id for f in flags if f.rule not in tell_only and not f.rule.startswith(f"{JUDGE}:")

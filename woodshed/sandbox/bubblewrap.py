@@ -66,6 +66,7 @@ def _start(spec: SandboxSpec, home: store.Store, frozen: Sequence[Path]) -> _Run
         fallbacks=group is None,
         watch=spec.watch,
         moves=spec.user == "agent",
+        filtered=True,
     )
     now = _Running(supervisor, layer, group)
     if group and not group.admit_child(supervisor.process.pid):  # long before any command runs

@@ -9,6 +9,7 @@ import re
 import select
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from woodshed.records import SandboxError
+from woodshed.sandbox import watcher
 from woodshed.sandbox.cgroups import roomy
 from woodshed.sandbox.spec import Limits, Outcome, Result, Touch
 
@@ -201,6 +203,7 @@ def launch(
     fallbacks: bool = False,
     watch: Sequence[str] | None = None,
     moves: bool = False,
+    filtered: bool = False,
 ) -> Supervisor:
     """Start a command that ends in a supervisor, without waiting for it (`handshake` does).
 
@@ -210,6 +213,7 @@ def launch(
         log: where bubblewrap's complaints go.
         watch: names for `SandboxSpec.watch`.
         moves: let folders of the workspace be renamed although it is an overlay, where this kernel can.
+        filtered: the command is bubblewrap, and is to refuse the system calls that hoard memory.
         fallbacks: no control group limits memory and processes, so let the kernel limit each process.
     """
     most = {**vars(limits), "address_mb": 0, "nproc": 0, "moves": int(moves)}
@@ -220,10 +224,13 @@ def launch(
     ours, theirs = socket.socketpair()
     words = [f"{name}={value}" for name, value in most.items()]
     words += [] if watch is None else [f"watch={','.join(watch)}"]
-    with theirs, log.open("wb") as output:
-        line = [*command, str(theirs.fileno()), workspace, *words]
+    with theirs, log.open("wb") as output, tempfile.TemporaryFile() as rules:
+        options = ["--seccomp", str(rules.fileno())] if filtered and watcher.HOARDS else []
+        rules.write(watcher.program((), watcher.HOARDS))
+        rules.seek(0)
+        line = [command[0], *options, *command[1:], str(theirs.fileno()), workspace, *words]
         try:
-            process = _LAUNCHER.submit(_popen, line, theirs.fileno(), output).result()
+            process = _LAUNCHER.submit(_popen, line, [theirs.fileno(), rules.fileno()], output).result()
         except OSError as error:
             ours.close()
             raise SandboxError(f"{command[0]} does not start: {error}") from None
@@ -242,13 +249,13 @@ def _kernel() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
 
 
-def _popen(command: Sequence[str], line: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _popen(command: Sequence[str], descriptors: Sequence[int], output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        pass_fds=[line],
+        pass_fds=descriptors,
         env={},
         start_new_session=True,  # Ctrl-C is for the controller, which then closes its sandboxes
     )

@@ -224,7 +224,7 @@ def compiled_of(session: Session, experience: StepExperience) -> Compiled:
         experience.hints,
         session.renderer,
         recipe.feedback.hint_options(session.engine.context_length),
-        excluded_ids=flag_policy.without_advantage(attempts.flags, recipe.monitors),
+        flagged_ids=flag_policy.without_gain(attempts.flags, recipe.monitors),
         reward_terms={each.rollout_id: each.total for each in experience.reward_terms},
     )
 
