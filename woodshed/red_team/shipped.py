@@ -1,0 +1,40 @@
+"""The grader that a task folder ships, run in a sandbox as another harness would."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from woodshed import tasks
+from woodshed.records import Patch, Task
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
+
+COMMAND = "bash /tests/test.sh > /dev/null 2>&1; sleep 0.2"
+"""A process that outlives the grader has the time to write a reward."""
+REWARD = "/logs/verifier/reward.json"
+
+
+def shipped_reward(
+    task: Task, patch: Patch, sandboxes: SandboxProvider = BUBBLEWRAP, *, timeout_s: float = 120.0
+) -> float | None:
+    """The reward that tests/test.sh leaves for a workspace with the whole patch in it; None where it says none.
+
+    The box has one user for everything, who cannot write to /tests.
+
+    Raises:
+        SandboxError: the sandbox could not be opened, or was lost.
+    """
+    spec = dataclasses.replace(tasks.sandbox_spec(task), binds={"/tests": tasks.grading_files(task)})
+    spec = dataclasses.replace(spec, scratch=("/logs",), user="grader")
+    with sandboxes.open(spec) as sandbox:
+        for path, text in patch.files.items():
+            if text is None:
+                sandbox.exec(["rm", "-f", "--", path])
+            else:
+                sandbox.write(path, text.encode())
+        sandbox.exec(COMMAND, timeout_s=timeout_s)
+        try:
+            reward = json.loads(sandbox.read(REWARD))["reward"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+    return None if reward is None else float(reward)
