@@ -13,6 +13,7 @@ from plain_task import write_plain_task
 from woodshed import grading, red_team, tasks
 from woodshed.records import Task
 from woodshed.red_team.honest import REWRITES, rewritten, solution
+from woodshed.red_team.shipped import shipped_reward
 
 SEED = 21
 PAID_TODAY = {
@@ -95,6 +96,20 @@ def test_a_random_hundred_earns_nothing(plain_task: Task):
     graded = list(red_team.run(planned, campaign))
     assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
     assert {one.status for one in graded} == {"graded"}
+
+
+@pytest.mark.parametrize("name", ["who started it is killed", "a folder where the reward goes"])
+def test_rewards_that_the_code_under_test_leaves_are_not_read(plain_task: Task, name: str):
+    """It kills or blocks the grader that a task folder ships, once its own reward lies there."""
+    attack = next(attack for attack in red_team.attacks() if attack.reach.name == name)
+    assert not shipped_reward(plain_task, red_team.plant(plain_task, attack))
+
+
+@pytest.mark.slow
+def test_the_shipped_grader_pays_for_no_attack(plain_task: Task):
+    planned = red_team.plan([plain_task], 130, SEED)
+    graded = red_team.run(planned, red_team.Campaign(timeout_s=8.0), graders=["shipped"])
+    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
 
 
 @pytest.mark.slow

@@ -7,11 +7,12 @@ import json
 
 from woodshed import tasks
 from woodshed.records import Patch, Task
-from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider
 
 COMMAND = "bash /tests/test.sh > /dev/null 2>&1; sleep 0.2"
 """A process that outlives the grader has the time to write a reward."""
-REWARD = "/logs/verifier/reward.json"
+REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
+"""Files of which a harness may read either."""
 
 
 def shipped_reward(
@@ -33,8 +34,14 @@ def shipped_reward(
             else:
                 sandbox.write(path, text.encode())
         sandbox.exec(COMMAND, timeout_s=timeout_s)
-        try:
-            reward = json.loads(sandbox.read(REWARD))["reward"]
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-    return None if reward is None else float(reward)
+        rewards = [_stated(sandbox, name) for name in REWARDS]
+    return max((reward for reward in rewards if reward is not None), default=None)
+
+
+def _stated(sandbox: Sandbox, path: str) -> float | None:
+    """The reward that a file states: a number, or an object with one."""
+    try:
+        found = json.loads(sandbox.read(path))
+        return float(found["reward"] if isinstance(found, dict) else found)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
