@@ -11,7 +11,7 @@ import ast
 import copy
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from woodshed import tasks
 from woodshed.pysource.edits import Edit, Source, apply
@@ -33,15 +33,15 @@ def solution(task: Task, rng: random.Random, most: int = 4) -> tuple[Patch, tupl
     files: dict[str, str | None] = dict(tasks.gold_patch(task).files)
     names: list[str] = []
     for path, text in sources(task).items():
-        source, edits, added = Source(text), list[Edit](), list[str]()
-        for function in missing(task, path, text):
+        source, new, above = Source(text), dict[Function, str](), dict[ast.stmt, list[str]]()
+        for function in missing(task, path, source.tree):
             if has_multiline_text(function):
                 continue
-            new, more, applied = rewritten(function, rng, most)
-            edits.append(_replaced(source, function, new))
-            added += more
+            other, added, applied = rewritten(function, rng, most)
+            new[function] = _indented(ast.unparse(other), function.col_offset)
+            above.setdefault(_statement_around(source.tree, function), []).extend(added)
             names += applied
-        files[path] = "\n\n\n".join([apply(text, edits).rstrip(), *added]) + "\n" if edits else text
+        files[path] = _with_functions(source, new, above)
     if not names:
         raise TaskError(f"{task.name}: no rewrite fits its solution")
     return Patch(files), tuple(names)
@@ -60,12 +60,31 @@ def rewritten(function: Function, rng: random.Random, most: int) -> tuple[Functi
     return new, added, names
 
 
-def _replaced(source: Source, old: Function, new: Function) -> Edit:
-    """The edit that puts a function's new text where its old one is, in the same column."""
-    start, end = source.span(old)
-    indent = " " * old.col_offset
-    lines = ast.unparse(new).split("\n")
-    return Edit(start, end, "\n".join([lines[0], *(indent + line if line else "" for line in lines[1:])]))
+def _indented(text: str, column: int) -> str:
+    """The text of a definition whose first line begins in this column."""
+    first, *lines = text.split("\n")
+    return "\n".join([first, *(" " * column + line if line else "" for line in lines)])
+
+
+def _statement_around(tree: ast.Module, function: Function) -> ast.stmt:
+    """The statement of a module that a function is or is in."""
+    return next(part for part in tree.body if function in ast.walk(part))
+
+
+def _with_functions(
+    source: Source, new: Mapping[Function, str], above: Mapping[ast.stmt, Sequence[str]]
+) -> str:
+    """The file with other texts of some functions, and definitions above some of its statements."""
+    edits: list[Edit] = []
+    for statement, added in above.items():
+        text = "".join(f"{definition}\n\n\n" for definition in added)
+        if statement in new:
+            edits.append(Edit(*source.span(statement), text + new[statement]))  # type: ignore[index]
+        elif text:
+            start, _ = source.span(statement)
+            edits.append(Edit(start, start, text))
+    edits += [Edit(*source.span(f), text) for f, text in new.items() if f not in above]
+    return apply(source.text, edits)
 
 
 def has_multiline_text(function: Function) -> bool:
@@ -256,15 +275,15 @@ def move_to_a_helper(function: Function, unique: str) -> list[str]:
 
 def cache_a_text(function: Function, unique: str) -> list[str]:
     """A text that the function uses comes from a cached private function."""
-    for node in ast.walk(function):
-        if isinstance(node, ast.Call):
-            for place, given in enumerate(node.args):
-                if isinstance(given, ast.Constant) and isinstance(given.value, str):
-                    node.args[place] = ast.parse(f"_text_{unique}()", mode="eval").body
-                    return [
-                        f"import functools as _functools_{unique}\n\n\n@_functools_{unique}.cache\n"
-                        f"def _text_{unique}():\n    return {given.value!r}"
-                    ]
+    calls = [n for part in function.body for n in ast.walk(part) if isinstance(n, ast.Call)]
+    for node in calls:
+        for place, given in enumerate(node.args):
+            if isinstance(given, ast.Constant) and isinstance(given.value, str):
+                node.args[place] = ast.parse(f"_text_{unique}()", mode="eval").body
+                return [
+                    f"import functools as _functools_{unique}\n\n\n@_functools_{unique}.cache\n"
+                    f"def _text_{unique}():\n    return {given.value!r}"
+                ]
     return []
 
 

@@ -44,7 +44,7 @@ def hollow(task: Task) -> Patch:
 def can_be_attacked(task: Task) -> bool:
     """True if the task's solution defines a function."""
     return task.verifier == "pytest" and any(
-        missing(task, path, text) for path, text in sources(task).items()
+        missing(task, path, syntax.parse(text)) for path, text in sources(task).items()
     )
 
 
@@ -52,8 +52,8 @@ def _planted(task: Task, code: str, how: str) -> dict[str, str | None]:
     files: dict[str, str | None] = dict(tasks.gold_patch(task).files)
     found = False
     for path, text in sources(task).items():
-        if functions := missing(task, path, text):
-            source = Source(text)
+        source = Source(text)
+        if functions := missing(task, path, source.tree):
             edits = [_edit(source, function, how) for function in functions]
             files[path] = f"{apply(text, edits).rstrip()}\n\n\n{code}"
             found = True
@@ -67,13 +67,12 @@ def sources(task: Task) -> dict[str, str]:
     return {p: text for p, text in tasks.gold_patch(task).files.items() if text and p.endswith(".py")}
 
 
-def missing(task: Task, path: str, text: str) -> list[Function]:
+def missing(task: Task, path: str, solved: ast.AST) -> list[Function]:
     """The functions of a solved file that the workspace does not show just so, none inside another."""
     before = tasks.original(task, path)
     shown = syntax.legible(before.read_bytes()) if before.is_file() else ""
     known = {(name, ast.dump(function)) for name, function in functions_of(syntax.parse(shown))}
-    solved = functions_of(syntax.parse(text))
-    return [function for name, function in solved if (name, ast.dump(function)) not in known]
+    return [function for name, function in functions_of(solved) if (name, ast.dump(function)) not in known]
 
 
 def functions_of(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]:
