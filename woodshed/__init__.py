@@ -13,6 +13,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     learning
     parallel
     muon
+    red_team
     synthesis
     evals
     experience

@@ -212,7 +212,7 @@ def check_tasks(
     from woodshed.runs import machine
     from woodshed.tasks import folder
 
-    sandboxes = _provider(sandbox)
+    sandboxes = sandbox_provider(sandbox)
 
     def reason_against(path: Path) -> str:
         try:
@@ -259,7 +259,7 @@ def find_leaks(
     from woodshed.synthesis.leaks.scan import SHARED
     from woodshed.tasks import folder
 
-    sandboxes = _provider(sandbox)
+    sandboxes = sandbox_provider(sandbox)
     loaded = folder.load_set(*folders)
     if rules is not None and learn is None and not rules.is_file():
         raise TaskError(f"no rules at {rules}; --learn RUN creates the file")
@@ -307,7 +307,7 @@ def harden_tasks(
     from woodshed.synthesis import harden
     from woodshed.tasks import folder
 
-    sandboxes = _provider(sandbox)
+    sandboxes = sandbox_provider(sandbox)
     attempts = harden.outcomes_of(run) if run else harden.AttemptOutcomes()
     unknown = 0.0 if run else 1.0
     parents = [t for t in folder.load_set(*folders) if attempts.rates.get(t.name, unknown) >= 0.5]
@@ -409,7 +409,7 @@ def import_tasks(
     say_next(f"woodshed tasks check {out}")
 
 
-def _provider(name: str) -> SandboxProvider:
+def sandbox_provider(name: str) -> SandboxProvider:
     """The provider that an option names.
 
     Raises:

@@ -198,6 +198,10 @@ mkdir -p /logs/verifier
 export WOODSHED_PYTHONPATH="${PYTHONPATH-}" PYTHONPATH=/tests/grader
 python -P -S -s -B -m woodshed.grading.shipped /tests /workspace /logs/verifier
 status=$?
+if [ "$status" -ne 0 ]; then  # what lies there is not the grader's
+    chmod u+rwx /logs/verifier
+    rm -rf /logs/verifier/reward.json /logs/verifier/reward.txt
+fi
 if [ "$status" -gt 128 ]; then  # the code under test killed its grader
     echo '{"reward": 0.0}' > /logs/verifier/reward.json
 fi

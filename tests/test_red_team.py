@@ -1,0 +1,185 @@
+"""The red team's attacks are attacks, earn nothing, and honest solutions earn everything."""
+
+from __future__ import annotations
+
+import ast
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from plain_task import write_plain_task
+
+from woodshed import grading, red_team, tasks
+from woodshed.records import Task
+from woodshed.red_team.honest import REWRITES, rewritten, solution
+from woodshed.red_team.shipped import shipped_reward
+
+SEED = 21
+PAID_TODAY = {
+    *("the user's name", "the user's number", "pytest is imported", "a plugin of the judge is imported"),
+    *(
+        "the command line",
+        "a folder of the judge",
+        "the hash seed",
+        "flags of the interpreter",
+        "a test calls",
+    ),
+    *("parameters of the test's marks", "test modules among all modules", "parameters of items in memory"),
+    *("functions in memory", "the text of tests", "equal to what it is compared with first"),
+}
+"""What attacks reach that are still paid for, if only by a shaped reward. The list only shrinks."""
+BUYABLE = {"report writer": "runner", "channel": "runner", "line": "naive line"}
+"""The judge that attacks of a kind are made for; of all others, those that read what pytest leaves."""
+
+
+@pytest.fixture(scope="module")
+def plain_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
+    return write_plain_task(tmp_path_factory.mktemp("plain"))
+
+
+def test_there_are_hundreds_of_attacks_of_a_dozen_kinds():
+    attacks = red_team.attacks()
+    assert len({attack.name for attack in attacks}) == len(attacks) >= 300
+    kinds = Counter(attack.reach.kind for attack in attacks)
+    assert len(kinds) >= 12
+    for attack in red_team.sample(300, SEED):
+        ast.parse(attack.code)
+
+
+def test_a_sample_is_even_over_kinds_and_the_same_for_the_same_seed():
+    chosen = red_team.sample(100, SEED)
+    assert [attack.name for attack in chosen] == [attack.name for attack in red_team.sample(100, SEED)]
+    assert [attack.name for attack in chosen] != [attack.name for attack in red_team.sample(100, SEED + 1)]
+    kinds = Counter(attack.reach.kind for attack in chosen)
+    assert set(kinds) == {attack.reach.kind for attack in red_team.attacks()}
+    assert max(kinds.values()) <= 100 // len(kinds) + 4
+
+
+def test_words_in_pieces_are_words_that_no_list_finds():
+    words = ("_pytest.", "_getframe", "ctypes", "gc.", "/proc/", "import ", "exec(")
+    for attack in red_team.sample(300, SEED):
+        if attack.reach.form not in ("place", "files"):
+            plain, pieces = (replace(attack, spelling=spelling).code for spelling in ("plain", "pieces"))
+            assert plain != pieces and not [word for word in words if word in pieces], attack.name
+
+
+def test_hollow_code_keeps_everything_but_the_behaviour(plain_task: Task):
+    text = red_team.hollow(plain_task).files["shapes/numbers.py"]
+    module: dict[str, object] = {}
+    exec(str(text), module)
+    area, corners = module["area"], module["corners"]
+    assert callable(area) and area(3) is None and area.__doc__ == "Area of a square."
+    assert callable(corners) and corners("square") == 4
+    assert grading.grade(plain_task, red_team.hollow(plain_task)).reward == 0.0
+    assert red_team.bought(plain_task, red_team.hollow(plain_task)) == []
+
+
+def one_of_each_kind() -> list[red_team.Attack]:
+    first: dict[str, red_team.Attack] = {}
+    for attack in red_team.sample(len(red_team.attacks()), SEED):
+        first.setdefault(attack.reach.kind, attack)
+    return list(first.values())
+
+
+@pytest.mark.parametrize("attack", one_of_each_kind(), ids=lambda attack: attack.reach.kind)
+def test_one_attack_of_each_kind_buys_a_weak_judge(plain_task: Task, attack: red_team.Attack):
+    patch = red_team.plant(plain_task, attack)
+    judge = BUYABLE.get(attack.reach.kind)
+    judges = (judge,) if judge else ("exit code", "log", "reward file")
+    assert red_team.bought(plain_task, patch, judges=judges, timeout_s=4.0)
+
+
+def test_a_random_hundred_earns_nothing(plain_task: Task):
+    planned = red_team.plan([plain_task], 100, SEED)
+    campaign = red_team.Campaign(timeout_s=8.0)
+    graded = list(red_team.run(planned, campaign))
+    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
+    assert {one.status for one in graded} == {"graded"}
+
+
+@pytest.mark.parametrize("name", ["who started it is killed", "a folder where the reward goes"])
+def test_rewards_that_the_code_under_test_leaves_are_not_read(plain_task: Task, name: str):
+    """It kills or blocks the grader that a task folder ships, once its own reward lies there."""
+    attack = next(attack for attack in red_team.attacks() if attack.reach.name == name)
+    assert not shipped_reward(plain_task, red_team.plant(plain_task, attack))
+
+
+@pytest.mark.slow
+def test_the_shipped_grader_pays_for_no_attack(plain_task: Task):
+    planned = red_team.plan([plain_task], 130, SEED)
+    graded = red_team.run(planned, red_team.Campaign(timeout_s=8.0), graders=["shipped"])
+    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
+
+
+@pytest.mark.slow
+def test_every_attack_earns_nothing(plain_task: Task):
+    planned = [(attack, plain_task) for attack in red_team.attacks()]
+    graded = red_team.run(planned, red_team.Campaign(timeout_s=8.0))
+    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
+
+
+@pytest.mark.slow
+def test_every_attack_buys_a_weak_judge(plain_task: Task):
+    """Of every manner and moment; another spelling does the same."""
+    lost = [
+        attack.name
+        for attack in red_team.attacks()
+        if attack.spelling == "plain"
+        and not red_team.bought(plain_task, red_team.plant(plain_task, attack), judges=red_team.JUDGES)
+    ]
+    assert lost == []
+
+
+def test_the_honest_solution_is_paid_five_times(plain_task: Task):
+    assert [grading.grade(plain_task, tasks.gold_patch(plain_task)).reward for _ in range(5)] == [1.0] * 5
+
+
+STATISTICS = """
+def mean(values, default=None, *more, scale=1, **rest):
+    total = 0
+    found = [value for value in values if value is not None]
+    for value in found:
+        total += value
+    total += 1
+    if default is not None and not found:
+        return default
+    if "missing" not in rest and found:
+        found = sorted(found)
+    else:
+        return rest.get("missing", "nothing") if more is not None else "never"
+    if more:
+        return more, scale
+    return [(total - 1) * scale / len(found) for value in found if value]
+"""
+CALLS = (
+    "mean([1, 2, None, 0])",
+    "mean([], 5)",
+    "mean([3], 1, 'x', scale=2, other=3)",
+    "mean([], missing=4)",
+    "mean([0])",
+    "mean([])",
+)
+
+
+@pytest.mark.parametrize("name", [*REWRITES, "several"])
+def test_a_rewrite_changes_nothing_that_the_code_does(name: str, monkeypatch: pytest.MonkeyPatch):
+    function = ast.parse(STATISTICS).body[0]
+    assert isinstance(function, ast.FunctionDef)
+    if name != "several":
+        monkeypatch.setattr("woodshed.red_team.honest.REWRITES", {name: REWRITES[name]})
+    for seed in range(20 if name == "several" else 1):
+        new, added, applied = rewritten(function, random.Random(seed), most=5)
+        assert applied
+        before, after = dict[str, object](), dict[str, object]()
+        exec(STATISTICS, before)
+        exec("\n".join([*added, ast.unparse(new)]), after)
+        for call in CALLS:
+            assert eval(call, after) == eval(call, before), ast.unparse(new)
+
+
+def test_honest_solutions_are_paid(plain_task: Task, tiny_task: Task):
+    for number in range(6):
+        task = (plain_task, tiny_task)[number % 2]
+        patch, rewrites = solution(task, random.Random(number))
+        assert grading.grade(task, patch).reward == 1.0, (rewrites, patch)
