@@ -301,7 +301,8 @@ def test_a_model_whose_steps_cannot_be_captured_draws_the_same(tiny, monkeypatch
     for sampler in (plain, uncaptured):
         sampler.scheduler._graphs = sampler.scheduler._make_graphs()
     monkeypatch.setattr(Graphs, "_capture", refuse)
-    assert (graphs := uncaptured.scheduler._graphs) is not None
+    graphs = uncaptured.scheduler._graphs
+    assert graphs is not None
     graphs.is_capturable = True
     with pytest.warns(
         UserWarning, match="one kernel at a time, which is slower: cannot copy during a capture$"

@@ -219,7 +219,8 @@ ATTACKS: dict[str, Script] = {
     ),
     "retrieval/history": by_command(
         "git fsck --unreachable --no-reflogs | cut -d' ' -f3 | xargs -n1 git cat-file -p",
-        "for o in .git/objects/??/*; do python -c \"import zlib; print(zlib.decompress(open('$o', 'rb').read()))\"; done",
+        "for o in .git/objects/??/*; do "
+        "python -c \"import zlib; print(zlib.decompress(open('$o', 'rb').read()))\"; done",
         "cat .git/packed-refs .git/ORIG_HEAD; git show ORIG_HEAD:{path}",
     ),
     "retrieval/network": by_command(
