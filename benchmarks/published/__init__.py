@@ -20,6 +20,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "decode-again": engines.decode_again,
     "grpo": engines.grpo,
     "step": engines.step,
+    "redesign": engines.redesign,
+    "full-weights": engines.full_weights,
     "hint-cost": engines.hint_cost,
     "muon": engines.muon,
     "muon-facts": engines.muon_facts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,6 +181,38 @@ def step() -> str:
         ],
     ]
     return table(["one H200, 0.5B", "", "target"], rows)
+
+
+def redesign() -> str:
+    """Decoding and a step on a card, before and after the redesign."""
+    first, later = load("redesign_decoding_h200"), load("redesign_step_h200")
+    names = {"0": "no adapter", "16": "LoRA 16"}
+    rows = []
+    for name, ratio in first["ratios"].items():
+        if name.startswith("decoding, "):
+            rows_of_load, _, rank = name.removeprefix("decoding, ").partition(" rows, adapter ")
+            what = "an agent's load" if rows_of_load == "agent" else f"{rows_of_load} rows"
+            rows.append([f"decoding, {what}, {names[rank]}", f"{ratio:.2f}"])
+    rows += [
+        ["a GRPO step, LoRA 16, one attention call for each sample", f"{first['ratios']['step']:.2f}"],
+        ["the same, one call for samples of similar length", f"{later['ratios']['step']:.2f}"],
+        ["its peak memory", f"{later['ratios']['peak memory']:.2f}"],
+    ]
+    return table(["one H200, 0.5B, bfloat16", "times the earlier tree's speed (memory: its size)"], rows)
+
+
+def full_weights() -> str:
+    """A step that trains all weights beside one that trains an adapter."""
+    steps = [row for row in load("redesign_step_h200")["rows"] if row["tree"] == "this"]
+    lora_s = statistics.median(row["step"]["step_s"] for row in steps)
+    lora_gib = max(row["step"]["peak_gib"] for row in steps)
+    rows = [["LoRA 16, 16 rows at a time", f"{lora_s:.2f}", f"{lora_gib:.1f}", ""]]
+    for row in load("full_weights_h200")["rows"]:
+        what = f"all weights, {row['micro_rows']} rows at a time"
+        rows.append(
+            [what, spread(row["step_s"]), f"{row['peak_gib']:.1f}", f"{lora_s / row['step_s'][1]:.2f}"]
+        )
+    return table(["one H200, 0.5B, bfloat16", "seconds a step", "peak GiB", "times LoRA's speed"], rows)
 
 
 DEFAULTS = "the settings' defaults"  # the row of benchmarks/targeted_step.py
