@@ -366,6 +366,15 @@ def test_only_files_that_were_there_are_imported(tmp_path: Path):
             continue
         raise SystemExit("unpickled")
     assert pickle.loads(pickle.dumps([1, {{2: (3.5, None)}}])) == [1, {{2: (3.5, None)}}]
+    import importlib.util, runpy
+    spec = importlib.util.spec_from_file_location("planted", place + "/planted.py")
+    for run in (lambda: spec.loader.exec_module(importlib.util.module_from_spec(spec)), lambda: runpy.run_path(
+        place + "/planted.py")):
+        try:
+            run()
+        except (ImportError, RuntimeError):
+            continue
+        raise SystemExit("named to a loader")
     print("held")
     """
     done = subprocess.run(

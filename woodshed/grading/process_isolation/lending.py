@@ -26,8 +26,6 @@ LENT_MODULES = frozenset(
             "itertools",
             "re",
             "random",
-            "string",
-            "string.templatelib",
         ),
         *(
             "types",
@@ -105,7 +103,11 @@ class Lending:
         if kind is types.FunctionType:
             return self._is_own_function(value)
         if kind is types.MethodType:
-            return self.allows(value.__func__)  # whose it is, nobody can ask
+            owner = type(value.__self__)
+            is_library = owner.__module__ in LENT_MODULES and _is_in_its_module(owner)
+            return self.allows(value.__func__) or (  # whose it is, nobody can ask
+                is_library and getattr(value.__func__, "__module__", None) == owner.__module__
+            )
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             owner = value.__self__
             return not isinstance(owner, NEVER) and not isinstance(owner, type) and self._is_lendable(owner)
