@@ -285,12 +285,8 @@ CHEATS = {
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_that_know_no_answer_are_not_paid(guarded_task: Task, cheat: str):
     text = (Path(folder.workspace(guarded_task)) / "tally/words.py").read_text("utf-8") + "\n" + CHEATS[cheat]
-    verdict = grading.grade(
-        guarded_task,
-        Patch(files={"tally/words.py": text}),
-        settings=grading.GradingSettings(isolate_tests="never"),
-    )
-    assert verdict.reward == 0.0, verdict
+    verdict = grading.outcomes_of(guarded_task, Patch(files={"tally/words.py": text}))
+    assert verdict.integrity and not verdict.solved, verdict
 
 
 def test_a_decoy_of_another_test_is_refused(guarded_task: Task, tmp_path: Path):

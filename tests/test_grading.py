@@ -443,9 +443,7 @@ def test_stored_attempts_are_judged_again(tiny_task: Task, tmp_path: Path):
     assert "r0: 1 -> 1  no longer flagged: history" in result.output
     assert "2 attempts graded again: 2 changed, 1 in reward, 1 in flags" in result.output
     assert {path: path.stat().st_mtime_ns for path in run.path.rglob("*")} == files
-    assert regrade.settings_of(run, ["isolate_tests=always"]) == GradingSettings(
-        shaped=True, jobs=1, isolate_tests="always"
-    )
+    assert regrade.settings_of(run, ["timeout_s=9"]) == GradingSettings(shaped=True, jobs=1, timeout_s=9)
 
 
 @pytest.mark.parametrize(

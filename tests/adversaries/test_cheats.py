@@ -14,7 +14,6 @@ from conftest import PASS_TO_PASS
 from woodshed import grading, tasks
 from woodshed.evals import monitoring
 from woodshed.grading import pytest_verifier
-from woodshed.grading.decision import Isolation
 from woodshed.monitors.cheat_suite.run import play
 from woodshed.records import Patch, Task
 from woodshed.sandbox import open_sandbox
@@ -265,23 +264,15 @@ ALWAYS_EQUAL = {
 }
 
 
-ISOLATION: tuple[Isolation, ...] = ("never", "always")
-
-
-@pytest.mark.parametrize("isolate_tests", ISOLATION)
 @pytest.mark.parametrize("how", ALWAYS_EQUAL)
-def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str, isolate_tests: Isolation):
+def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str):
     code = f"class Equal(list):\n    {ALWAYS_EQUAL[how]}\n\n"
     code += "    def items(self): return [('the', 3), ('sea', 2)]\n\n"
-    files: dict[str, str | None] = {
-        "tally/words.py": code + "def split(text): return Equal()\n\ndef count(text): return Equal()\n"
-    }
-    assert (
-        grading.grade(
-            tiny_task, Patch(files=files), settings=grading.GradingSettings(isolate_tests=isolate_tests)
-        ).reward
-        == 0.0
+    patch = Patch(
+        {"tally/words.py": code + "def split(text): return Equal()\n\ndef count(text): return Equal()\n"}
     )
+    assert grading.grade(tiny_task, patch).reward == 0.0
+    assert not grading.outcomes_of(tiny_task, patch).solved  # nor in one process
 
 
 def test_a_borrowed_always_equal_object_earns_nothing(tiny_task: Task):
@@ -309,15 +300,8 @@ def count(text):
 def test_apart_the_expected_value_is_out_of_reach(tiny_task: Task):
     """The hidden tests of `count` hold their expected value in a parameter, which a frame shows."""
     stolen = Patch({"tally/words.py": STEALS})
-    assert (
-        grading.grade(tiny_task, stolen, settings=grading.GradingSettings(isolate_tests="never")).reward
-        == 1.0
-    )  # what one process cannot prevent
-    assert grading.grade(tiny_task, stolen).reward == 0.0  # it mentions frames
-    assert (
-        grading.grade(tiny_task, stolen, settings=grading.GradingSettings(isolate_tests="always")).reward
-        == 0.0
-    )
+    assert grading.outcomes_of(tiny_task, stolen).solved  # what one process cannot prevent
+    assert grading.grade(tiny_task, stolen).reward == 0.0
 
 
 KNOWS = """\
@@ -355,22 +339,14 @@ def test_the_text_of_the_tests_is_not_on_the_disk(tiny_task: Task):
         for path, data in {**tasks.protected_files(tiny_task), "tally/words.py": reads.encode()}.items():
             sandbox.write(path, data)
         assert sandbox.exec("python -m pytest -q tests").exit_code == 0  # the cheat is real
-    for isolate_tests in ISOLATION:
-        assert (
-            grading.grade(
-                tiny_task,
-                Patch({"tally/words.py": reads}),
-                settings=grading.GradingSettings(isolate_tests=isolate_tests),
-            ).reward
-            == 0.0
-        )
+    patch = Patch({"tally/words.py": reads})
+    assert grading.grade(tiny_task, patch).reward == 0.0
+    assert not grading.outcomes_of(tiny_task, patch).solved
 
 
 def test_apart_the_modules_of_the_tests_are_out_of_reach(tiny_task: Task):
     looks = Patch({"tally/words.py": KNOWS.format(lookup=IN_MODULES)})
-    assert (
-        grading.grade(tiny_task, looks, settings=grading.GradingSettings(isolate_tests="never")).reward == 1.0
-    )  # what one process cannot prevent
+    assert grading.outcomes_of(tiny_task, looks).solved  # what one process cannot prevent
     assert grading.grade(tiny_task, looks).reward == 0.0
 
 
@@ -391,22 +367,12 @@ def test_planted_cheats_earn_nothing_by_themselves(tiny_task: Task):
         assert (verdict.status, verdict.reward) == ("graded", 0.0), rule
 
 
-def test_the_honest_solution_earns_everything_apart(tiny_task: Task):
-    verdict = grading.grade(
-        tiny_task, gold_patch(tiny_task), settings=grading.GradingSettings(isolate_tests="always")
-    )
+def test_where_no_test_can_run_apart_one_process_judges(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
+    verdict = grading.grade(tiny_task, gold_patch(tiny_task))
     assert verdict.reward == 1.0
     assert "isolated: 4 of 4 fail-to-pass tests" in verdict.detail
-
-
-def test_where_no_test_can_run_apart_one_process_judges(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pytest_verifier, "isolated_tests", lambda task, sandboxes: ())
-    assert (
-        grading.grade(
-            tiny_task, gold_patch(tiny_task), settings=grading.GradingSettings(isolate_tests="always")
-        ).reward
-        == 1.0
-    )
+    assert grading.grade(tiny_task, gold_patch(tiny_task)).reward == 1.0
 
 
 FORGED = """
@@ -452,7 +418,5 @@ def test_a_test_file_that_is_imported_late_is_still_the_original(tiny_task: Task
     hidden = tuple(test for test in tiny_task.fail_to_pass if "test_words" in test)
     first, *others = PASS_TO_PASS  # of the file that is imported before
     task = dataclasses.replace(tiny_task, fail_to_pass=(first, *hidden), pass_to_pass=tuple(others))
-    verdict = grading.grade(
-        task, Patch(files=at_import(FORGE + how)), settings=grading.GradingSettings(isolate_tests="never")
-    )
+    verdict = grading.outcomes_of(task, Patch(files=at_import(FORGE + how)))
     assert verdict.outcomes[first] == "passed" and {verdict.outcomes[test] for test in hidden} == {"failed"}

@@ -395,9 +395,7 @@ def test_a_solution_whose_interface_cannot_be_read_is_no_solution(
 
     monkeypatch.setattr(boundary, "strict", False)
     monkeypatch.setattr(decision, "removed_api", lambda *_: list(breaks()))
-    verdict = grading.grade(
-        tiny_task, folder.gold_patch(tiny_task), settings=grading.GradingSettings(isolate_tests="never")
-    )
+    verdict = grading.grade(tiny_task, folder.gold_patch(tiny_task))
     assert (verdict.status, verdict.solved, verdict.reward) == ("graded", False, 0.0)
     assert verdict.integrity[0].startswith(f"{decision.UNREADABLE}: RecursionError")
 

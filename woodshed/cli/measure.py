@@ -260,9 +260,7 @@ def grade(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, for example runs/quickstart.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE", help="Grading settings to change, for example isolate_tests=always."
-        ),
+        typer.Argument(metavar="KEY=VALUE", help="Grading settings to change, for example timeout_s=300."),
     ] = None,
 ) -> None:
     """Grade the attempts of a run again.

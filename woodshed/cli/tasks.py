@@ -25,7 +25,8 @@ WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
 COLUMNS = """\
 medians over tasks: F2P, hidden tests that fail before and pass after (fail-to-pass); behaviour, those of them that an
 empty body does not pass; P2P, tests that pass before and after; decoys, the share of F2P with a copy that must fail;
-guess, the chance to tell all copies of a run from their tests blindly; words of the instruction"""
+guess, the chance to tell all copies of a run from their tests blindly; isolated, the share of F2P that is judged with
+the code in another process; words of the instruction"""
 MAX_FILES_SHOWN = 20
 """Number of skipped files that are printed."""
 

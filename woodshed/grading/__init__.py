@@ -5,7 +5,7 @@ from woodshed.grading.patches import crossing
 from woodshed.grading.pytest_verifier import keep_isolated_tests
 from woodshed.grading.results import TestRun
 from woodshed.grading.session import run_tests, with_runner
-from woodshed.grading.verifier import GradingSettings, Verifier, grade
+from woodshed.grading.verifier import GradingSettings, Verifier, grade, outcomes_of
 
 __all__ = [
     "GradingSettings",
@@ -16,6 +16,7 @@ __all__ = [
     "grade",
     "judge",
     "keep_isolated_tests",
+    "outcomes_of",
     "run_tests",
     "with_runner",
 ]

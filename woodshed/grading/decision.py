@@ -12,38 +12,33 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, Protocol, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol, cast
 
 from woodshed.boundary import contained
-from woodshed.grading.decoys import Disguise
+from woodshed.grading.decoys import Disguise, covered
 from woodshed.grading.decoys import disguise as disguised
-from woodshed.grading.patches import LINE_END, added_lines, left_behind
-from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.patches import added_lines, left_behind
+from woodshed.grading.results import Kind, SessionRequest, TestRun
 from woodshed.pysource import api_compat, syntax
 from woodshed.pysource.api_compat import Api, SourceTree
 from woodshed.records import Outcome, Task, Verdict
 from woodshed.tasks.contents import original, protected_files
 
-Isolation = Literal["never", "suspect", "always"]
 Files = Mapping[str, bytes | None]
 """Whole files by path; None: deleted."""
 
 MOST_NOTES = 50
-SUSPECT = re.compile(
-    r"frame|f_back|f_locals|f_globals|(?i:pytest|\btests?\b|\btest_|_tests?\b)|settrace|setprofile|/proc/|woodshed"
-    r"|\b(gc|inspect|ctypes|unittest|mock|traceback|linecache|sys|builtins|importlib|__import__|exec|eval)\b"
-    r"|__(eq|ne|lt|le|gt|ge|bool|contains|class|hash|subclasses|globals|code|closure|builtins)__"
-)
-"""Words of code that reaches for its caller, for the tests, or for how values are compared."""
 UNREADABLE = "the patch cannot be compared with the interface that it has to keep"
+
+
+DISAGREE = "a test passes in some surroundings and not in others"
 
 
 class Box(Protocol):
     """A place where the tests of one patch run, as often as the decision asks."""
 
-    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, *, isolate: bool) -> TestRun:
+    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
         """Run some tests over the files of a patch, with nothing of an earlier run left."""
         ...
 
@@ -63,36 +58,36 @@ def decide(
     box: Box,
     *,
     timeout_s: float,
-    isolate_tests: Isolation,
     shaped: bool,
 ) -> Verdict:
     """The verdict on the files of a patch that crossed; the id of the rollout and the seconds are left empty.
 
+    Tests that can be isolated come first, since most patches fail there and nothing is left to find out. What may be
+    paid then runs in the ordinary process with all others, and what cannot be isolated once more: so each hidden test
+    is judged in two surroundings, and pays where both agree.
+
     Args:
         left: the files that did not cross, with the reason.
         timeout_s: for one run of the tests; a run in two processes has twice as long.
-        isolate_tests, shaped: as in `GradingSettings`.
+        shaped: as in `GradingSettings`.
     """
-    notes = left_behind(left)
-    run = box.run(crossed, (*task.fail_to_pass, *task.pass_to_pass), timeout_s, isolate=False)
-    if solves(run):
+    isolated = [test for test in task.fail_to_pass if test in set(box.isolated_tests())]
+    notes = [*left_behind(left), f"isolated: {len(isolated)} of {len(task.fail_to_pass)} fail-to-pass tests"]
+    runs: list[TestRun] = []
+    for tests, seconds, kind in plan(task, isolated, timeout_s):
+        if tests and (not runs or may_pay(task, runs, isolated, shaped=shaped)):
+            runs.append(box.run(crossed, tests, seconds, kind))
+    run = merged((*task.fail_to_pass, *task.pass_to_pass), runs)
+    if may_pay(task, runs, isolated, shaped=shaped):
         removed = contained(
             lambda: removed_api(task, crossed, box.original_api()), lambda error: [f"{UNREADABLE}: {error}"]
         )
-        run = dataclasses.replace(run, integrity=tuple(removed[:MOST_NOTES]))
-    is_due = isolate_tests == "always" or (isolate_tests == "suspect" and is_suspect(task, crossed))
-    if solves(run) and is_due:
-        isolated = box.isolated_tests()
-        notes.append(f"isolated: {len(isolated)} of {len(task.fail_to_pass)} fail-to-pass tests")
-        if isolated:
-            again = box.run(crossed, isolated, 2 * timeout_s, isolate=True)
-            outcomes, log = run.outcomes | again.outcomes, run.log + again.log
-            run = dataclasses.replace(run, outcomes=outcomes, integrity=again.integrity, log=log)
+        run = dataclasses.replace(run, integrity=run.integrity + tuple(removed[:MOST_NOTES]))
     return Verdict(
         rollout_id="",
         task_id=task.id,
         status="graded" if run.started else "invalid",
-        reward=reward(task, run.outcomes, run.integrity, shaped=shaped),
+        reward=reward(task, run.outcomes, run.integrity, isolated, shaped=shaped),
         solved=solves(run),
         outcomes=run.outcomes,
         integrity=run.integrity,
@@ -100,24 +95,89 @@ def decide(
     )
 
 
+def plan(task: Task, isolated: Sequence[str], timeout_s: float) -> list[tuple[Sequence[str], float, Kind]]:
+    """The runs in their order: tests, seconds and surroundings of each."""
+    rest = [test for test in task.fail_to_pass if test not in isolated]
+    return [
+        (isolated, 2 * timeout_s, "isolated"),
+        ((*task.fail_to_pass, *task.pass_to_pass), timeout_s, "ordinary"),
+        (rest, timeout_s, "again"),
+    ]
+
+
 def solves(run: TestRun) -> bool:
     """True if a run can be believed and every expected test passed."""
     return not run.integrity and all(outcome == "passed" for outcome in run.outcomes.values())
 
 
-def reward(task: Task, outcomes: Mapping[str, Outcome], integrity: Sequence[str], *, shaped: bool) -> float:
-    """1 for a run that solves the task, else 0; `shaped` gives a share, at most 0.9, for some of the tests."""
+def may_pay(task: Task, runs: Sequence[TestRun], isolated: Sequence[str], *, shaped: bool) -> bool:
+    """True if there is a reward in it should every test pass that has not run yet."""
+    everything = (*task.fail_to_pass, *task.pass_to_pass)
+    best: dict[str, Outcome] = dict.fromkeys(everything, "passed")
+    run = merged(everything, runs)
+    ran = {test for each in runs for test in each.outcomes}
+    best |= {test: outcome for test, outcome in run.outcomes.items() if test in ran}
+    return run.started and reward(task, best, run.integrity, isolated, shaped=shaped) > 0
+
+
+def merged(tests: Sequence[str], runs: Sequence[TestRun]) -> TestRun:
+    """Several runs of tests as one: a test passed if it did in every run that it was part of.
+
+    A test that passes here and fails there is a fault: code that is right only where it believes to be watched, or
+    unwatched, is not right.
+    """
+    outcomes: dict[str, Outcome] = dict.fromkeys(tests, "missing")
+    differing: list[str] = []
+    for test in tests:
+        seen: list[Outcome] = [run.outcomes[test] for run in runs if test in run.outcomes]
+        passed = [outcome == "passed" for outcome in seen]
+        if seen:
+            outcomes[test] = seen[next((place for place, is_right in enumerate(passed) if not is_right), 0)]
+        if any(passed) and not all(passed):
+            differing.append(test)
+    faults = tuple(dict.fromkeys(fault for run in runs for fault in run.integrity))
+    if differing and not faults:
+        faults = (f"{DISAGREE}: {', '.join(differing[:3])}",)
+    return dataclasses.replace(
+        runs[-1],
+        outcomes=outcomes,
+        durations={k: v for run in runs for k, v in run.durations.items()},
+        messages={k: v for run in runs for k, v in run.messages.items()},
+        integrity=faults,
+        started=all(run.started for run in runs),
+        timed_out=any(run.timed_out for run in runs),
+        seconds=sum(run.seconds for run in runs),
+        log="\n".join(run.log for run in runs),
+    )
+
+
+def reward(
+    task: Task,
+    outcomes: Mapping[str, Outcome],
+    integrity: Sequence[str],
+    isolated: Sequence[str],
+    *,
+    shaped: bool,
+) -> float:
+    """1 for a run that solves the task, else 0; `shaped` gives a share, at most 0.9, for some of the tests.
+
+    A share is paid only for tests that are isolated or have a decoy: of the others a pass in one process proves little.
+    """
     is_solved = not integrity and all(outcome == "passed" for outcome in outcomes.values())
     if is_solved or integrity or not shaped:
         return float(is_solved)
+    believed = {t for t in task.fail_to_pass if t in set(isolated) or covered([t], task.decoys)}
 
-    def share(tests: Sequence[str]) -> float:
-        return sum(outcomes[test] == "passed" for test in tests) / max(len(tests), 1)
+    def share(tests: Sequence[str], counted: Callable[[str], bool]) -> float:
+        return sum(outcomes[test] == "passed" and counted(test) for test in tests) / max(len(tests), 1)
 
     # The stub that a patch resembles most decides: none of them earns anything, and no predicate loses half its tests.
     idle = [set[str](), *map(set, task.stub_passes.values())]
-    behaviour = min(share([test for test in task.fail_to_pass if test not in tests]) for tests in idle)
-    return min(0.9, behaviour * (share(task.pass_to_pass) if task.pass_to_pass else 1.0))
+    behaviour = min(
+        share([test for test in task.fail_to_pass if test not in tests], believed.__contains__)
+        for tests in idle
+    )
+    return min(0.9, behaviour * (share(task.pass_to_pass, lambda test: True) if task.pass_to_pass else 1.0))
 
 
 def removed_api(task: Task, files: Mapping[str, bytes | str | None], right: Api) -> list[str]:
@@ -144,16 +204,6 @@ def removed_api(task: Task, files: Mapping[str, bytes | str | None], right: Api)
     )
 
 
-def is_suspect(task: Task, crossed: Files) -> bool:
-    """True if lines that a patch adds mention what would let code look at its tests."""
-    for path, data in crossed.items():
-        lines = LINE_END.split(data or b"")
-        added = b"\n".join(lines[number - 1] for number in added_lines(task, path, data or b""))
-        if SUSPECT.search(added.decode("utf-8", errors="replace")):
-            return True
-    return False
-
-
 def hidden_sources(task: Task) -> dict[str, bytes]:
     """Files of the fail-to-pass tests, which lie empty in a box: code could look up there what it has to return.
 
@@ -168,17 +218,24 @@ def session_of(
     task: Task,
     crossed: Files,
     tests: Sequence[str],
+    kind: Kind,
     *,
     compiled: Mapping[str, Sequence[object]] | None = None,
-    isolate: bool,
 ) -> tuple[SessionRequest, Disguise]:
     """The session of some tests over the files of a patch, among decoys and under names drawn for this run."""
     sources = hidden_sources(task)
     disguise = disguised(sources, tests, task.decoys, random.SystemRandom())
     ready = {p: made for p, made in (compiled or {}).items() if disguise.sources.get(p) == sources.get(p)}
-    patched = {path: added_lines(task, path, data or b"") for path, data in crossed.items()}
-    packages = task.environment.packages
-    return SessionRequest(disguise.ids, packages, patched, disguise.sources, ready, isolate), disguise
+    request = SessionRequest(
+        disguise.ids,
+        task.environment.packages,
+        {path: added_lines(task, path, data or b"") for path, data in crossed.items()},
+        disguise.sources,
+        ready,
+        kind,
+        [path for path in protected_files(task) if path.endswith(".py")],
+    )
+    return request, disguise
 
 
 def understood(run: TestRun, disguise: Disguise, altered: Iterable[str]) -> TestRun:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import time
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.grading.compiled import compiled_tests
-from woodshed.grading.decision import Files, Isolation, decide, session_of, understood
+from woodshed.grading.decision import Files, decide, session_of, understood
 from woodshed.grading.patches import crossing, lay, protected_paths
-from woodshed.grading.results import TestRun
+from woodshed.grading.results import Kind, TestRun
 from woodshed.grading.session import INSIDE, run_session, with_runner
 from woodshed.pysource.api_compat import Api
 from woodshed.records import Outcome, Patch, SandboxError, Task, Verdict
@@ -27,6 +28,8 @@ from woodshed.runs.files import write_atomically
 from woodshed.sandbox import SandboxProvider, store
 from woodshed.tasks import environment, folder
 
+MOST_SEARCHES = 8
+BROKEN_LINE = "LineError"
 LOST = "the sandbox was lost twice with this patch, and held without it"
 
 
@@ -38,9 +41,6 @@ class PytestVerifier:
     """As `GradingSettings.shaped`."""
     timeout_s: float | None = None
     """Seconds for one run of the tests; None takes the task's own."""
-    isolate_tests: Isolation = "suspect"
-    """When the fail-to-pass tests of what passed run once more with tests and code in two processes; then every one
-    that passes there with the original code (`isolated_tests`) must pass."""
 
     def grade(self, task: Task, patch: Patch, sandboxes: SandboxProvider) -> Verdict:
         """The verdict: "invalid" where the sandbox is at fault, which is no reward, not a reward of 0.
@@ -57,13 +57,17 @@ class PytestVerifier:
                 left,
                 FreshSandboxes(task, sandboxes),
                 timeout_s=self.timeout_s or task.verify_timeout_s,
-                isolate_tests=self.isolate_tests,
                 shaped=self.shaped,
             )
         except SandboxError as error:
-            missing: dict[str, Outcome] = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), "missing")
-            verdict = Verdict("", task.id, "invalid", 0.0, False, missing, (), str(error))
+            verdict = lost(task, error)
         return dataclasses.replace(verdict, seconds=time.monotonic() - began)
+
+
+def lost(task: Task, error: SandboxError) -> Verdict:
+    """The verdict where the sandbox is at fault."""
+    missing: dict[str, Outcome] = dict.fromkeys((*task.fail_to_pass, *task.pass_to_pass), "missing")
+    return Verdict("", task.id, "invalid", 0.0, False, missing, (), str(error))
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,8 @@ class FreshSandboxes:
     task: Task
     sandboxes: SandboxProvider
 
-    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, *, isolate: bool) -> TestRun:
-        return test_patch(self.task, crossed, tests, timeout_s, self.sandboxes, isolate=isolate)
+    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
+        return test_patch(self.task, crossed, tests, timeout_s, self.sandboxes, kind)
 
     def original_api(self) -> Api:
         return folder.original_api(self.task)
@@ -83,15 +87,55 @@ class FreshSandboxes:
         return isolated_tests(self.task, self.sandboxes)
 
 
-def isolated_tests(task: Task, sandboxes: SandboxProvider) -> tuple[str, ...]:
-    """The fail-to-pass tests that pass with the original code in another process; found once per machine.
+def run_once(task: Task, patch: Patch, sandboxes: SandboxProvider) -> Verdict:
+    """See `verifier.outcomes_of`."""
+    crossed, left = crossing(task, patch)
+    try:
+        return decide(
+            task, crossed, left, OneRun(task, sandboxes), timeout_s=task.verify_timeout_s, shaped=False
+        )
+    except SandboxError as error:
+        return lost(task, error)
 
-    The others passed before the patch: it has nothing to win by faking them, and each call from one process to the
-    other takes its time.
+
+class OneRun(FreshSandboxes):
+    """See `decision.Box`: nothing is isolated, and nothing run twice."""
+
+    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
+        if kind == "ordinary":
+            return super().run(crossed, tests, timeout_s, kind)
+        return TestRun(dict.fromkeys(tests, "passed"), {}, {}, {}, {}, (), True, False, 0.0, "")
+
+    def isolated_tests(self) -> Sequence[str]:
+        return ()
+
+
+def isolated_tests(task: Task, sandboxes: SandboxProvider) -> tuple[str, ...]:
+    """The fail-to-pass tests that pass with the original code in another process.
+
+    The task says so, or it is found once per machine. The other tests passed before the patch: it has nothing to win
+    by faking them, and each call from one process to the other takes its time.
 
     Raises:
         SandboxError: the sandbox was lost.
     """
+    ours = version()
+    known = folder.isolated_tests(task)
+    if known is not None and known[0] == ours:
+        return known[1]
+    kept = environment.cache_dir() / "isolated" / f"{task.id}-{ours}.json"
+    with contextlib.suppress(OSError, ValueError):
+        return tuple(json.loads(kept.read_text("utf-8")))
+    passed, is_certain = search_isolated(task, sandboxes)
+    if is_certain:  # else the machine may have been busy
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(passed))
+    return passed
+
+
+@functools.cache
+def version() -> str:
+    """Digest of the code by which tests are isolated."""
     here = (
         *INSIDE,
         "session.py",
@@ -101,17 +145,29 @@ def isolated_tests(task: Task, sandboxes: SandboxProvider) -> tuple[str, ...]:
         "decoys.py",
         Path(__file__).name,
     )
-    ours = hashlib.sha256(b"".join(Path(__file__).with_name(name).read_bytes() for name in here)).hexdigest()
-    kept = environment.cache_dir() / "isolated" / f"{task.id}-{ours[:16]}.json"
-    with contextlib.suppress(OSError, ValueError):
-        return tuple(json.loads(kept.read_text("utf-8")))
+    places = [Path(__file__).with_name(name) for name in here]
+    files = [file for place in places for file in (sorted(place.glob("*.py")) if place.is_dir() else [place])]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def search_isolated(task: Task, sandboxes: SandboxProvider) -> tuple[tuple[str, ...], bool]:
+    """The tests of the largest set that is found in a few runs to pass as a whole; False if a run took too long.
+
+    One test may end the line that all of them use. So whoever failed by that is tried again without the first of them.
+    """
     crossed, _ = crossing(task, folder.gold_patch(task))
-    run = test_patch(task, crossed, task.fail_to_pass, task.verify_timeout_s, sandboxes, isolate=True)
-    passed = tuple(test for test, outcome in run.outcomes.items() if outcome == "passed")
-    if not run.timed_out:  # else the machine may have been busy
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(kept, json.dumps(passed))
-    return passed
+    wanted, is_certain = task.fail_to_pass, True
+    for _ in range(MOST_SEARCHES):
+        if not wanted:
+            break
+        run = test_patch(task, crossed, wanted, 2 * task.verify_timeout_s, sandboxes, "isolated")
+        is_certain = is_certain and not run.timed_out
+        passed = {test for test, outcome in run.outcomes.items() if outcome == "passed"}
+        if len(passed) == len(wanted) and not run.integrity:
+            return wanted, is_certain
+        cut_off = [test for test in run.outcomes if BROKEN_LINE in run.messages.get(test, "")]
+        wanted = tuple(test for test in wanted if test in passed or test in cut_off[1:])
+    return (), is_certain
 
 
 def test_patch(
@@ -120,8 +176,7 @@ def test_patch(
     expected: Sequence[str],
     timeout_s: float,
     sandboxes: SandboxProvider,
-    *,
-    isolate: bool = False,
+    kind: Kind = "ordinary",
 ) -> TestRun:
     """One run in a fresh sandbox, and a second one where the sandbox of the first was lost.
 
@@ -130,7 +185,7 @@ def test_patch(
     ready = compiled_tests(task, expected, sandboxes)
 
     def once(files: Files) -> TestRun:
-        return _test_once(task, files, expected, timeout_s, sandboxes, isolate, ready)
+        return _test_once(task, files, expected, timeout_s, sandboxes, kind, ready)
 
     for _ in range(2):
         with contextlib.suppress(SandboxError):
@@ -150,7 +205,7 @@ def _test_once(
     expected: Sequence[str],
     timeout_s: float,
     sandboxes: SandboxProvider,
-    isolate: bool,
+    kind: Kind,
     ready: Mapping[str, Sequence[object]],
 ) -> TestRun:
     """One run in a fresh sandbox; each original that was altered meanwhile is one more fault.
@@ -158,13 +213,15 @@ def _test_once(
     An original is altered where the sandbox's own layer says so. Its inode on the host tells nothing: task folders
     share files by hard links, so another run that begins or ends changes link counts and with them ctimes.
     """
-    request, disguise = session_of(task, crossed, expected, compiled=ready, isolate=isolate)
+    request, disguise = session_of(task, crossed, expected, kind, compiled=ready)
     with store.folder() as scratch:
         layer, blanks = scratch / "patch", scratch / "blanks"
         deleted = lay(layer, crossed)
         lay(blanks, dict.fromkeys(request.sources, b""))
         layers = (layer, folder.hidden_tests(task), blanks)
-        with sandboxes.open(with_runner(environment.sandbox_spec(task, extra_lowers=layers))) as sandbox:
+        with sandboxes.open(
+            with_runner(environment.sandbox_spec(task, extra_lowers=layers), kind)
+        ) as sandbox:
             if deleted:
                 sandbox.exec(["rm", "-f", "--", *deleted])
             run = run_session(sandbox, request, timeout_s=timeout_s)
@@ -173,13 +230,11 @@ def _test_once(
 
 
 def keep_isolated_tests(task: Task, sandboxes: SandboxProvider) -> None:
-    """Note in the task's folder which tests pass in two processes, for the grader that it ships; once per folder.
+    """Note in the task's folder which tests pass in two processes; once per folder and version.
 
     Raises:
         SandboxError: the sandbox was lost.
     """
-    file = folder.grading_files(task) / "expected.json"
-    known = json.loads(file.read_text("utf-8"))
-    if known["isolated"] is None:
-        known["isolated"] = isolated_tests(task, sandboxes)
-        write_atomically(file, json.dumps(known, indent=1, ensure_ascii=True) + "\n")
+    known = folder.isolated_tests(task)
+    if known is None or known[0] != version():
+        folder.keep_isolated_tests(task, isolated_tests(task, sandboxes), version())

@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Literal, cast
 
 from woodshed.records import Outcome
 
@@ -28,6 +28,18 @@ SHAPES: dict[str, dict[str, type | tuple[type, ...]]] = {
 """Fields that each kind of record holds at least."""
 
 
+Kind = Literal["ordinary", "isolated", "again"]
+"""Surroundings of a session. "isolated": the packages are in another process than the tests (`process_isolation`), and
+all that this process sees is as for an agent. "again": as "ordinary", with other names, places and order."""
+HASH_SEEDS: dict[Kind, int] = {"ordinary": 0, "isolated": 1, "again": 2}
+ENVIRONMENTS: dict[Kind, dict[str, str]] = {
+    "ordinary": {},
+    "isolated": {"USER": "agent", "LOGNAME": "agent"},
+    "again": {"USER": "agent", "LOGNAME": "agent", "TZ": "UTC0"},
+}
+"""Variables of each kind of session, on top of the sandbox's."""
+
+
 @dataclass(frozen=True)
 class SessionRequest:
     """One session of pytest, as the runner is asked for it."""
@@ -42,8 +54,10 @@ class SessionRequest:
     """Test files, by path, that are not what they are on disk."""
     compiled: Mapping[str, Sequence[object]] = field(default_factory=dict)
     """Test files, by path, as `compiled.compiled_tests` made them."""
-    isolate: bool = False
-    """Keep the packages in another process than the tests (`process_isolation`); some honest tests fail so."""
+    kind: Kind = "ordinary"
+    own: Sequence[str] = ()
+    """Python files of the tests and their helpers, by path: where tests are isolated, all that they import from the
+    workspace themselves."""
 
     def encoded(self, nonce: str, workspace: str, **more: object) -> bytes:
         """The request as the runner reads it from stdin."""
@@ -55,7 +69,8 @@ class SessionRequest:
             "patched": {path: list(lines) for path, lines in self.patched.items()},
             "sources": {path: data.decode("latin-1") for path, data in self.sources.items()},
             "compiled": dict(self.compiled),
-            "isolate": self.isolate,
+            "own": list(self.own),
+            "kind": self.kind,
         }
         return json.dumps({**told, **more}).encode()
 

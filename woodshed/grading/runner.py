@@ -24,10 +24,12 @@ import builtins
 import contextlib
 import fcntl
 import importlib
+import itertools
 import json
 import os
 import re
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
@@ -63,6 +65,8 @@ class Recorder:
     def __init__(
         self, channel: int, nonce: str, wanted: list[str] | None, packages: list[str], workspace: str
     ):
+        self.is_turned = False
+        """The last group of tests runs first."""
         self.wanted = None if wanted is None else frozenset(wanted)
         self.files = files_of(wanted or [], workspace)
         self.hooks: object = None
@@ -104,6 +108,8 @@ class Recorder:
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
         """Only the wanted tests, whatever plugins made of the list; sentinels last, unless the session broke off."""
         session.items = [i for i in session.items if self.wanted is None or i.nodeid in self.wanted]
+        if self.is_turned:
+            session.items = turned(session.items)
         ours = sentinels(session)
         self.sentinels = {item.nodeid: item.name for item in ours}
         outcome = yield
@@ -147,6 +153,12 @@ class Recorder:
         patched += foreign_hooks(self.hooks, self.workspace) if self.hooks else []
         packages = {name: imported_from(name, self.workspace) for name in self.packages}
         self.send("end", count=self.count, workspace=self.workspace, packages=packages, patched=patched)
+
+
+def turned(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests of one class or module in their order, the last of these groups first."""
+    groups = [list(group) for _, group in itertools.groupby(items, lambda item: item.parent)]
+    return [item for group in reversed(groups) for item in group]
 
 
 class Hooks:
@@ -308,6 +320,22 @@ def beside(name: str) -> types.ModuleType:
         sys.path.pop(0)
 
 
+def move() -> None:
+    """Other surroundings than those of an ordinary session: temporary files lie elsewhere."""
+    os.environ["TMPDIR"] = tempfile.mkdtemp()
+    tempfile.tempdir = None
+
+
+def isolate(request: dict, sources: dict[str, str]) -> None:
+    """Have the packages in another process. Own files are read now: that process could change them later."""
+    workspace = Path(request["workspace"])
+    own = {path: (workspace / path).read_bytes() for path in request["own"] if (workspace / path).is_file()}
+    own |= {path: text.encode("latin-1") for path, text in sources.items()}
+    paths = os.environ.get("WOODSHED_PYTHONPATH", "")
+    program = beside("woodshed_process_isolation.tests_side")
+    program.install(str(workspace), request["packages"], paths, own, request["packages"])
+
+
 def main() -> None:
     """One session: the request on stdin, results on descriptor 3 (or the one that the request names)."""
     request = json.loads(sys.stdin.buffer.read())
@@ -326,11 +354,12 @@ def main() -> None:
     beside("woodshed_assert_hardening").install(
         request["workspace"], request.get("patched", {}), sources, compiled
     )
-    if request.get("isolate"):
-        beside("woodshed_process_isolation").install(
-            request["packages"], os.environ.get("WOODSHED_PYTHONPATH", "")
-        )
+    if request["kind"] != "ordinary":
+        move()
+    if request["kind"] == "isolated":
+        isolate(request, sources)
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
+    recorder.is_turned = request["kind"] != "ordinary"
     pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:
         recorder.end()

@@ -7,6 +7,7 @@ import secrets
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from woodshed.grading import results
 from woodshed.grading.results import SessionRequest, TestRun
@@ -16,7 +17,7 @@ from woodshed.sandbox import Sandbox, SandboxSpec
 INSIDE = {
     "runner.py": "/run/woodshed/woodshed_runner.py",
     "assert_hardening.py": "/run/woodshed/woodshed_assert_hardening.py",
-    "process_isolation.py": "/run/woodshed/woodshed_process_isolation.py",
+    "process_isolation": "/run/woodshed/woodshed_process_isolation",
 }
 """Files of this package and where a sandbox shows them."""
 LOG_BYTES = 1 << 16
@@ -27,10 +28,12 @@ PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P 
 START = PYTHON + INSIDE["runner.py"]
 
 
-def with_runner(spec: SandboxSpec) -> SandboxSpec:
-    """The same sandbox, in which `run_tests` can run, as another user than the agent."""
+def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
+    """The same sandbox, in which `run_tests` can run, as another user than the agent if the session is an ordinary
+    one."""
+    user: Literal["agent", "grader"] = "grader" if kind == "ordinary" else "agent"
     files = {place: Path(__file__).with_name(name) for name, place in INSIDE.items()}
-    return dataclasses.replace(spec, binds={**spec.binds, **files}, user="grader")
+    return dataclasses.replace(spec, binds={**spec.binds, **files}, user=user)
 
 
 def run_tests(
@@ -53,13 +56,14 @@ def run_session(
     *,
     timeout_s: float,
     cpu_s: int | None = None,
-    hash_seed: int = 0,
+    hash_seed: int | None = None,
 ) -> TestRun:
     """Run one session of pytest and tell what can be believed about it.
 
     Args:
         sandbox: opened from `with_runner(spec)`; the roots of the source come from its PYTHONPATH.
         cpu_s: CPU seconds that the session may use; None: as many as it likes.
+        hash_seed: None takes the one of the request's kind.
 
     Raises:
         SandboxError: the sandbox was lost.
@@ -67,7 +71,10 @@ def run_session(
     nonce = secrets.token_hex(16)
     result = sandbox.exec(
         f"ulimit -S -t {cpu_s or 'unlimited'}; {START}",
-        env={"PYTHONHASHSEED": str(hash_seed)},
+        env={
+            **results.ENVIRONMENTS[request.kind],
+            "PYTHONHASHSEED": str(results.HASH_SEEDS[request.kind] if hash_seed is None else hash_seed),
+        },
         stdin=request.encoded(nonce, sandbox.workspace),
         timeout_s=timeout_s,
         max_output=LOG_BYTES,

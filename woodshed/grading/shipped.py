@@ -33,14 +33,15 @@ from typing import Any
 from woodshed.grading import results
 from woodshed.grading.decision import Files, decide, reward, session_of, understood
 from woodshed.grading.patches import crossing, protected_paths
-from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.results import Kind, SessionRequest, TestRun
 from woodshed.pysource import syntax
 from woodshed.pysource.api_compat import Api, ModuleApi
 from woodshed.records import Patch, Task, Verdict, from_json
-from woodshed.tasks.contents import hidden_tests, is_allowed, lay_out_for_grading, shown_files
+from woodshed.tasks.contents import hidden_tests, is_allowed, isolated_tests, lay_out_for_grading, shown_files
 from woodshed.tasks.paths import is_protected
 
-SESSION_FILES = ("woodshed_runner.py", "woodshed_assert_hardening.py", "woodshed_process_isolation.py")
+RUNNER = "woodshed_runner.py"
+SESSION_FILES = (RUNNER, "woodshed_assert_hardening.py", "woodshed_process_isolation")
 """Programs of a session, beside this program's folder."""
 REWARDS = ("reward.json", "reward.txt")
 NOBODY = 65534
@@ -70,15 +71,16 @@ def grade(tests: Path, workspace: Path, logs: Path) -> None:
                 left,
                 box,
                 timeout_s=task.verify_timeout_s,
-                isolate_tests="suspect",
-                shaped=False,
+                shaped=True,
             )
     for line in (*verdict.integrity, *(f"{test}: {outcome}" for test, outcome in verdict.outcomes.items())):
         print(line)
     print(verdict.detail)
     for name in REWARDS:  # those that the code under test may have left
         (logs / name).unlink(missing_ok=True)
-    (logs / REWARDS[0]).write_text(json.dumps(_written(task, verdict)) + "\n", encoding="utf-8")
+    (logs / REWARDS[0]).write_text(
+        json.dumps(_written(task, verdict, box.isolated_tests())) + "\n", encoding="utf-8"
+    )
 
 
 def _task(known: Mapping[str, Any], tests: Path, scratch: Path) -> Task:
@@ -89,14 +91,14 @@ def _task(known: Mapping[str, Any], tests: Path, scratch: Path) -> Task:
     return from_json(Task, {**known["task"], **own, "id": "", "name": "", "folder": str(home)})
 
 
-def _written(task: Task, verdict: Verdict) -> dict[str, float | int | None]:
+def _written(task: Task, verdict: Verdict, isolated: Sequence[str]) -> dict[str, float | int | None]:
     """The contents of reward.json. Where the box is at fault the reward is null: no number, so no reward."""
     passed = sum(outcome == "passed" for outcome in verdict.outcomes.values())
     if verdict.status == "invalid":
         return {"reward": None}
     return {
-        "reward": verdict.reward,
-        "shaped": reward(task, verdict.outcomes, verdict.integrity, shaped=True),
+        "reward": float(verdict.solved),
+        "shaped": reward(task, verdict.outcomes, verdict.integrity, isolated, shaped=True),
         "passed": passed,
         "tests": len(verdict.outcomes),
     }
@@ -125,7 +127,8 @@ class OneBox:
             self.programs = self.scratch / "programs"
             self.programs.mkdir()
             for name in SESSION_FILES:
-                shutil.copyfile(self.tests / name, self.programs / name)
+                copy = shutil.copytree if (self.tests / name).is_dir() else shutil.copyfile
+                copy(self.tests / name, self.programs / name)
             self.scratch.chmod(0o755)
         libc = ctypes.CDLL(None)
         libc.prctl(SUBREAPER, 1, 0, 0, 0)
@@ -151,8 +154,8 @@ class OneBox:
                     skipped[path] = str(error)
         return Patch(files, skipped)
 
-    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, *, isolate: bool) -> TestRun:
-        request, disguise = session_of(self.task, crossed, tests, isolate=isolate)
+    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
+        request, disguise = session_of(self.task, crossed, tests, kind)
         hidden = dict(_contents(hidden_tests(self.task)))
         shown = dict(_contents(shown_files(self.tests)))
         allowed = self._allowed() | shown.keys()
@@ -170,7 +173,8 @@ class OneBox:
         return {stem: from_json(ModuleApi, known) for stem, known in self.known["api"].items()}
 
     def isolated_tests(self) -> Sequence[str]:
-        return self.known["isolated"] or ()
+        known = isolated_tests(self.task)
+        return () if known is None else known[1]
 
     def _allowed(self) -> set[str]:
         """Files of the handed-over workspace at or below the allowed paths."""
@@ -218,10 +222,12 @@ class OneBox:
         """One session of the runner; nothing that it started is left when this returns."""
         nonce, began = secrets.token_hex(16), time.monotonic()
         environment = {**os.environ, "PYTHONPATH": "", **({"HOME": "/tmp"} if self.is_separate else {})}
+        environment |= results.ENVIRONMENTS[request.kind]
+        environment["PYTHONHASHSEED"] = str(results.HASH_SEEDS[request.kind])
         user, ended = NOBODY if self.is_separate else None, "ok"
         with tempfile.TemporaryFile() as channel:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-B", str(self.programs / SESSION_FILES[0])],
+                [sys.executable, "-P", "-s", "-B", str(self.programs / RUNNER)],
                 stdin=subprocess.PIPE,
                 pass_fds=[channel.fileno()],
                 env=environment,

@@ -13,8 +13,7 @@ from pydantic import Field
 
 from woodshed.boundary import contained
 from woodshed.grading.command_verifier import CommandVerifier
-from woodshed.grading.decision import Isolation
-from woodshed.grading.pytest_verifier import PytestVerifier
+from woodshed.grading.pytest_verifier import PytestVerifier, run_once
 from woodshed.parts import Part, wrong_result
 from woodshed.records import Patch, Task, Verdict
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
@@ -50,9 +49,6 @@ class GradingSettings(Settings):
     """Verifications at the same time."""
     timeout_s: float | None = Field(default=None, gt=0)
     """Seconds for one verification's tests; None takes each task's own."""
-    isolate_tests: Isolation = "suspect"
-    """Run the fail-to-pass tests of what passed a second time, tests and code under test in two processes: "always"
-    (high stakes), "never", or where the patch mentions frames, the collector, pytest or comparisons of its own."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ def verifier_of(task: Task, settings: GradingSettings) -> Verifier:
         return OwnVerifier(settings.verifier)
     if task.verifier == "command":
         return CommandVerifier(timeout_s=settings.timeout_s)
-    return PytestVerifier(settings.shaped, settings.timeout_s, settings.isolate_tests)
+    return PytestVerifier(settings.shaped, settings.timeout_s)
 
 
 def grade(
@@ -106,3 +102,12 @@ def grade(
         TaskError: the task's environment cannot be built, or its folder is damaged.
     """
     return verifier_of(task, settings or GradingSettings()).grade(task, patch, sandboxes)
+
+
+def outcomes_of(task: Task, patch: Patch, sandboxes: SandboxProvider = BUBBLEWRAP) -> Verdict:
+    """Outcomes of a patch of one's own in a single ordinary run of all tests, for proofs: no reward is at stake.
+
+    Raises:
+        TaskError: as `grade`.
+    """
+    return grade(task, patch, sandboxes) if task.verifier == "command" else run_once(task, patch, sandboxes)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from woodshed.grading import grade
+from woodshed.grading import grade, outcomes_of
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import Edit, Source, apply, parse
 from woodshed.records import Task, Verdict
@@ -84,7 +84,7 @@ def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
 
 def reasons_against(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
     """Reasons why a task is not impossible: with the original code, exactly the contradicted tests must fail."""
-    return _against(task, grade(task, folder.gold_patch(task), sandboxes))
+    return _against(task, outcomes_of(task, folder.gold_patch(task), sandboxes))
 
 
 def _against(task: Task, verdict: Verdict) -> list[str]:

@@ -19,7 +19,7 @@ import shlex
 import shutil
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from woodshed.grading import GradingSettings, TestRun, grade
+from woodshed.grading import TestRun, outcomes_of
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
 from woodshed.records import Decoy, Outcome, Patch, Task
@@ -41,7 +41,6 @@ from woodshed.synthesis.repository_context import (
 from woodshed.tasks import folder
 
 MAX_REPAIRS = 5
-IN_ONE_PROCESS = GradingSettings(isolate_tests="never")
 UNWRITTEN = "not written yet"
 """Placeholder for a draft's instruction and test command."""
 HASH_SEEDS = (2, 3)
@@ -108,7 +107,7 @@ def _stable_task(work: RepositoryContext, candidate: Candidate, deletion: Deleti
             continue
         everything = tuple(test for test in work.baseline.stable if test not in set(task.fail_to_pass))
         whole = dataclasses.replace(task, pass_to_pass=everything)
-        before = grade(whole, Patch(files={}), work.sandboxes, IN_ONE_PROCESS)
+        before = outcomes_of(whole, Patch(files={}), work.sandboxes)
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}
         if not (unexpected := sorted(failing ^ set(task.fail_to_pass))):
             return task
@@ -123,7 +122,7 @@ def _check_gold(work: RepositoryContext, candidate: Candidate, task: Task) -> No
     covering = set(work.map.names(candidate.tests))
     passing = tuple(test for test in task.pass_to_pass if test in covering or not covering)
     near_task = dataclasses.replace(task, pass_to_pass=passing)
-    verdict = grade(near_task, folder.gold_patch(task), work.sandboxes, IN_ONE_PROCESS)
+    verdict = outcomes_of(near_task, folder.gold_patch(task), work.sandboxes)
     if not verdict.solved:
         shutil.rmtree(task.folder)
         complain_of_the_machine(verdict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from woodshed.grading import grade
+from woodshed.grading import grade, outcomes_of
 from woodshed.records import Patch, Task
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.synthesis import impossible
@@ -19,7 +19,7 @@ def check(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
     if not gold.files:
         return [f"{task.name}: the gold patch is absent: solution/files holds nothing"]
     reasons = []
-    before, after = grade(task, Patch(files={}), sandboxes), grade(task, gold, sandboxes)
+    before, after = outcomes_of(task, Patch(files={}), sandboxes), grade(task, gold, sandboxes)
     for verdict, moment in ((before, "before any edit"), (after, "after the gold patch")):
         if verdict.status == "invalid" or verdict.integrity:
             detail = "; ".join(verdict.integrity) or verdict.detail.strip()[-300:]

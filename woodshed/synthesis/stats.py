@@ -14,7 +14,7 @@ from typing import Any
 from woodshed.grading.decoys import blind_guess, covered
 from woodshed.records import Task
 from woodshed.synthesis.operators import LEVELS
-from woodshed.tasks import gold_patch
+from woodshed.tasks.folder import gold_patch, isolated_tests
 
 UNREAD = "unread_file"
 """Reason code of a file that is no Python to us: no candidate, but nothing that is passed over either."""
@@ -74,6 +74,8 @@ class SetRow:
     """Of the fail-to-pass tests, the share that has a copy which must fail (`grading.decoys`)."""
     blind_guess: float
     """Chance that code which knows no right value tells every copy of a graded run from its test."""
+    isolated: float
+    """Of the fail-to-pass tests, the share that is judged with the code in another process; 0 where nobody looked."""
     lines_removed: float
     words: float
 
@@ -144,9 +146,16 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
         median([len(task.pass_to_pass) for task in tasks]),
         median([covered(task.fail_to_pass, task.decoys) for task in tasks]),
         median([blind_guess(task.decoys) for task in tasks]),
+        median([_isolated(task) for task in tasks]),
         median([float(_lines_removed(task)) for task in tasks]),
         median([len(task.instruction.split()) for task in tasks]),
     )
+
+
+def _isolated(task: Task) -> float:
+    """Share of the fail-to-pass tests that is known to be isolated."""
+    known = isolated_tests(task)
+    return len(known[1]) / len(task.fail_to_pass) if known else 0.0
 
 
 def _lines_removed(task: Task) -> int:
@@ -158,11 +167,12 @@ def _lines_removed(task: Task) -> int:
 
 def table(stats: Stats) -> list[list[str]]:
     """The rows as text, for aligned columns."""
-    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "decoys", "guess", "lines removed", "words"]
+    head = ["", "", "tasks", "share", "F2P", "behaviour", "P2P", "decoys", "guess"]
+    head += ["isolated", "lines removed", "words"]
     return [head] + [
         [row.group, row.name, str(row.tasks), f"{row.share:.0%}"]
         + [f"{value:g}" for value in (row.fail_to_pass, row.behaviour, row.pass_to_pass)]
-        + [f"{row.with_decoy:.0%}", f"{row.blind_guess:.2g}"]
+        + [f"{row.with_decoy:.0%}", f"{row.blind_guess:.2g}", f"{row.isolated:.0%}"]
         + [f"{value:g}" for value in (row.lines_removed, row.words)]
         for row in stats.rows
     ]

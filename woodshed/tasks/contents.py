@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from woodshed import documents
 from woodshed.pysource import syntax
 from woodshed.pysource.api_compat import Api, SourceTree, api_of, stem_of
 from woodshed.records import Patch, Task, TaskError
@@ -34,6 +35,15 @@ def hidden_tests(task: Task) -> Path:
 def grading_files(task: Task) -> Path:
     """Folder of all that a verifier elsewhere is given: test.sh and the files beside it."""
     return task.folder / "tests"
+
+
+def isolated_tests(task: Task) -> tuple[str, tuple[str, ...]] | None:
+    """The fail-to-pass tests that pass with the original code in another process than theirs, and the version of the
+    grader that found them (`grading.isolated_tests`); None where nobody has looked."""
+    known = documents.read_json(grading_files(task) / "expected.json", TaskError).get("isolated")
+    if known is None:
+        return None
+    return known["by"], tuple(test for test in task.fail_to_pass if test in set(known["tests"]))
 
 
 def shown_files(tests: Path) -> Path:

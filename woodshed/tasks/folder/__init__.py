@@ -21,6 +21,7 @@ from woodshed.tasks.contents import (
     gold_patch,
     grading_files,
     hidden_tests,
+    isolated_tests,
     original,
     original_api,
     protected_files,
@@ -28,7 +29,7 @@ from woodshed.tasks.contents import (
 )
 from woodshed.tasks.folder.reading import load, peek
 from woodshed.tasks.folder.sets import claimed, load_set, of_run, refuse_run, task_folders
-from woodshed.tasks.folder.writing import write
+from woodshed.tasks.folder.writing import keep_isolated_tests, write
 from woodshed.tasks.paths import is_clean, is_inside, is_protected
 
 __all__ = [
@@ -41,6 +42,8 @@ __all__ = [
     "is_clean",
     "is_inside",
     "is_protected",
+    "isolated_tests",
+    "keep_isolated_tests",
     "load",
     "load_set",
     "of_run",

@@ -6,15 +6,17 @@ import dataclasses
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files as package_files
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from woodshed import documents
 from woodshed.records import Environment, Task, TaskError, to_json
-from woodshed.tasks.contents import is_allowed, original_api, shown_files
+from woodshed.runs.files import write_atomically
+from woodshed.tasks.contents import grading_files, is_allowed, original_api, shown_files
 from woodshed.tasks.environment import own_files, python_path
 from woodshed.tasks.folder.reading import SCHEMA, content_id, load
 from woodshed.tasks.paths import is_inside, is_protected, mode, tree
@@ -37,8 +39,17 @@ GRADER = (
     "grading/shipped.py",
 )
 """Modules of this package that tests/grader/ holds copies of: they decide, and need the standard library only."""
-SESSION = ("runner", "assert_hardening", "process_isolation")
-"""Modules of `grading` that run beside the code under test, each a program of its own."""
+SESSION = (
+    *("runner.py", "assert_hardening.py"),
+    *(
+        f"process_isolation/{name}.py"
+        for name in (
+            *("__init__", "line", "values", "stand_ins", "peer", "lending", "imports", "confinement"),
+            *("tests_side", "code_side"),
+        )
+    ),
+)
+"""Files of `grading` that run beside the code under test, as programs of their own."""
 AGENT_TIMEOUT_S = 1800.0
 
 
@@ -88,6 +99,13 @@ def write(
     return dataclasses.replace(task, folder=folder)
 
 
+def keep_isolated_tests(task: Task, tests: Sequence[str], by: str) -> None:
+    """Note in a task's folder the tests that can be isolated. They are no part of what its id is made from."""
+    file = grading_files(task) / "expected.json"
+    told = documents.read_json(file, TaskError) | {"isolated": {"by": by, "tests": list(tests)}}
+    write_atomically(file, json.dumps(told, indent=1, ensure_ascii=True) + "\n")
+
+
 def _copy(files: Mapping[str, Path], target: Path) -> None:
     target.mkdir(parents=True)
     for path, file in files.items():
@@ -132,7 +150,7 @@ def _grader() -> dict[str, bytes]:
     package = package_files("woodshed")
     copies = {f"tests/grader/woodshed/{path}": package.joinpath(path).read_bytes() for path in GRADER}
     folders = {path.rpartition("/")[0] for path in copies}
-    programs = {f"tests/woodshed_{n}.py": package.joinpath(f"grading/{n}.py").read_bytes() for n in SESSION}
+    programs = {f"tests/woodshed_{n}": package.joinpath(f"grading/{n}").read_bytes() for n in SESSION}
     return {f"{folder}/__init__.py": b"" for folder in folders} | copies | programs
 
 

@@ -1,0 +1,175 @@
+"""The process that imports test files and decides: it holds stand-ins for the packages of the other process."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import os
+import random
+import socket
+import subprocess
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import confinement, imports, values
+from .lending import Lending
+from .line import LineError, MessageLine
+from .peer import Peer
+from .stand_ins import RemoteModule, Unpickled
+
+MOST_TEXT = 1 << 20
+"""Characters of one warning, log record or printed text."""
+PRIVATE = ("PYTEST_", "WOODSHED_")
+START = "import sys; sys.path.insert(0, {!r}); from {} import code_side; sys.path.pop(0); code_side.main{!r}"
+
+
+class TestsPeer(Peer):
+    """See `peer.Peer`. What it does for the other side is what `Lending` allows, and what `TOLD` lists."""
+
+    __test__ = False
+
+    def __init__(self, line: MessageLine, workspace: str):
+        super().__init__(line)
+        self.lending = Lending(workspace)
+        self.environment: dict[str, str] = {}
+        self.folder, self.arguments = "", list(sys.argv)
+        self.seed: list[Any] = []
+
+    def may_lend(self, value: Any) -> bool:
+        return self.lending.allows(value)
+
+    def name_of(self, value: Any) -> list[str] | None:
+        return None if values.is_of_pytest(value) else values.name_of(value)
+
+    def named(self, module: Any, name: Any) -> Any:
+        return values.believed(module, name)
+
+    def module(self, name: str, number: int) -> Any:
+        if type(name) is not str or type(number) is not int:
+            raise LineError("no module")
+        if name.partition(".")[0] in sys.stdlib_module_names and name in sys.modules:
+            return sys.modules[name]
+        known = sys.modules.get(name)
+        return known if isinstance(known, RemoteModule) else RemoteModule(name, self, number)
+
+    def do(self, verb: str, arguments: list[Any], content: list[Any]) -> Any:
+        if verb in TOLD:
+            return TOLD[verb](*arguments)
+        subject, *rest = arguments
+        if type(content[0]) is not list or content[0][0] != "yours":
+            raise AttributeError("only of lent objects anything can be asked")
+        if verb == "call" and self.lending.allows(subject):
+            positional, named = rest
+            return subject(*positional, **named)
+        if verb == "special" and self.lending.may_do(subject, rest[0]):
+            return getattr(type(subject), rest[0])(subject, *rest[1])
+        if verb == "get" and self.lending.may_get(subject, rest[0]):
+            return attribute(subject, rest[0])
+        if verb in COPIES and self.lending.allows(subject) and not isinstance(subject, type):
+            return COPIES[verb](subject)
+        if verb == "set" and self.lending.may_set(subject, rest[0]):
+            return setattr(subject, *rest)
+        raise AttributeError(f"{type(subject).__name__} is not lent for {verb} {str(rest[:1])[:100]}")
+
+    def news(self) -> dict[str, Any]:
+        """Objects that were let go, and what tests changed of the surroundings that code sees."""
+        news = super().news()
+        now = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+        if now != self.environment:
+            gone = dict.fromkeys(self.environment.keys() - now.keys())
+            news["environment"] = {k: v for k, v in now.items() if self.environment.get(k) != v} | gone
+            self.environment = now
+        try:
+            folder = os.getcwd()  # noqa: PTH109
+        except OSError:
+            folder = self.folder
+        if folder != self.folder:
+            news["folder"] = self.folder = folder
+        if sys.argv != self.arguments:
+            news["arguments"] = [str(word) for word in sys.argv]
+            self.arguments = list(sys.argv)
+        if self.seed:
+            news["seed"] = self.encode(self.seed.pop())
+        return news
+
+
+def attribute(subject: Any, name: str) -> Any:
+    """An attribute, as far as it is data: namespaces as new dictionaries, signatures that are made when asked for."""
+    if name == "__signature__":
+        return inspect.signature(subject)
+    value = getattr(subject, name)
+    return dict(value) if name == "__dict__" else value
+
+
+def warn(message: str, category: Any, filename: str, lineno: int) -> None:
+    warnings.warn_explicit(message[:MOST_TEXT], category, filename, lineno)
+
+
+def log(name: str, level: int, text: str, exception: str, places: list[Any]) -> None:
+    logger = logging.getLogger(name)
+    if logger.isEnabledFor(level):
+        path, function, line = places
+        record = logging.LogRecord(name, level, str(path), line, text[:MOST_TEXT], (), None, str(function))
+        record.exc_text = exception[:MOST_TEXT] or None
+        logger.handle(record)
+
+
+def write(stream: str, text: str) -> None:
+    {"stdout": sys.stdout, "stderr": sys.stderr}[stream].write(text[:MOST_TEXT])
+
+
+def read(method: str, size: int) -> str:
+    stream: Any = sys.stdin
+    return str({"read": stream.read, "readline": stream.readline}[method](size))
+
+
+def ask_input(prompt: str) -> str:
+    return str(input(prompt))
+
+
+COPIES = {"copy": copy.copy, "deepcopy": copy.deepcopy}
+TOLD = {"warn": warn, "log": log, "write": write, "read": read, "input": ask_input}
+"""Requests that the other side may make without an object: each takes and returns plain values."""
+
+
+def install(
+    workspace: str, packages: Sequence[str], python_path: str, own: Mapping[str, bytes], first: Sequence[str]
+) -> None:
+    """Start the other process and import the packages from there, from now on.
+
+    Args:
+        own: text of the tests and their helpers, by path in the workspace: all that is imported here.
+        first: packages that the other process imports before it is asked.
+    """
+    confinement.close_memory()
+    confinement.confine()
+    ours, theirs = socket.socketpair()
+    paths = [*filter(None, python_path.split(":")), workspace]
+    told = theirs.fileno(), os.getpid(), paths, list(first)
+    start = START.format(str(Path(__file__).parent.parent), __package__, told)
+    with Path(os.devnull).open("r+b") as nothing:
+        subprocess.Popen(
+            [sys.executable, "-P", "-s", "-B", "-c", start],
+            pass_fds=[theirs.fileno()],
+            env={k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)},
+            stdin=nothing,
+            stdout=nothing,
+            stderr=nothing,
+            start_new_session=True,
+        )
+    theirs.close()
+    peer = Unpickled.peer = TestsPeer(MessageLine(ours), workspace)
+    imports.guard(workspace, own)
+    sys.meta_path.insert(0, imports.Finder(peer, packages))
+    seed = random.seed
+
+    def seeded(a: Any = None, version: int = 2) -> None:
+        seed(a, version)
+        if isinstance(a, int | str | bytes | float):
+            peer.seed[:] = [a]
+
+    random.seed = seeded
