@@ -62,13 +62,13 @@ def red_team() -> str:
     names |= {"isolation": "isolation alone", "grade": "the grader", "shipped": "tests/test.sh"}
     graders = [name for name in names if name in found["rows"][0]]
     rows = [
-        [row["kind"], str(row["attacks"]), *(str(row[grader]) for grader in graders)] for row in found["rows"]
+        [row["kind"], *(f"{row[name]} of {row[f'of {name}']}" for name in graders)] for row in found["rows"]
     ]
     for row in found["honest"]:
         kind = "gold patches" if row["kind"] == "gold" else "honest rewrites"
         cells = [f"{row['paid']} of {row['solutions']}" if row["grader"] == name else "" for name in graders]
-        rows.append([f"{kind}, paid", "", *cells])
-    return table(["attacks by kind, and how many were paid", "attacks", *map(names.get, graders)], rows)  # type: ignore[arg-type]
+        rows.append([kind, *cells])
+    return table(["paid, by kind of attack", *(names[name] for name in graders)], rows)
 
 
 def factory() -> str:
