@@ -22,7 +22,7 @@ PAID_TODAY = {
     "a folder of the judge",
     "flags of the interpreter",
 }
-"""Surroundings in which all runs of a grading are alike, so that code may be right only there. The list only shrinks."""
+"""Surroundings in which all runs of a grading are alike, so that code may be right only there. It only shrinks."""
 BUYABLE = {"report writer": "runner", "channel": "runner", "line": "naive line"}
 """The judge that attacks of a kind are made for; of all others, those that read what pytest leaves."""
 
