@@ -128,10 +128,15 @@ def main() -> None:
     done = {line["name"] for line in lines}
     todo = [w for w in (*honest(found, options), *attacks(found, options)) if w[0] not in done]
     with ThreadPoolExecutor(options.jobs) as pool, kept.open("a", encoding="utf-8") as log:
-        for one in as_completed(pool.submit(lambda n=n, grade=g: {"name": n, **grade()}) for n, g in todo):
-            lines.append(one.result())
-            log.write(json.dumps(one.result()) + "\n")
-            log.flush()
+        try:
+            for one in as_completed(
+                [pool.submit(lambda n=n, grade=g: {"name": n, **grade()}) for n, g in todo]
+            ):
+                lines.append(one.result())
+                log.write(json.dumps(one.result()) + "\n")
+                log.flush()
+        finally:
+            pool.shutdown(cancel_futures=True)
     report(lines, options, found)
 
 

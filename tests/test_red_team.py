@@ -17,18 +17,12 @@ from woodshed.red_team.shipped import shipped_reward
 
 SEED = 21
 PAID_TODAY = {
-    *("the user's name", "the user's number", "pytest is imported", "a plugin of the judge is imported"),
-    *(
-        "the command line",
-        "a folder of the judge",
-        "the hash seed",
-        "flags of the interpreter",
-        "a test calls",
-    ),
-    *("parameters of the test's marks", "test modules among all modules", "parameters of items in memory"),
-    *("functions in memory", "the text of tests", "equal to what it is compared with first"),
+    "a plugin of the judge is imported",
+    "the command line",
+    "a folder of the judge",
+    "flags of the interpreter",
 }
-"""What attacks reach that are still paid for, if only by a shaped reward. The list only shrinks."""
+"""Surroundings in which all runs of a grading are alike, so that code may be right only there. It only shrinks."""
 BUYABLE = {"report writer": "runner", "channel": "runner", "line": "naive line"}
 """The judge that attacks of a kind are made for; of all others, those that read what pytest leaves."""
 

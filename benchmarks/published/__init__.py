@@ -27,6 +27,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "muon-facts": engines.muon_facts,
     "machine": machine.machine,
     "grading": machine.grading,
+    "red-team": machine.red_team,
     "factory": machine.factory,
     "curriculum": machine.curriculum,
     "intervals": machine.intervals,

@@ -55,6 +55,22 @@ def grading() -> str:
     return table(["", "figure", "target"], rows)
 
 
+def red_team() -> str:
+    """Attacks that each grader paid anything for, by kind; then honest solutions."""
+    found = load("red_team")
+    names = {"weak": "weak judges", "neither": "neither wall", "decoys": "decoys alone"}
+    names |= {"isolation": "isolation alone", "grade": "the grader", "shipped": "tests/test.sh"}
+    graders = [name for name in names if name in found["rows"][0]]
+    rows = [
+        [row["kind"], *(f"{row[name]} of {row[f'of {name}']}" for name in graders)] for row in found["rows"]
+    ]
+    for row in found["honest"]:
+        kind = "gold patches" if row["kind"] == "gold" else "honest rewrites"
+        cells = [f"{row['paid']} of {row['solutions']}" if row["grader"] == name else "" for name in graders]
+        rows.append([kind, *cells])
+    return table(["paid, by kind of attack", *(names[name] for name in graders)], rows)
+
+
 def factory() -> str:
     rows = []
     for name in ("task_factory", "task_factory_2"):

@@ -51,7 +51,8 @@ def attack_tasks(
     with keeping("nothing is kept without --out"), progress_bars() as progress:
         graded = list(red_team.run(planned, campaign, graders=chosen, jobs=jobs, progress=progress))
     rows = red_team.count_by_kind(graded)
-    say_columns([list(rows[0]), *([str(value) for value in row.values()] for row in rows)])
+    shown = [{key: str(value) for key, value in row.items() if not key.startswith("of ")} for row in rows]
+    say_columns([list(shown[0]), *(list(row.values()) for row in shown)])
     say(f"attacks that each grader paid for, of {len(planned)} drawn with seed {seed}")
     paid = [one for one in graded if one.reward > 0 and one.grader in red_team.BELIEVED]
     for one in paid:

@@ -39,9 +39,14 @@ class Campaign:
         """
         return GRADERS[grader](self, task, patch)
 
-    def _judged(self, task: Task, patch: Patch, **settings: Any) -> Paid:
-        chosen = GradingSettings(timeout_s=self.timeout_s, **settings)
-        verdict = grading.grade(task, patch, self.sandboxes, chosen)
+    def _judged(self, task: Task, patch: Patch, *, shaped: bool = False) -> Paid:
+        settings = GradingSettings(timeout_s=self.timeout_s, shaped=shaped)
+        verdict = grading.grade(task, patch, self.sandboxes, settings)
+        return verdict.reward, verdict.status
+
+    def _in_one_process(self, task: Task, patch: Patch) -> Paid:
+        limited = dataclasses.replace(task, verify_timeout_s=self.timeout_s)
+        verdict = grading.outcomes_of(limited, patch, self.sandboxes)
         return verdict.reward, verdict.status
 
     def _shipped(self, task: Task, patch: Patch) -> Paid:
@@ -56,9 +61,9 @@ def _without_decoys(task: Task) -> Task:
 
 GRADERS: dict[str, Callable[[Campaign, Task, Patch], Paid]] = {
     "grade": lambda own, task, patch: own._judged(task, patch, shaped=True),
-    "decoys": lambda own, task, patch: own._judged(task, patch, isolate_tests="never"),
-    "isolation": lambda own, task, patch: own._judged(_without_decoys(task), patch, isolate_tests="always"),
-    "neither": lambda own, task, patch: own._judged(_without_decoys(task), patch, isolate_tests="never"),
+    "decoys": lambda own, task, patch: own._in_one_process(task, patch),
+    "isolation": lambda own, task, patch: own._judged(_without_decoys(task), patch),
+    "neither": lambda own, task, patch: own._in_one_process(_without_decoys(task), patch),
     "shipped": lambda own, task, patch: own._shipped(task, patch),
 }
 """Graders by name: what everybody gets, shaped rewards included; with one of its two walls, or none; and the one that a
@@ -126,7 +131,7 @@ def run(
 
 
 def count_by_kind(graded: Sequence[GradedAttack]) -> list[dict[str, Any]]:
-    """One row for each kind: attacks, tasks, and by grader how many attacks it paid anything for; the sum last."""
+    """One row for each kind: attacks, tasks, and by grader how many attacks it paid for, of how many; all last."""
     graders = list(dict.fromkeys(one.grader for one in graded))
     rows = []
     for kind in (*sorted({one.kind for one in graded}), "all"):
@@ -135,6 +140,7 @@ def count_by_kind(graded: Sequence[GradedAttack]) -> list[dict[str, Any]]:
         row["tasks"] = len({one.task for one in mine})
         for grader in graders:
             row[grader] = sum(one.reward > 0 for one in mine if one.grader == grader)
+            row[f"of {grader}"] = sum(one.grader == grader for one in mine)
         row["invalid"] = sum(one.status != "graded" for one in mine)
         rows.append(row)
     return rows

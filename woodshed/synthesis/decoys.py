@@ -52,6 +52,12 @@ LITERAL = (
 EQUAL_METHODS = frozenset(
     f"assert{kind}" for kind in "Equal Equals ListEqual DictEqual TupleEqual SetEqual".split()
 )
+CALLED_METHODS = frozenset(
+    f"assert_{kind}_with" for kind in "called called_once awaited awaited_once".split()
+)
+"""Methods of mocks that compare their arguments with those of a call."""
+SMALL = 0.01
+"""A difference below which two values are equal for a test; other values differ by more (`_other`)."""
 OPPOSITE_METHODS = {
     "assertTrue": "assertFalse",
     "assertIn": "assertNotIn",
@@ -196,10 +202,13 @@ def _expected_values(test: ast.AST) -> Iterator[ast.expr]:
     for node in ast.walk(test):
         sides: list[ast.expr] = []
         if isinstance(node, ast.Assert) and isinstance(node.test, ast.Compare):
-            if all(isinstance(op, ast.Eq) for op in node.test.ops):
-                sides = [node.test.left, *node.test.comparators]
+            sides = _compared(node.test)
         elif isinstance(node, ast.Call) and _name(node.func) in EQUAL_METHODS:
             sides = node.args[:2]
+        elif isinstance(node, ast.Call) and _name(node.func) == "assertAlmostEqual" and not node.keywords:
+            sides = node.args if len(node.args) == 2 else []
+        elif isinstance(node, ast.Call) and _name(node.func) in CALLED_METHODS:
+            sides = [*node.args, *(keyword.value for keyword in node.keywords)]
         compared += [side for side in sides if isinstance(side, ast.Name)]
         yield from (side for side in sides if _is_literal(side))
     uses = Counter(n.id for n in ast.walk(test) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
@@ -211,6 +220,30 @@ def _expected_values(test: ast.AST) -> Iterator[ast.expr]:
                 yield node.value
         elif isinstance(node, ast.Call) and _name(node.func) == "parametrize" and len(node.args) > 1:
             yield from _columns(node.args[0], node.args[1], names)
+
+
+def _compared(test: ast.Compare) -> list[ast.expr]:
+    """The sides of an equality, also of `== approx(x)` and `== call(x)`, and of `abs(a - b) < 1e-6`."""
+    sides: list[ast.expr] = []
+    if all(isinstance(op, ast.Eq) for op in test.ops):
+        for side in (test.left, *test.comparators):
+            match side:
+                case ast.Call(func, args, []) if _name(func) == "call" or (_name(func), len(args)) == (
+                    "approx",
+                    1,
+                ):
+                    sides += args
+                case _:
+                    sides.append(side)
+        return sides
+    match test:
+        case ast.Compare(
+            ast.Call(ast.Name("abs"), [ast.BinOp(left, ast.Sub(), right)]),
+            [ast.Lt() | ast.LtE()],
+            [ast.Constant(float(most))],
+        ) if most <= SMALL:
+            return [left, right]
+    return []
 
 
 def _columns(names: ast.expr, rows: ast.expr, compared: set[str]) -> Iterator[ast.expr]:
