@@ -25,6 +25,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "muon-facts": engines.muon_facts,
     "machine": machine.machine,
     "grading": machine.grading,
+    "strangers": machine.strangers,
+    "strangers-recall": machine.strangers_recall,
     "factory": machine.factory,
     "curriculum": machine.curriculum,
     "intervals": machine.intervals,

@@ -17,10 +17,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from woodshed.records import SandboxError, Task
+from woodshed.runs.machine import cores
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks import evidence, leftovers
 from woodshed.synthesis.leaks.fingerprints import Body
@@ -115,11 +117,12 @@ def scan(
         search.search(group, first, [DEPENDENCIES] if DEPENDENCIES in shared else [], workspaces)
         done += len(group)
     progress(done, len(tasks), "searching tasks")
-    reports = []
-    for task in tasks:
-        shown = _shown(task, sandboxes, spec) if tests else []
-        reports.append(LeakReport(task.name, (*shown, *search.found[task.name]), search.files[task.name]))
-    return reports
+    with ThreadPoolExecutor(min(len(tasks), cores()) or 1) as pool:
+        shown = list(pool.map(lambda task: _shown(task, sandboxes, spec), tasks if tests else ()))
+    return [
+        LeakReport(task.name, (*tests_shown, *search.found[task.name]), search.files[task.name])
+        for task, tests_shown in zip(tasks, shown or [[]] * len(tasks), strict=True)
+    ]
 
 
 def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Iterator[list[Task]]:

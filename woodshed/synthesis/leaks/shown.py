@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,7 +32,7 @@ class ShownTest:
     """A hidden test that an attempt can read or run."""
 
     test: str
-    """Its id, or where pytest finds it under another one that."""
+    """Its id; that of its twin where pytest collects it under another one."""
     where: str
     """Absolute path in the sandbox; " > " leads into archives."""
     quote: str
@@ -59,11 +59,12 @@ def shown_tests(
     suspects = list(dict.fromkeys([*twins, *_written(task)]))
     outcomes = _outcomes(task, suspects, sandboxes, spec)
     failing = [
-        ShownTest(test, f"/workspace/{test.partition('::')[0]}", "it is there, and fails there")
-        for test in suspects
-        if outcomes[test] != "passed"
+        test
+        for test, outcome in outcomes.items()
+        if outcome in ("failed", "error") or (test in task.fail_to_pass and outcome != "passed")
     ]
-    passing = {test for test, outcome in outcomes.items() if outcome == "passed"}
+    found = [ShownTest(test, f"/workspace/{_file(test)}", "it is there, and fails there") for test in failing]
+    passing = outcomes.keys() - set(failing)
     allowed = {(_file(line["id"]), _key(line["text"])) for line in collected if line["id"] in passing}
     ids = list(hidden)
     readable = [
@@ -71,12 +72,12 @@ def shown_tests(
         for line in lines
         if "shown" in line and not _is_allowed(ids[line["shown"]], hidden, line["where"], passing, allowed)
     ]
-    told = {(shown.test, shown.where) for shown in failing}
-    return failing + [shown for shown in readable if (shown.test, shown.where) not in told]
+    told = {(shown.test, shown.where) for shown in found}
+    return found + [shown for shown in readable if (shown.test, shown.where) not in told]
 
 
 def _is_allowed(
-    test: str, hidden: Mapping[str, Any], where: str, passing: set[str], allowed: set[tuple[str, str]]
+    test: str, hidden: Mapping[str, Any], where: str, passing: Set[str], allowed: Set[tuple[str, str]]
 ) -> bool:
     """True if a text is that of a visible test that passes: the hidden test itself, or a twin in another file."""
     return test in passing or (where.removeprefix("/workspace/"), _key(hidden[test]["text"])) in allowed
