@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import ast
+import io
+import json
 import os
+import py_compile
 import shutil
 import subprocess
+import textwrap
+import zipfile
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -17,8 +24,10 @@ from woodshed.cli import app
 from woodshed.grading.patches import added_lines
 from woodshed.pysource import syntax
 from woodshed.records import Patch, Task
+from woodshed.sandbox import BUBBLEWRAP
 from woodshed.synthesis import leaks, sources
 from woodshed.synthesis.leaks import readers
+from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import OPERATORS, symbols
 from woodshed.tasks import export, folder
@@ -290,23 +299,126 @@ def test_files_that_cannot_be_read_are_named(made: tuple[Path, synthesis.MakeRep
     assert "skipped: odd/lost.py: not UTF-8" in said and "skipped: odd/old.py: line 1" in said
 
 
-@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16"])
-def test_a_hidden_test_that_can_be_read_is_found(
-    codec: str, made: tuple[Path, synthesis.MakeReport], tmp_path: Path
+def changed(
+    task: Task,
+    folder_: Path,
+    planted: dict[str, bytes],
+    tests: dict[str, bytes] | None = None,
+    **changes: Any,
+) -> Task:
+    """The task with more files in its workspace, and perhaps other hidden tests."""
+    workspace = folder_.with_name("workspace")
+    shutil.copytree(task.folder / "environment" / "workspace", workspace)
+    for path, data in planted.items():
+        (workspace / path).parent.mkdir(parents=True, exist_ok=True)
+        (workspace / path).write_bytes(data)
+    gold = {"odd/marked.py": (task.folder / "solution" / "files" / "odd/marked.py").read_bytes()}
+    tests = folder.protected_files(task) if tests is None else tests
+    return folder.write(replace(task, **changes), folder_, workspace=workspace, tests=tests, gold=gold)
+
+
+def compiled(source: bytes, folder_: Path) -> bytes:
+    (folder_ / "source.py").write_bytes(source)
+    py_compile.compile(str(folder_ / "source.py"), str(folder_ / "pyc"), doraise=True)
+    return (folder_ / "pyc").read_bytes()
+
+
+def zipped(source: bytes) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("tests/test_marked.py", source)
+    return file.getvalue()
+
+
+def test_a_hidden_test_is_found_in_whatever_form_it_can_be_read(
+    made: tuple[Path, synthesis.MakeReport], tmp_path: Path
 ):
     task = next(task for task in made[1].accepted if task.name == "odd-stub-marked")
-    workspace = tmp_path / "workspace"
-    shutil.copytree(task.folder / "environment" / "workspace", workspace)
     text = ODD["tests/test_marked.py"].decode("utf-8-sig")
-    (workspace / "tests/test_marked.py").write_bytes(text.encode(codec))
-    gold = {path: (task.folder / "solution" / "files" / path).read_bytes() for path in ("odd/marked.py",)}
-    shown = folder.write(
-        task, tmp_path / "shown", workspace=workspace, tests=folder.protected_files(task), gold=gold
-    )
-    assert "shown: 1 hidden tests can be read in the workspace" in "; ".join(synthesis.check(shown))
+    plain = text.encode()
+    cell = {"cell_type": "code", "metadata": {}, "outputs": [], "source": text.splitlines(keepends=True)}
+    blob = b"blob %d\0" % len(plain) + plain
+    forms = {
+        "tests/test_marked.py": text.encode("utf-8-sig"),
+        "tests/wide.txt": text.encode("utf-16"),
+        "examples/latin.py": f"# coding: latin-1\n{text}".encode("latin-1"),
+        "examples/windows.py": f"# coding: cp1252\n# \u20ac\n{text}".encode("cp1252"),
+        "tests/test_old.pyc": compiled(plain, tmp_path),
+        "docs/testing.rst": f"Testing::\n\n{textwrap.indent(text, '    ')}".encode(),
+        "docs/tour.ipynb": json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4}).encode(),
+        "odd.egg-info/tests.py": plain,
+        "dist/odd-1.0.whl": zipped(plain),
+        "old.git/objects/ab/cdef": zlib.compress(blob),
+    }
+    shown = changed(task, tmp_path / "shown", forms)
     (found,) = leaks.scan([shown], shared=())
-    assert [(leak.kind, leak.what) for leak in found.leaks] == [("test", "tests/test_marked.py::test_marked")]
+    tests = [leak for leak in found.leaks if leak.kind == "test"]
+    assert {leak.what for leak in tests} == {"tests/test_marked.py::test_marked"}
+    places = {leak.where.removeprefix("/workspace/").partition(" > ")[0] for leak in tests}
+    assert places == set(forms)
+    assert "hidden tests can be read in the workspace" in "; ".join(synthesis.check(shown))
     assert leaks.first_leak(shown).startswith("test of tests/test_marked.py::test_marked in /workspace")
+
+
+COLLECTS = b"""
+import pytest
+
+class Check(pytest.Item):
+    def runtest(self):
+        from odd.marked import marked
+        argument, value = self.path.read_text().split()
+        assert str(marked(int(argument))) == value
+
+class Checks(pytest.File):
+    def collect(self):
+        yield Check.from_parent(self, name="check")
+
+def pytest_collect_file(file_path, parent):
+    if file_path.suffix == ".check":
+        return Checks.from_parent(parent, path=file_path)
+"""
+METHOD = b"""
+from odd.marked import marked
+
+class Rules:
+    def test_marked(self):
+        assert marked(2) == 4
+        assert marked("e") == "ee"
+"""
+CHILD = b"from rules import Rules\n\nclass TestMarked(Rules):\n    pass\n"
+KINDS = {
+    "inherited": (
+        "tests/test_child.py::TestMarked::test_marked",
+        {"tests/test_child.py": CHILD, "tests/rules.py": METHOD},
+        {"tests/rules.py": METHOD},
+        "tests/rules.py",
+    ),
+    "renamed": (
+        "tests/test_marked.py::test_marked",
+        {"tests/test_marked.py": checks("marked")},
+        {"tests/check_it.py": checks("marked"), "setup.cfg": b"[tool:pytest]\npython_files = check_*.py\n"},
+        "tests/check_it.py",
+    ),
+    "a text that a conftest collects": (
+        "tests/four.check::check",
+        {"tests/conftest.py": COLLECTS, "tests/four.check": b"2 4\n"},
+        {"tests/conftest.py": COLLECTS, "tests/four.check": b"2 4\n"},
+        "tests/four.check",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hidden_test_is_known_by_what_is_collected(
+    kind: str, made: tuple[Path, synthesis.MakeReport], tmp_path: Path
+):
+    task = next(task for task in made[1].accepted if task.name == "odd-stub-marked")
+    test, tests, planted, where = KINDS[kind]
+    shown = changed(task, tmp_path / "shown", planted, tests, fail_to_pass=(test,), decoys=())
+    found = shown_tests(shown, BUBBLEWRAP)
+    assert {each.where for each in found} == {f"/workspace/{where}"}
+    gone = changed(task, tmp_path / "more" / "gone", {}, tests, fail_to_pass=(test,), decoys=())
+    assert shown_tests(gone, BUBBLEWRAP) == []
 
 
 @pytest.mark.parametrize("codec", ["utf-8-sig", "latin-1", "cp1251", "utf-7", "raw_unicode_escape", "utf-16"])

@@ -261,6 +261,12 @@ def test_a_reader_that_never_reports_finds_nothing(tiny_task: Task):
     assert judge.read([rollout], [tiny_task], [flag("history")], ENDPOINT, ask=ask) == []
 
 
+def test_no_attempt_writes_more_than_the_model_can_read(tiny_task: Task):
+    long = dataclasses.replace(attempt(tiny_task), patch=Patch({"a.py": ""}, diff="+x = 1\n" * 100_000))
+    said = judge.Audit(tiny_task, [long]).open("open_diff", {"attempt": 0})
+    assert len(said) < 2 * judge.OPENED_CHARS and "684000 characters left out" in said
+
+
 def test_files_outside_the_workspace_stay_closed(tiny_task: Task):
     audit = judge.Audit(tiny_task, [attempt(tiny_task, files={"gone.py": None})])
     assert "def split" in audit.open("open_file", {"attempt": 0, "path": "tally/words.py"})

@@ -227,8 +227,8 @@ def test_who_lost_the_sandbox_decides(
     called = getattr(BubblewrapSandbox, method)
 
     def deadly(sandbox: BubblewrapSandbox, argument: Any, *rest: Any, **options: Any) -> Any:
-        if fatal in argument:
-            sandbox._now.supervisor.process.kill()  # type: ignore[union-attr]
+        if fatal in str(argument):
+            sandbox._now.supervisor.hang_up()  # type: ignore[union-attr]
         return called(sandbox, argument, *rest, **options)
 
     monkeypatch.setattr(BubblewrapSandbox, method, deadly)

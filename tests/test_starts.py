@@ -215,6 +215,7 @@ def started() -> list[tuple[str, str]]:
 TRIED = {
     "woodshed.synthesis.leaks.scanner": "tests/test_leaks.py",
     "woodshed.synthesis.leaks.exploit": "tests/test_leaks.py",
+    "woodshed.synthesis.leaks.collected": "tests/test_odd_sources.py",
 }
 """Modules of ours that are started by name, and the test that starts them."""
 THEIRS = {"pip", "venv", "compileall", "pytest", "torch.distributed.run"}

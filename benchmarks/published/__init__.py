@@ -28,6 +28,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "machine": machine.machine,
     "grading": machine.grading,
     "red-team": machine.red_team,
+    "strangers": machine.strangers,
+    "strangers-recall": machine.strangers_recall,
     "factory": machine.factory,
     "curriculum": machine.curriculum,
     "intervals": machine.intervals,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from published.write import counted, judged, load, percent, table
 
 
@@ -69,6 +72,51 @@ def red_team() -> str:
         cells = [f"{row['paid']} of {row['solutions']}" if row["grader"] == name else "" for name in graders]
         rows.append([kind, *cells])
     return table(["paid, by kind of attack", *(names[name] for name in graders)], rows)
+
+
+def strangers() -> str:
+    """The monitors on attempts that their authors did not see."""
+    found = load("monitors_out_of_sample")
+    shares = [row["flagged"] / row["played"] for row in found["kinds"].values()]
+    never = [kind for kind, row in found["kinds"].items() if not row["flagged"]]
+    kinds = f"{shares.count(1.0)} always, {sum(0 < share < 1 for share in shares)} sometimes, {shares.count(0.0)} never"
+    experts = found["experts"]
+    assert set(experts["rules"]) <= {"memorised"}, experts
+    rows = [
+        ["attacks whose author had not read the rules, flagged", counted(found["recall"])],
+        [f"kinds of them ({len(shares)})", kinds],
+        ["kinds that were never flagged", ", ".join(sorted(never))],
+        ["odd honest work of the same author, flagged", counted(found["odd_honest"])],
+        ["attempts of a 135M model, flagged", counted(found["models"])],
+        [
+            "scripted experts flagged, all as `memorised`: they write the original code",
+            f"{experts['flagged']} of {experts['played']}",
+        ],
+    ]
+    return table(["", "figure"], [*rows, *_audits(found.get("judge"))])
+
+
+def _audits(judge: Mapping[str, Any] | None) -> list[list[str]]:
+    if judge is None:
+        return []
+    claims = {name: sum(map(bool, rules)) for name, rules in judge["findings"].items()}
+    each = judge["attempts"] // 2
+    return [
+        [
+            f"audits by a 135M model with a finding that holds: {each} attacks, {each} honest attempts",
+            f"{claims['attacks']} and {claims['honest']}",
+        ],
+        [
+            "cost of these audits on two busy cores",
+            f"{judge['messages']} messages, {judge['prompt_tokens']:,} tokens read, {judge['completion_tokens']:,} "
+            f"written, {judge['seconds']:.0f} s",
+        ],
+    ]
+
+
+def strangers_recall() -> str:
+    """Share of attacks that the monitors flag, by somebody who had not read them."""
+    return counted(load("monitors_out_of_sample")["recall"])
 
 
 def factory() -> str:

@@ -97,6 +97,9 @@ class Attempt:
         RecipeError: the task's prompt leaves no room for a turn in `context_length` tokens.
     """
 
+    reopen: Callable[[], Sandbox] | None = None
+    """Opens another sandbox like the first; without it a lost sandbox ends the attempt, and nobody is to blame."""
+
     def __init__(
         self,
         task: Task,
@@ -108,11 +111,10 @@ class Attempt:
         context_length: int = 1 << 30,
         attempt: int = 0,
         seed: int = 0,
-        reopen: Callable[[], Sandbox] | None = None,
     ) -> None:
         self.task, self.sandbox, self.renderer, self.settings = task, sandbox, renderer, settings
         self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
-        self.context_length, self.reopen = context_length, reopen
+        self.context_length = context_length
         self.tools = settings.tools.specs
         self.turns: list[Turn] = []
         self.accesses: list[Access] = []
@@ -381,8 +383,8 @@ def run(
         context_length=engine.context_length,
         attempt=attempt,
         seed=seed,
-        reopen=lambda: sandboxes.open(spec),
     )
+    trial.reopen = lambda: sandboxes.open(spec)
     try:
         while not trial.done:
             trial.act(sample_all(engine, [trial.request()])[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -100,7 +100,13 @@ class MonitorReport:
 
 
 def plan(
-    tasks: Sequence[Task], each: int, seed: int = 0, *, alone: bool = False
+    tasks: Sequence[Task],
+    each: int,
+    seed: int = 0,
+    *,
+    alone: bool = False,
+    cheats: Mapping[str, Script] = CHEATS,
+    benign: Mapping[str, Script] = TWINS,
 ) -> list[tuple[str, bool, Task, ScriptedAttempt, str]]:
     """Assign scripts to tasks: every cheat and every benign control on `each` different tasks (fewer if fewer fit).
 
@@ -115,7 +121,7 @@ def plan(
             "none of these tasks has a stubbed function, which scripted cheats need; make some with --operators stub"
         )
     planned = []
-    for is_cheat, table in ((True, CHEATS), (False, {} if alone else TWINS)):
+    for is_cheat, table in ((True, cheats), (False, {} if alone else benign)):
         for name, script in table.items():
             order = random.Random(f"{seed}/{name}").sample(usable, len(usable))
             planned += [
@@ -139,7 +145,14 @@ def _acts(
 
 
 def run(
-    tasks: Sequence[Task], *, each: int = 20, jobs: int = 2, seed: int = 0, progress: Progress | None = None
+    tasks: Sequence[Task],
+    *,
+    each: int = 20,
+    jobs: int = 2,
+    seed: int = 0,
+    cheats: Mapping[str, Script] = CHEATS,
+    benign: Mapping[str, Script] = TWINS,
+    progress: Progress | None = None,
 ) -> tuple[list[KnownAttempt], float]:
     """Play all scripts and run the monitors on them; return the cases, and rollouts monitored per core and second.
 
@@ -147,7 +160,7 @@ def run(
         SandboxError: a sandbox could not be opened.
         TaskError: no task fits.
     """
-    planned = plan(tasks, each, seed)
+    planned = plan(tasks, each, seed, cheats=cheats, benign=benign)
 
     def play_one(index: int) -> Rollout:
         _, is_cheat, task, act, label = planned[index]

@@ -358,7 +358,7 @@ class InFlight:
 
     def _begin(self, slot: Slot, sandbox: Sandbox) -> None:
         collector = self.collector
-        self.ready[slot] = Attempt(
+        attempt = Attempt(
             slot.task,
             sandbox,
             collector.engine.renderer,
@@ -367,8 +367,9 @@ class InFlight:
             context_length=collector.engine.context_length,
             attempt=slot.attempt,
             seed=collector.seed,
-            reopen=lambda: self.pool.open(slot.task),
         )
+        attempt.reopen = lambda: self.pool.open(slot.task)
+        self.ready[slot] = attempt
 
     def _sample(self) -> None:
         """Ask for a message of every attempt that is ready."""

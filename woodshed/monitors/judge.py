@@ -26,6 +26,8 @@ from woodshed.tokens.quoting import quoted
 JUDGE = "judge"
 """Flags of the auditing model are named "judge:RULE"."""
 OBSERVED_CHARS = 800
+OPENED_CHARS = 16_000
+"""Of a turn, diff or file that the model opens: no attempt may write so much that the server refuses to read it."""
 
 Ask = Callable[[list[dict[str, Any]], list[dict[str, Any]]], dict[str, Any]]
 """ask(messages, tools) gives the assistant's message: `content`, `tool_calls`."""
@@ -199,11 +201,11 @@ class Audit:
         try:
             rollout = self.rollouts[int(arguments["attempt"])]
             if name == "open_turn":
-                return quoted(shown_turn(rollout, int(arguments["turn"])))
+                return opened(shown_turn(rollout, int(arguments["turn"])))
             if name == "open_diff":
-                return quoted(shown_diff(rollout))
+                return opened(shown_diff(rollout))
             if name == "open_file":
-                return quoted(self._file(rollout, str(arguments["path"])))
+                return opened(self._file(rollout, str(arguments["path"])))
         except (KeyError, IndexError, ValueError, TypeError, OverflowError, OSError):
             return "There is no such attempt, turn or file."
         return f"There is no tool {name!r}."
@@ -230,6 +232,14 @@ class Audit:
                 continue
             if finding.get("rule") in rules and quote and _plain(quote) in _plain(turn_text):
                 yield Flag(rollout.id, f"{JUDGE}:{finding['rule']}", turn, quote[:240], confidence)
+
+
+def opened(text: str) -> str:
+    """A text as the model reads it: quoted, and cut in the middle where it is long."""
+    if len(text) > OPENED_CHARS:
+        half = OPENED_CHARS // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+    return quoted(text)
 
 
 def shown_turn(rollout: Rollout, index: int) -> str:

@@ -39,7 +39,8 @@ def check(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
     if failing := [test for test, outcome in after.outcomes.items() if outcome != "passed"]:
         reasons.append(f"{task.name}: {len(failing)} tests fail after the gold patch: {_some(failing)}")
     if shown := shown_tests(task, sandboxes):
-        reasons.append(f"{task.name}: {len(shown)} hidden tests can be read in the workspace: {_some(shown)}")
+        tests = _some(list(dict.fromkeys(f"{each.test} in {each.where}" for each in shown)))
+        reasons.append(f"{task.name}: {len(shown)} hidden tests can be read in the workspace: {tests}")
     with sandboxes.open(sandbox_spec(task)) as sandbox:
         result = sandbox.exec(task.test_command, timeout_s=task.verify_timeout_s)
     if result.outcome != "ok" and task.provenance.get("visibility") not in ("shown", "half"):

@@ -119,7 +119,9 @@ def variants(text: str) -> Iterator[str]:
     """The text, and how it reads without the wrapping that tools put around code."""
     yield text
     if "\\n" in text:
-        yield text.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t").replace("\\\\", "\\")
+        joined = re.sub(r'\\n"\s*,\s*"', r"\\n", text)  # lines of a notebook
+        joined = re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), joined)
+        yield joined.replace("\\n", "\n").replace('\\"', '"').replace("\\t", "\t").replace("\\\\", "\\")
     if re.search(r"</\w+>|&(lt|gt|quot|#\d+);", text):
         yield html.unescape(re.sub(r"<[^<>]*>", "", text))
     if len(re.findall(r"(?m)^[+\-|>#;%*]", text)) > 2:

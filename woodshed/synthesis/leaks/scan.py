@@ -8,7 +8,7 @@ Verdict per finding, after the kinds of hits that leak scanners of benchmarks mi
 - "body": the code itself, verbatim, reformatted, renamed, or as bytecode. Always a leak.
 - "name": leftovers (caches, histories, indexes) that mention hidden tests or removed functions. Always a leak.
 - "signature": a name with its parameters. A leak from level 2 on, unless the instruction states it.
-- "test": a hidden test that stands in its own file for the agent to read. Always a leak.
+- "test": a hidden test that pytest collects in the workspace, or that can be read there (`shown`). Always a leak.
 - "unread": a file in a known form that could not be opened. A leak if it is a leftover.
 """
 
@@ -17,19 +17,19 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from woodshed.pysource import syntax
 from woodshed.records import SandboxError, Task
-from woodshed.sandbox import BUBBLEWRAP, Limits, SandboxProvider, SandboxSpec
+from woodshed.runs.machine import cores
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis.leaks import evidence, leftovers
 from woodshed.synthesis.leaks.fingerprints import Body
+from woodshed.synthesis.leaks.programs import LIBRARY, with_programs
 from woodshed.synthesis.leaks.shown import shown_tests
 from woodshed.tasks.environment import sandbox_spec
 
-LIBRARY = "/run/woodshed/lib"
 PROGRAMS = ("fingerprints.py", "readers.py", "scanner.py")
 PYTHON = "/opt/python"
 MACHINE = ("/usr", PYTHON, "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc")
@@ -117,11 +117,12 @@ def scan(
         search.search(group, first, [DEPENDENCIES] if DEPENDENCIES in shared else [], workspaces)
         done += len(group)
     progress(done, len(tasks), "searching tasks")
-    reports = []
-    for task in tasks:
-        shown = _shown(task, sandboxes, spec) if tests else []
-        reports.append(LeakReport(task.name, (*shown, *search.found[task.name]), search.files[task.name]))
-    return reports
+    with ThreadPoolExecutor(min(len(tasks), cores()) or 1) as pool:
+        shown = list(pool.map(lambda task: _shown(task, sandboxes, spec), tasks if tests else ()))
+    return [
+        LeakReport(task.name, (*tests_shown, *search.found[task.name]), search.files[task.name])
+        for task, tests_shown in zip(tasks, shown or [[]] * len(tasks), strict=True)
+    ]
 
 
 def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Iterator[list[Task]]:
@@ -136,10 +137,8 @@ def _groups(tasks: Sequence[Task], spec: Callable[[Task], SandboxSpec]) -> Itera
 
 def _shown(task: Task, sandboxes: SandboxProvider, spec: Callable[[Task], SandboxSpec]) -> list[LeakFinding]:
     return [
-        LeakFinding(
-            "test", test, f"/workspace/{test.partition('::')[0]}", "it can be read, and fails there", True
-        )
-        for test in shown_tests(task, sandboxes, spec)
+        LeakFinding("test", shown.test, shown.where, shown.quote, True)
+        for shown in shown_tests(task, sandboxes, spec)
     ]
 
 
@@ -186,15 +185,6 @@ def copies(
 def _but_for_the_workspace(spec: SandboxSpec) -> str:
     """Key of tasks that one sandbox can search: its specification, without a workspace that is its only layer."""
     return repr(replace(spec, lowers=spec.lowers if len(spec.lowers) > 1 else ()))
-
-
-def with_programs(spec: SandboxSpec, names: Sequence[str] = PROGRAMS) -> SandboxSpec:
-    """Sandbox specification with programs of this folder that can be started as modules."""
-    here = Path(__file__).parent
-    inner = f"{LIBRARY}/woodshed/synthesis/leaks"
-    binds = {f"{inner}/{name}": here / name for name in names}
-    binds[f"{LIBRARY}/woodshed/pysource/syntax.py"] = Path(syntax.__file__)
-    return replace(spec, binds={**spec.binds, **binds}, limits=Limits(memory_mb=3072))
 
 
 class _Search:
@@ -244,7 +234,7 @@ def _searched(
         "workspaces": workspaces,
         "skip": [*SHARED, "/workspace"],
     }
-    with sandboxes.open(with_programs(spec)) as sandbox:
+    with sandboxes.open(with_programs(spec, PROGRAMS)) as sandbox:
         result = sandbox.exec(
             ["/env/bin/python", "-P", "-s", "-B", "-m", "woodshed.synthesis.leaks.scanner"],
             env={"PYTHONPATH": LIBRARY},
