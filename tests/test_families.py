@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from families import FAMILIES, HERMES_CALL, LISTED, chatml, tokenizer
+from scripted import calc_task
 from test_codec import TOOLS
-from tiny_model import tiny_tokenizer
+from test_endpoint import Server, serving
+from tiny_model import tiny_tokenizer, write_tiny_model
 
+from woodshed.agent import AgentSettings, Attempt
+from woodshed.agent.tools import TOOLS as AGENT_TOOLS
+from woodshed.cli.app import open_engine
+from woodshed.engines.engine import SampleRequest, sample_all
+from woodshed.engines.scripted import ScriptedEngine
+from woodshed.evals.suite import SuiteSettings
 from woodshed.records import Call, ModelError, Observation
+from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.settings import read
 from woodshed.tokens.chat_template import on_one_day
 from woodshed.tokens.codec import CODECS
 from woodshed.tokens.family import schemas
@@ -138,6 +149,67 @@ def test_the_same_model_is_spoken_to_alike_with_and_without_its_weights(name: st
     here, served = (create_renderer(tokens, model_dir=tmp_path) for _ in range(2))
     assert here.stop_ids == served.stop_ids
     assert here.start(SYSTEM, USER, TOOLS) == served.start(SYSTEM, USER, TOOLS)
+
+
+def recorded(codec: Any) -> list[str]:
+    """Twelve messages of an attempt, half of them faulty."""
+    tools, edit = AGENT_TOOLS, {"path": "calc.py", "old": "x // 2", "new": "x / 2  # <|im_end|>"}
+    read = codec.format("read_file", {"path": "calc.py"}, tools)
+    return [
+        read,
+        "I am done!",
+        codec.format("edit_file", edit, tools),
+        codec.format("edit_file", edit, tools),  # the old text is gone
+        read.replace("read_file", "view"),
+        read[: len(read) // 2],
+        f"Look.\n{codec.format('shell', {'command': 'cat calc.py'}, tools)}",
+        "word " * 400,  # cut at the limit
+        read + codec.format("shell", {"command": "ls"}, tools),
+        codec.format("write_file", {"path": "new.py", "content": 'x = "é世"\n\n'}, tools),
+        codec.format("search", {"pattern": "def", "path": "nowhere"}, tools),
+        codec.format("finish", {}, tools),
+    ]
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "glm-4.5", "gpt-oss"])
+def test_a_session_reads_the_same_here_and_behind_a_server(name: str, tmp_path: Path):
+    with serving() as server:
+        compare_sessions(name, server, tmp_path)
+
+
+def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", tokenizer=tokenizer(FAMILIES[name]))
+    common = [f"model={json.dumps(str(model))}", 'tasks=["none"]', 'name="none"']
+    remote = [*common, "engine.kind=http", f"engine.servers=[{{url='{server.url}'}}]"]
+    settings = AgentSettings(
+        max_turns=12, turn_tokens=900, rollout_tokens=1 << 16, max_errors=12, max_calls=2
+    )
+    task, prompts = calc_task(tmp_path / "task"), []
+    spec = SandboxSpec(lowers=(task.folder / "environment" / "workspace",))
+    with closing(open_engine(read(SuiteSettings, None, common))) as engine:
+        renderer = engine.renderer
+    texts = iter(recorded(renderer.codec))
+
+    def following(request: SampleRequest) -> str:
+        prompts.append(list(request.prompt_ids))
+        return next(texts)
+
+    server.recorded = [renderer.encode_message(text) for text in recorded(renderer.codec)]
+    rollouts = []
+    with closing(open_engine(read(SuiteSettings, None, remote))) as served:
+        for engine in (ScriptedEngine(renderer, following), served):
+            served.context_length = 1 << 20
+            attempt = Attempt(task, open_sandbox(spec), engine.renderer, settings, rollout_id="r")
+            while not attempt.done:
+                attempt.act(sample_all(engine, [attempt.request()])[0])
+            rollouts.append(attempt.finish())
+    assert renderer.codec.name == FAMILIES[name].codec
+    assert [body["prompt"] for body in server.bodies] == prompts
+    assert len(prompts) == 12
+    assert {body["stop_token_ids"][-1] for body in server.bodies} == {max(renderer.stop_ids)}
+    assert rollouts[0].token_ids == rollouts[1].token_ids
+    faults = [turn.error_kind for turn in rollouts[1].turns if turn.error_kind]
+    assert {"no_call", "unknown_tool", "unparseable", "truncated", "old_missing", "bad_path"} <= set(faults)
 
 
 def with_type(folder: Path, model_type: str) -> Path:

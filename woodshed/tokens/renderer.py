@@ -202,7 +202,7 @@ class TemplateRenderer:
     ) -> ContextTokens:
         if 1 in self._tails and calls and all(call.tool for call in calls):
             if len(observations) > 1 and 2 not in self._tails:
-                observations, calls = [Observation(calls[0].id, _joined(observations))], calls[:1]
+                observations, calls = [Observation(calls[0].id, joined(observations))], calls[:1]
             tail = self._tails.get(len(observations)) or self._results(len(observations))
             assert tail is not None
             texts: dict[str, str] = {}
@@ -214,7 +214,7 @@ class TemplateRenderer:
                     content: self._treatments["tool"](observation.text),
                 }
         else:
-            tail, texts = self._tails[0], {mark("o"): self._treatments["user"](_joined(observations))}
+            tail, texts = self._tails[0], {mark("o"): self._treatments["user"](joined(observations))}
         context = self._context(tail, texts)
         if finish_reason == "stop" and sampled_ids and sampled_ids[-1] in self.stop_ids:
             end = next((n for n, token in enumerate(context.ids) if token in self._ends), -1)
@@ -385,7 +385,7 @@ class TemplateRenderer:
         return stop
 
 
-def _joined(observations: Sequence[Observation]) -> str:
+def joined(observations: Sequence[Observation]) -> str:
     """Several results as one user message, numbered in call order."""
     if len(observations) == 1:
         return observations[0].text
