@@ -96,6 +96,11 @@ MISTRAL_ARGS = MISTRAL.replace(
     "CALLS",
     "{% for t in m.tool_calls %}[TOOL_CALLS]{{ t.function.name }}[ARGS]{{ t.function.arguments | tojson }}{% endfor %}",
 ).replace("RESULT", "[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]")
+MISTRAL_IDS = MISTRAL.replace(
+    "CALLS",
+    "{% for t in m.tool_calls %}[TOOL_CALLS]{{ t.function.name }}[CALL_ID]{{ t.id }}[ARGS]"
+    "{{ t.function.arguments | tojson }}{% endfor %}",
+).replace("RESULT", "[TOOL_RESULTS]{{ m.tool_call_id }}[TOOL_CONTENT]{{ m.content }}[/TOOL_RESULTS]")
 DEEPSEEK = (
     "{{ bos_token }}{% set was = namespace(tool=false) %}{% for m in messages %}"
     "{% if m.role == 'system' %}{{ m.content }}{% elif m.role == 'user' %}<｜User｜>{{ m.content }}"
@@ -172,7 +177,15 @@ LLAMA_TOKENS = (
 )
 MISTRAL_TOKENS = (
     *("<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
-    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[ARGS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+    *(
+        "[/TOOL_RESULTS]",
+        "[TOOL_CALLS]",
+        "[ARGS]",
+        "[CALL_ID]",
+        "[TOOL_CONTENT]",
+        "[SYSTEM_PROMPT]",
+        "[/SYSTEM_PROMPT]",
+    ),
 )
 DEEPSEEK_TOKENS = tuple(
     f"<｜{name}｜>"
@@ -260,6 +273,13 @@ FAMILIES = {
         MISTRAL_TOKENS,
         "</s>",
         '[TOOL_CALLS]read_file[ARGS]{"path": "src/a.py", "count": 3}',
+    ),
+    "mistral-small": Family(
+        "mistral-id",
+        MISTRAL_IDS,
+        MISTRAL_TOKENS,
+        "</s>",
+        '[TOOL_CALLS]read_file[CALL_ID]8zk2Xp0aB[ARGS]{"path": "src/a.py", "count": 3}',
     ),
     "deepseek-v3": Family(
         "deepseek-v3",

@@ -100,7 +100,7 @@ PIECES = (
     ),
 )
 QUOTED = {"json", "hermes", "harmony", "kimi-k2", "llama-json", "llama-pythonic"}
-QUOTED |= {"mistral", "mistral-json", "deepseek-v3", "deepseek-v3.1"}
+QUOTED |= {"mistral", "mistral-id", "mistral-json", "deepseek-v3", "deepseek-v3.1"}
 """Formats that hold every text."""
 FENCES = ("<<<<", "====", ">>>>")
 

@@ -11,7 +11,7 @@ formats without quoting (XML parameters) cannot hold every text.
     llama-json      {"name": ..., "parameters": ...} as the whole message
     llama-pythonic  [name(key="value"), ...] as the whole message; Llama 4
     mistral-json    [TOOL_CALLS] [{"name": ..., "arguments": ..., "id": ...}]
-    mistral         [TOOL_CALLS]name[ARGS]{...}; with [CALL_ID] in some versions
+    mistral         [TOOL_CALLS]name[ARGS]{...}; mistral-id has an id between name and arguments
     deepseek-v3     sections of tokens, the arguments in a fence of Markdown; deepseek-v3.1 has none
     kimi-k2         sections of tokens, with an id that counts the calls
     harmony         a message to functions.NAME on the commentary channel; gpt-oss
@@ -353,12 +353,15 @@ FAMILIES: tuple[FamilyCodec, ...] = (
         '[TOOL_CALLS] [{"name": "NAME", "arguments": ARGUMENTS, "id": "call00000"}]',
         more=re.compile(r"\s*,\s*"),
     ),
-    _codec(
-        "mistral",
-        r"\[TOOL_CALLS\](?!\s*\[)",
-        _headed(rf"\s*{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]]+)\s*)?\[ARGS\]\s*"),
-        r"",
-        "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
+    *(
+        _codec(
+            name,
+            r"\[TOOL_CALLS\](?!\s*\[)",
+            _headed(rf"\s*{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>[^\s\[\]]+)\s*)?\[ARGS\]\s*"),
+            r"",
+            f"[TOOL_CALLS]NAME{call_id}[ARGS]ARGUMENTS",
+        )
+        for name, call_id in (("mistral", ""), ("mistral-id", "[CALL_ID]call00000"))
     ),
     _codec(
         "deepseek-v3",
