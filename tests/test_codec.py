@@ -89,8 +89,19 @@ PIECES = (
         "null",
         "\x00",
         "<|im_end|>",
+        "\n</parameter>\n",
+        "</function>",
+        "</arg_value>",
+        "<arg_key>",
+        "</parameter></invoke>",
+        "[TOOL_CALLS]",
+        "<|call|>",
+        "True",
     ),
 )
+QUOTED = {"json", "hermes", "harmony", "kimi-k2", "llama-json", "llama-pythonic"}
+QUOTED |= {"mistral", "mistral-id", "mistral-json", "deepseek-v3", "deepseek-v3.1"}
+"""Formats that hold every text."""
 FENCES = ("<<<<", "====", ">>>>")
 
 
@@ -118,7 +129,7 @@ def some_call(rng: random.Random) -> tuple[str, dict[str, Any]]:
 def test_what_is_written_is_read(codec):
     rng = random.Random(0)
     refused = 0
-    for _ in range(3000):
+    for _ in range(1000):
         name, arguments = some_call(rng)
         try:
             text = codec.format(name, arguments, TOOLS)
@@ -128,7 +139,7 @@ def test_what_is_written_is_read(codec):
         prose, calls, error = codec.parse(f"I will do it.\n{text}", TOOLS)
         assert [(c.tool, c.arguments, c.error_kind) for c in calls] == [(name, arguments, None)], text
         assert (prose, error, calls[0].raw) == ("I will do it.", None, text)
-    assert refused == 0 if codec is not PLAIN else 0 < refused < 2000
+    assert refused == 0 if codec.name in QUOTED else 0 < refused < 700
 
 
 def test_plain_blocks_express_everything():
@@ -261,9 +272,9 @@ def test_plain_faults(text, expected, error):
         ("", "", "unparseable"),
     ],
 )
-@pytest.mark.parametrize("codec", [JSON, HERMES], ids=["json", "hermes"])
-def test_json_faults(codec, body, tool, error):
-    text = f'{codec.opening} {body} {codec.closing}{codec.opening}{{"name": "finish"}}{codec.closing}'
+@pytest.mark.parametrize(("codec", "tag"), [(JSON, "call"), (HERMES, "tool_call")], ids=["json", "hermes"])
+def test_json_faults(codec, tag, body, tool, error):
+    text = f'<{tag}> {body} </{tag}><{tag}>{{"name": "finish"}}</{tag}>'
     _, calls, found = codec.parse(text, TOOLS)
     assert [(call.tool, call.error_kind) for call in calls] == [(tool, error), ("finish", None)]
     assert found == error
@@ -272,7 +283,7 @@ def test_json_faults(codec, body, tool, error):
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_any_text_can_be_read(codec):
     rng = random.Random(2)
-    for _ in range(2000):
+    for _ in range(600):
         name, arguments = some_call(rng)
         try:
             text = some_text(rng) + codec.format(name, arguments, TOOLS) + some_text(rng)
@@ -288,12 +299,14 @@ def test_any_text_can_be_read(codec):
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_a_cut_call_is_truncated(codec):
-    whole = codec.format("edit_file", {"path": "a.py", "old": "x", "new": "y"}, TOOLS)
-    for length in range(len(whole) - 1, whole.index(">"), -1):
+    arguments = {"path": "a.py", "old": "x", "new": "y"}
+    whole = codec.format("edit_file", arguments, TOOLS)
+    for length in range(len(whole) - 1, whole.index("edit_file"), -1):
         _, calls, error = codec.parse(whole[:length], TOOLS, truncated=True)
         assert error == "truncated"
-        assert [call.error_kind for call in calls] == ["truncated"]
-        assert codec.parse(whole[:length], TOOLS)[2] == "unparseable"
+        if [call.arguments for call in calls] != [arguments]:  # what may end a call may be missing
+            assert [call.error_kind for call in calls] in (["truncated"], [])
+            assert codec.parse(whole[:length], TOOLS)[2] == ("unparseable" if calls else "no_call")
 
 
 def test_what_cannot_be_written_is_refused():

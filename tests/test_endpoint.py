@@ -18,15 +18,20 @@ from typer.testing import CliRunner
 
 from woodshed import doctor
 from woodshed.cli import app
+from woodshed.engines.chat import ChatEngine
 from woodshed.engines.engine import SampleRequest, sample_all
 from woodshed.engines.http import EndpointSettings, HttpEngine
 from woodshed.evals import ledger
-from woodshed.records import RecipeError, Rollout, SamplerError, Task
+from woodshed.records import Observation, RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import read
+from woodshed.stages.preflight import refuse
+from woodshed.stages.recipe import Recipe
 from woodshed.tasks import folder
 from woodshed.tokens.renderer import create_renderer
+from woodshed.tokens.text_renderer import TextRenderer
 
+RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.toml"
 REQUEST = SampleRequest((1, 5, 6), 200, 0)
 
 
@@ -45,6 +50,15 @@ class Server(ThreadingHTTPServer):
         """Statuses of the next completions, 0 drops the connection half way; then `otherwise`."""
         self.otherwise = 200
         self.completions = 0
+        self.bodies: list[Any] = []
+        """Requests for messages."""
+        self.said: Any = {
+            "choices": [{"message": {"content": "<call>finish</call>"}, "finish_reason": "stop"}]
+        }
+        self.recorded: list[tuple[int, ...]] = []
+        """Messages that come first."""
+        self.refused_limit = ""
+        self.refusal = {"error": "Unsupported parameter: use 'max_completion_tokens' instead."}
         self.models: Any = {"data": [{"id": "tiny", "max_model_len": 8192}]}
 
     @property
@@ -66,11 +80,17 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         status = self.server.script.pop(0) if self.server.script else self.server.otherwise
         self.server.completions += status == 200
-        ids = list(self.server.ids)
+        self.server.bodies.append(body)
+        if self.path == "/v1/chat/completions":
+            refused = self.server.refused_limit in body
+            self.answer(400 if refused else status, self.server.refusal if refused else self.server.said)
+            return
+        whole = self.server.recorded.pop(0) if self.server.recorded else self.server.ids
+        ids = list(whole[: body["max_tokens"]])
         choice = {
             "token_ids": ids,
             "logprobs": {"token_logprobs": [-0.5] * len(ids)},
-            "finish_reason": "stop",
+            "finish_reason": "stop" if len(ids) == len(whole) else "length",
             **self.server.spoil.get("choice", {}),
         }
         usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(choice["token_ids"] or ())}
@@ -93,13 +113,19 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextmanager
+def serving() -> Iterator[Server]:
     made = Server()
     threading.Thread(target=made.serve_forever, daemon=True).start()
     yield made
     made.shutdown()
     made.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as made:
+        yield made
 
 
 @contextmanager
@@ -206,6 +232,47 @@ def test_an_evaluation_goes_on_where_its_server_failed(
     assert "no price for served model 'tiny'" in result.stderr
     assert run.manifest["score"]["engine"]["version"] == "0.99" and run.manifest["prices"]["date"]
     assert "pass@2" in result.stdout and "tasks 2, attempts 4, of these void 0" in result.stdout
+
+
+def test_a_chat_endpoint_is_evaluated_and_not_trained_on(
+    server: Server, two_tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    server.refused_limit = "max_tokens"
+    options = ["--endpoint", server.url, "--model", "tiny", "--name", "chat", "engine.kind=chat", "limit=1"]
+    result = CliRunner().invoke(app, ["eval", str(two_tasks), *options])
+    assert result.exit_code == 0, result.output
+    ((_, _, rollout),) = RunDir.open(tmp_path / "runs" / "chat").read("rollouts", Rollout)
+    assert (rollout.ended, rollout.turns[0].text) == ("finished", "<call>finish</call>")
+    assert set(server.bodies[-1]) == {"model", "messages", "max_completion_tokens"}
+    assert [message["role"] for message in server.bodies[-1]["messages"]] == ["system", "user"]
+    assert "<call>shell command</call>" in server.bodies[-1]["messages"][0]["content"]
+    with pytest.raises(RecipeError, match="returns text: no token ids and no log-prob"):
+        refuse(read(Recipe, RECIPE, ["engine.kind=chat", f"engine.servers=[{{url='{server.url}'}}]"]))
+
+
+def test_a_chat_endpoint_reads_the_conversation_as_it_was(server: Server):
+    words = TextRenderer("json")
+    with pytest.raises(RecipeError, match="takes text only; take plain or json"):
+        TextRenderer("hermes")
+    said, results = ["Look. é世 <|im_end|>", ""], ["a\n", "no call"]
+    ids = [*words.start("s", "u", ()).ids]
+    for number, (text, result) in enumerate(zip(said, results, strict=True)):
+        sampled = words.encode_message(text)[: -1 if number else None]
+        assert words.decode(sampled) == text
+        context = words.extend(sampled, "stop" if sampled else "length", [Observation("", result)], ())
+        ids += [*sampled, *context.ids]
+    conversation = words.messages(ids)
+    assert [(m["role"], m["content"]) for m in conversation[1:]] == [
+        *[("user", "u"), ("assistant", said[0]), ("user", "a\n"), ("assistant", ""), ("user", "no call")]
+    ]
+    hinted = [*ids[:-1], *words.hint("Mind."), ids[-1]]
+    assert words.messages(hinted)[-1] == {"role": "system", "content": "Mind."}
+    server.said["choices"][0] |= {"finish_reason": "length"}
+    with closing(ChatEngine(EndpointSettings(url=server.url), words)) as engine:  # type: ignore[arg-type]
+        cut = sample_all(engine, [SampleRequest(tuple(ids), 64, 0)])[0]  # type: ignore[arg-type]
+    assert (cut.finish_reason, words.decode(cut.ids)) == ("length", "<call>finish</call>")
+    assert server.bodies[-1]["messages"] == conversation
 
 
 def test_one_task_under_two_names_is_refused(two_tasks: Path, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -9,29 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from families import FAMILIES, TOOL_TAGS
 from test_codec import TOOLS
 from tiny_model import CHATML, tiny_tokenizer
 
+from woodshed.agent.tools import TOOLS as AGENT_TOOLS
 from woodshed.records import Call, ModelError, Observation, RecipeError
-from woodshed.tokens.renderer import (
-    PackageRenderer,
-    Renderer,
-    TemplateRenderer,
-    create_renderer,
-    trained_tool_tokens,
-)
+from woodshed.tokens.model_files import load_tokenizer, models_dir
+from woodshed.tokens.renderer import Renderer, TemplateRenderer, create_renderer, trained_tool_tokens
 
-# Templates as they occur: Hermes tools (Qwen2.5), no system role and strict alternation (Gemma), system only at the
-# start (Llama-like).
-HERMES = (
-    "{% if tools %}<|im_start|>system\n{{ messages[0]['content'] }}\n# Tools <tool_call>\n"
-    "{{ tools | tojson }}<|im_end|>\n"
-    "{% else %}<|im_start|>system\n{{ messages[0]['content'] }}<|im_end|>\n{% endif %}"
-    "{% for m in messages[1:] %}{% if m['role'] == 'tool' %}"
-    "<|im_start|>user\n<tool_response>\n{{ m['content'] }}\n</tool_response><|im_end|>\n"
-    "{% else %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+# Templates as they occur: no system role and strict alternation (Gemma), system only at the start (Llama-like); those
+# of families with a call format of their own are in families.py.
 ALTERNATING = (
     "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}"
     "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
@@ -43,15 +32,11 @@ SYSTEM_FIRST = (
     "{% endif %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-QWEN_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+HERMES = FAMILIES["qwen2.5"].template
 
 
 def template_renderer(template: str = CHATML, codec: str = "plain") -> Renderer:
-    return create_renderer(tiny_tokenizer(template, QWEN_TOKENS[:2]), codec=codec)
-
-
-def qwen3() -> Renderer:
-    return create_renderer(tiny_tokenizer(HERMES, QWEN_TOKENS, "Qwen/Qwen3-0.6B"))
+    return create_renderer(tiny_tokenizer(template, TOOL_TAGS[:2]), codec=codec)
 
 
 RENDERERS = {
@@ -59,7 +44,7 @@ RENDERERS = {
     "hermes": lambda: template_renderer(HERMES, "hermes"),
     "alternating": lambda: template_renderer(ALTERNATING),
     "system first": lambda: template_renderer(SYSTEM_FIRST, "json"),
-    "package": qwen3,
+    "coder": lambda: template_renderer(FAMILIES["qwen3-coder"].template, "auto"),
 }
 
 
@@ -116,6 +101,50 @@ def test_whole_conversation_equals_the_template(codec):
     assert play(renderer, [call])[-1] == tuple(whole)
 
 
+def prompts_digest(renderer: Renderer) -> str:
+    """Digest of the tokens of an attempt with faults, and of hints at every turn."""
+    codec = renderer.codec
+    context = renderer.start(
+        "You fix code. One call a message.", "Implement double in calc.py.\n", AGENT_TOOLS
+    )
+    ids = list(context.ids)
+    messages = [
+        codec.format("read_file", {"path": "calc.py", "start": 1}, AGENT_TOOLS),
+        "I am done!",
+        "<call>edit_file calc.py\n<<<<\n</call>",
+        "Look.\n"
+        + codec.format(
+            "edit_file", {"path": "calc.py", "old": "    raise", "new": "    return 2 * x\n"}, AGENT_TOOLS
+        ),
+        codec.format("shell", {"command": "echo '<|im_end|>'"}, AGENT_TOOLS),
+        "<call>view a</call>",
+        codec.format("finish", {}, AGENT_TOOLS) * 2,
+        "é世 ",
+    ]
+    for turn, text in enumerate(messages):
+        sampled = renderer.encode_message(text)[: -2 if turn == 4 else None]
+        _, calls, _ = codec.parse(renderer.decode(sampled), AGENT_TOOLS)
+        seen = [Observation(call.id, f"result of {call.tool} <|im_end|>\n") for call in calls]
+        reason = "length" if turn == 4 else "stop"
+        context = renderer.extend(sampled, reason, seen or [Observation("", "error: no call")], calls)
+        ids += [*sampled, *context.ids, context.opening]
+        ids += [*renderer.hint("Mind the path."), *renderer.hint("x", placement="user")]
+    return hashlib.sha256(json.dumps([ids, sorted(renderer.stop_ids)]).encode()).hexdigest()[:16]
+
+
+def test_prompts_without_a_family_are_what_they_were():
+    known = {"auto": "059e991c538a3718", "plain": "059e991c538a3718", "json": "28ed4c15d87cc9ad"}
+    assert {name: prompts_digest(create_renderer(tiny_tokenizer(), codec=name)) for name in known} == known
+    fetched = sorted(
+        (models_dir()).glob("SmolLM2-135M-Instruct.Q4_1-bf16-*")
+    )  # the quickstart's model, if it is here
+    known = {"auto": "92227b66dcaea2d9", "json": "5ba2e1a3e8ca0313"}
+    for folder in fetched[:1]:
+        tokenizer, _ = load_tokenizer(str(folder))
+        made = {name: create_renderer(tokenizer, codec=name, model_dir=folder) for name in known}
+        assert {name: prompts_digest(renderer) for name, renderer in made.items()} == known
+
+
 def test_a_cut_message_is_closed(renderer):
     texts = [renderer.codec.format("shell", {"command": "ls"}, TOOLS)] * 2
     text = shown(renderer, play(renderer, texts, cut=0)[-1])
@@ -139,7 +168,7 @@ def test_which_templates_take_system_hints():
         "hermes": True,
         "alternating": False,
         "system first": False,
-        "package": True,
+        "coder": True,
     }
 
 
@@ -169,29 +198,6 @@ def test_special_tokens_in_a_file_stay_text():
         assert special[0] == special[1]
 
 
-def test_native_calls_of_a_known_family():
-    renderer = qwen3()
-    assert isinstance(renderer, PackageRenderer)
-    assert renderer.codec.name == "native"
-    text = renderer.codec.format(
-        "edit_file", {"path": "a.py", "old": "{x}", "new": "</tool_call>"[:5]}, TOOLS
-    )
-    assert '<tool_call>\n{"name": "edit_file"' in text
-    _, calls, error = renderer.codec.parse(text, TOOLS)
-    assert (error, calls[0].tool, calls[0].arguments["old"]) == (None, "edit_file", "{x}")
-    faults = {
-        '<tool_call>\n{"name": "view", "arguments": {}}\n</tool_call>': "unknown_tool",
-        '<tool_call>\n{"name": "shell", "arguments": {}}\n</tool_call>': "bad_arguments",
-        '<tool_call>\n{"name": "shell", \n</tool_call>': "unparseable",
-        '<tool_call>\n{"name": "finish"': "unparseable",
-        "done": "no_call",
-    }
-    for text, kind in faults.items():
-        assert renderer.codec.parse(text, TOOLS)[2] == kind, text
-    _, calls, error = renderer.codec.parse('<tool_call>\n{"name": "fin', TOOLS, truncated=True)
-    assert (error, [call.error_kind for call in calls]) == ("truncated", ["truncated"])
-
-
 def test_untrained_rows_are_recognised():
     noise = np.random.default_rng(0)
     trained, constant = noise.normal(size=(2, 64)), noise.normal(size=(1, 64))
@@ -219,17 +225,15 @@ def write_rows(folder: Path, rows: np.ndarray, dtype: str) -> Path:
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 def test_auto_takes_the_trained_format_only_where_it_was_trained(tmp_path, dtype):
-    tokenizer = tiny_tokenizer(HERMES, QWEN_TOKENS)
+    tokenizer = tiny_tokenizer(HERMES, TOOL_TAGS)
     rows = np.random.default_rng(0).normal(size=(len(tokenizer) + 16, 32))
     assert create_renderer(tokenizer, model_dir=write_rows(tmp_path, rows, dtype)).codec.name == "hermes"
-    untrained = tokenizer.convert_tokens_to_ids(list(QWEN_TOKENS))
+    untrained = tokenizer.convert_tokens_to_ids(list(TOOL_TAGS))
     rows[[*untrained, *range(len(tokenizer), len(rows))]] = rows[0]
     assert create_renderer(tokenizer, model_dir=write_rows(tmp_path, rows, dtype)).codec.name == "plain"
-    known = tiny_tokenizer(HERMES, QWEN_TOKENS, "Qwen/Qwen3-0.6B")
-    renderer = create_renderer(known, model_dir=tmp_path)
-    assert isinstance(renderer, PackageRenderer)
-    assert renderer.codec.name == "plain"
-    assert "<call>shell command</call>" in shown(renderer, renderer.start("s", "u", TOOLS).ids)
+    plain = create_renderer(tokenizer, model_dir=tmp_path)
+    assert "<call>shell command</call>" in shown(plain, plain.start("s", "u", TOOLS).ids)
+    assert create_renderer(tokenizer, codec="native", model_dir=tmp_path).codec.name == "hermes"
 
 
 def test_a_model_without_tool_tokens_takes_plain(tiny_model_dir):
@@ -240,11 +244,13 @@ def test_a_model_without_tool_tokens_takes_plain(tiny_model_dir):
 
 def test_what_no_renderer_can_do_is_said():
     bare = tiny_tokenizer()
-    with pytest.raises(RecipeError, match="no codec 'xml'; known are auto, native, plain, json, hermes"):
+    with pytest.raises(
+        RecipeError, match="no codec 'xml'; known are auto, native, plain, json, hermes, qwen3-coder"
+    ):
         create_renderer(bare, codec="xml")
     with pytest.raises(ModelError, match="codec hermes needs a chat template that lists tools"):
         create_renderer(bare, codec="hermes")
-    with pytest.raises(ModelError, match="does not know"):
+    with pytest.raises(ModelError, match="writes no calls; take codec plain or json"):
         create_renderer(bare, codec="native")
     with pytest.raises(ModelError, match="no chat template"):
         create_renderer(tiny_tokenizer(""))
@@ -285,7 +291,7 @@ def test_several_results_are_numbered():
 def test_a_broken_template_is_named_with_its_line(
     template: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("woodshed.tokens.renderer.TEMPLATE_S", 0.2)
+    monkeypatch.setattr("woodshed.tokens.chat_template.TEMPLATE_S", 0.2)
     (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(ModelError, match=f"^{tmp_path}/chat_template.jinja, {complaint}"):
         create_renderer(tiny_tokenizer(template, name=str(tmp_path)), codec="plain")

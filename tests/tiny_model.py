@@ -41,12 +41,12 @@ def tiny_tokenizer(template: str = CHATML, extra: tuple[str, ...] = (), name: st
     )
 
 
-def write_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
+def write_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, tokenizer: Any = None) -> Path:
     """2 layers of width 64, grouped-query attention, weights large enough that distributions are peaked."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = tiny_tokenizer()
+    tokenizer = tokenizer or tiny_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer) + 8,
         hidden_size=64,

@@ -192,6 +192,13 @@ def open_engine(chosen: SuiteSettings) -> Engine:
     from woodshed.tokens.codec import refuse_lossy
     from woodshed.tokens.renderer import create_renderer
 
+    if chosen.engine.kind == "chat":
+        from woodshed.tokens.text_renderer import TextRenderer
+
+        named = [
+            s if s.model else s.model_copy(update={"model": chosen.model}) for s in chosen.engine.servers
+        ]
+        return create(chosen.engine.model_copy(update={"servers": tuple(named)}), TextRenderer(chosen.codec))
     if needs_model(chosen.engine):
         from woodshed.engines import local
 
@@ -201,7 +208,7 @@ def open_engine(chosen: SuiteSettings) -> Engine:
     else:
         from woodshed.tokens.model_files import load_tokenizer
 
-        model, folder, (tokenizer, _) = None, None, load_tokenizer(chosen.model)
+        model, (tokenizer, folder) = None, load_tokenizer(chosen.model)
     renderer = create_renderer(tokenizer, codec=chosen.codec, model_dir=folder)
     if own(chosen):  # a codec or a tool
         refuse_lossy(renderer.codec, chosen.agent.tools.specs)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import model_validator
 
+from woodshed.engines.chat import ChatEngine
 from woodshed.engines.engine import Engine, SamplerSettings
 from woodshed.engines.http import EndpointSettings, HttpEngine
 from woodshed.engines.router import Router
@@ -23,16 +24,17 @@ def _local(settings: EngineSettings, renderer: Renderer, model: Any) -> Engine:
 
 
 def _http(settings: EngineSettings, renderer: Renderer, model: Any = None) -> Engine:
+    kind = ChatEngine if settings.kind == "chat" else HttpEngine
     with ExitStack() as stack:
         engines = [
-            stack.enter_context(closing(HttpEngine(server, renderer, temperature=settings.temperature)))
+            stack.enter_context(closing(kind(server, renderer, temperature=settings.temperature)))
             for server in settings.servers
         ]
         stack.pop_all()
     return engines[0] if len(engines) == 1 else Router(engines)
 
 
-KIND = Part("engine", {"local": _local, "http": _http})
+KIND = Part("engine", {"local": _local, "http": _http, "chat": _http})
 """Kinds of engines that a recipe may name, each a function of settings, renderer and model that opens one."""
 
 
@@ -40,16 +42,17 @@ class EngineSettings(SamplerSettings):
     """Settings of the engine that samples the policy's messages."""
 
     kind: Annotated[str, KIND] = "local"
-    """local: the weights of the trainer or the evaluation, in this process; http: the `servers`; or package.module:name
-    of your own: a function (settings, renderer, model) that opens an `Engine`; with a default for `model`, an
-    evaluation loads no weights for it."""
+    """local: the weights of the trainer or the evaluation, in this process; http: the `servers`, which take and return
+    token ids; chat: `servers` that speak text only, for evaluations; or package.module:name of your own: a function
+    (settings, renderer, model) that opens an `Engine`; with a default for `model`, an evaluation loads no weights for
+    it."""
     servers: tuple[EndpointSettings, ...] = ()
     """Inference servers of the policy's model, as [[engine.servers]]; a message goes to the least busy one."""
 
     @model_validator(mode="after")
     def _has_servers(self) -> EngineSettings:
-        if self.kind == "http" and not self.servers:
-            raise ValueError("kind = 'http' needs servers; add [[engine.servers]] with a url")
+        if self.kind in ("http", "chat") and not self.servers:
+            raise ValueError(f"kind = {self.kind!r} needs servers; add [[engine.servers]] with a url")
         if self.kind == "local" and self.servers:
             raise ValueError("kind = 'local' uses no servers; set kind = 'http' or leave them out")
         return self

@@ -154,7 +154,7 @@ def exact(sample: object, max_tokens: int, stop_ids: Collection[int], source: st
     if not ids:
         raise SamplerError(
             f"{source} returned no token ids, and text cannot be trained on; a server must honour `return_token_ids` "
-            "(vLLM 0.10.2 or newer does)"
+            "(vLLM 0.10.2 or newer does), or be evaluated as text with engine.kind = 'chat'"
         )
     if odd := [i for i in ids if type(i) is not int or i < 0]:
         raise SamplerError(f"{source} returned the token id {odd[0]!r}, which is no token id")

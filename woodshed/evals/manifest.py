@@ -29,8 +29,7 @@ HARNESS = (
     "grading",
     "sandbox",
     "experience",
-    "tokens/codec.py",
-    "tokens/renderer.py",
+    "tokens",
     "tasks/environment.py",
 )
 """Source that affects the score of a policy."""

@@ -48,8 +48,8 @@ class SuiteSettings(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights that are loaded here."""
     codec: Annotated[str, CODEC] = "auto"
-    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json, hermes, or a
-    `Codec` of your own as package.module:name."""
+    """Call format: "auto" takes the one that the chat template writes, if its tool tokens are trained, else plain; or a
+    name (plain, json, hermes, qwen3-coder, ...), or a `Codec` of your own as package.module:name."""
     attempts: int = Field(default=1, ge=1)
     """Attempts per task."""
     limit: int = Field(default=0, ge=0)

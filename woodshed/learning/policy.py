@@ -49,8 +49,8 @@ class PolicySettings(Settings):
     device: str = "auto"
     """"cpu", "cuda", or "auto": cuda where there is one."""
     codec: Annotated[str, CODEC] = "auto"
-    """Call format: "auto" takes the model's own where its tool tokens are trained; else plain, json, hermes, or a
-    `Codec` of your own as package.module:name."""
+    """Call format: "auto" takes the one that the chat template writes, if its tool tokens are trained, else plain; or a
+    name (plain, json, hermes, qwen3-coder, ...), or a `Codec` of your own as package.module:name."""
 
     def resolved_device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from woodshed import parts
 from woodshed.curriculum import refuse_dry
+from woodshed.engines.chat import UNTRAINABLE
 from woodshed.experience import scripted_expert
 from woodshed.learning.layout import refuse_misfit
 from woodshed.learning.optimizer import refuse_adapter
@@ -27,6 +28,8 @@ def refuse(recipe: Recipe) -> None:
             be used; or a layout for other ranks than were started.
     """
     parts.check(recipe)
+    if recipe.engine.kind == "chat":
+        raise RecipeError(UNTRAINABLE)
     refuse_tools(recipe)
     recipe.sandbox.check()
     plan(recipe)
