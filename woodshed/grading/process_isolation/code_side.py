@@ -24,6 +24,8 @@ from .line import LineError, MessageLine
 from .peer import Peer
 from .stand_ins import RemoteModule, Unpickled, is_remote
 
+originals: dict[tuple[int, str], Any] = {}
+"""Attributes that tests have set: their values before, by object and name."""
 _loops: list[asyncio.AbstractEventLoop] = []
 
 
@@ -83,6 +85,22 @@ def get(subject: Any, name: str) -> Any:
     return getattr(subject, name)
 
 
+def write(subject: Any, name: str, value: Any) -> None:
+    """Set an attribute, and remember what it was: whoever patches code takes his own value away afterwards, since to
+    him the namespace of a stand-in looks empty."""
+    if name in getattr(subject, "__dict__", ()):
+        originals.setdefault((id(subject), name), subject.__dict__[name])
+    setattr(subject, name, value)
+
+
+def remove(subject: Any, name: str) -> None:
+    """Delete an attribute, or give it back the value that it had before the tests set it."""
+    if (id(subject), name) in originals:
+        setattr(subject, name, originals.pop((id(subject), name)))
+    else:
+        delattr(subject, name)
+
+
 def inherited(owner: type, name: str, instance: Any) -> Any:
     """An attribute as `super()` finds it, from one class upwards."""
     value = next(vars(kind)[name] for kind in owner.__mro__ if name in vars(kind))
@@ -136,8 +154,8 @@ VERBS: dict[str, Any] = {
     "call": call,
     "special": special,
     "get": get,
-    "set": setattr,
-    "delete": delattr,
+    "set": write,
+    "delete": remove,
     "names": dir,
     "import": importlib.import_module,
     "inherited": inherited,
