@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import contextlib
 import copy
@@ -26,7 +25,7 @@ from .stand_ins import RemoteModule, Unpickled, is_remote
 
 originals: dict[tuple[int, str], Any] = {}
 """Attributes that tests have set: their values before, by object and name."""
-_loops: list[asyncio.AbstractEventLoop] = []
+_loops: list[Any] = []
 
 
 class CodePeer(Peer):
@@ -142,6 +141,8 @@ def _function(name: str, remote: Any) -> Any:
 
 
 def wait_for(awaitable: Any) -> Any:
+    import asyncio  # takes a tenth of a second, which few need
+
     async def waited() -> Any:
         return await awaitable
 
