@@ -162,6 +162,7 @@ REACHES: dict[str, tuple[Any, list]] = {
         ["call", [["yours", 1], ["tuple", [["made", "os.system", ["true"]]]], ["dict", []]], {}],
     ),
     "output to another stream": (test_lent, ["write", ["__class__", "x"], {}]),
+    "output of what is no text": (test_lent, ["input", [["environment"]], {}]),
     "another method of the input": (test_lent, ["read", ["__class__", 1], {}]),
 }
 
@@ -308,6 +309,7 @@ def test_no_message_harms_the_tests_side():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_message_harms_the_tests_side_in_ten_minutes():
     assert fuzz(600.0, 1) > 10_000
 

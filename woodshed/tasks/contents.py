@@ -44,7 +44,7 @@ def isolated_tests(task: Task) -> tuple[str, tuple[str, ...]] | None:
         known = documents.read_json(grading_files(task) / "expected.json", TaskError).get("isolated")
     except FileNotFoundError:
         known = None
-    if known is None:
+    if not isinstance(known, dict):
         return None
     return known["by"], tuple(test for test in task.fail_to_pass if test in set(known["tests"]))
 
