@@ -203,27 +203,6 @@ CHEATS = [
 ]
 
 
-FOOL_AN_EXIT_CODE = (
-    "conftest rewrites reports",
-    "os._exit(0) at import",
-    "prints fake results and exits 0",
-    "replaces how tests are run",
-    "rewrites reports inside pytest",
-    "registers a plugin that it finds in memory",
-)
-
-
-@pytest.mark.parametrize("name", FOOL_AN_EXIT_CODE)
-def test_the_cheats_would_fool_an_exit_code(tiny_task: Task, name: str):
-    """The cheats are real: a grader that runs pytest where the agent worked pays for them."""
-    cheat = next(cheat for cheat in CHEATS if cheat.name == name)
-    hidden = tasks.protected_files(tiny_task)
-    with open_sandbox(tasks.sandbox_spec(tiny_task)) as sandbox:
-        for path, data in {**hidden, **{p: (t or "").encode() for p, t in cheat.files.items()}}.items():
-            sandbox.write(path, data)
-        assert sandbox.exec("python -m pytest -q tests").exit_code == 0
-
-
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
 def test_cheats_earn_nothing(tiny_task: Task, cheat: Cheat):
     """Under isolation most of them have nothing to reach; what one process has against each still holds."""

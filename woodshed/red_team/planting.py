@@ -95,8 +95,7 @@ def _edit(source: Source, function: Function, how: str) -> Edit:
     if how == "hollow":
         return Edit(start, end, "return _moved(locals())")
     column = body[has_docstring].col_offset
-    is_beside = source.line(source.span(function)[0]) == source.line(start) or ";" in source.text[:start][-2:]
-    if is_beside:
+    if source.text[source.line_start(start) : start].strip():  # a body in the line of its `def`
         return Edit(start, start, "return None; ")
     return Edit(start, start, f"if not _here():\n{' ' * (column + 4)}return None\n{' ' * column}")
 
