@@ -24,6 +24,7 @@ from woodshed.agent import attempt
 from woodshed.cli import app
 from woodshed.learning import losses
 from woodshed.learning.metrics import Metrics
+from woodshed.runs import machine
 
 PACKAGE = Path(woodshed.__file__).parent
 COMMAND = "cli/train.py"
@@ -81,7 +82,8 @@ def main() -> None:
         print(f"{name:8} {len(files)}  {' > '.join(files)}")
     if options.out:
         what = "files of woodshed on the stack, from the command `woodshed train` to the line"
-        options.out.write_text(json.dumps({"what": what, "paths": paths}, indent=1) + "\n")
+        report = {"what": what, "paths": paths, "machine": machine.describe()}
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,21 @@ def _loads() -> list[dict[str, Any]]:
     return []
 
 
+def vllm_training() -> str:
+    """Two steps through a real server: how far it is from the trainer, or why it was refused."""
+    rows = []
+    for row in load("vllm_training")["rows"]:
+        head = "is the embedding" if row["output_layer"] == "tied" else "of its own"
+        gaps = row.get("logp_gap_mean")
+        seen = (
+            "refused: " + row["refused"][:80] if gaps is None else " and ".join(f"{gap:.1e}" for gap in gaps)
+        )
+        rows.append([row["weights"], head, "yes" if row["enable_lora"] else "no", seen])
+    return table(
+        ["weights", "output layer", "`--enable-lora`", "mean log-prob gap of two steps, nats a token"], rows
+    )
+
+
 def agreement() -> str:
     runs = [r for r in load("targeted_feedback")["runs"] if r["machine"].endswith("ba7def0")]
     gaps = [step["logp_gap_max"] for run in runs for step in run["steps"]]

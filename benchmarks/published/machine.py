@@ -34,6 +34,40 @@ def machine() -> str:
     return table(["two cores, medians", "figure", "target"], rows)
 
 
+def beside_commit() -> str:
+    """Decoding and steps of an earlier tree and this one, in turns."""
+    found = load("beside_commit")
+    rows = []
+    for row in found["rows"]:
+        before, after = (sorted(row[name]) for name in ("before", "after"))
+        middles = [each[len(each) // 2] for each in (before, after)]
+        unit = "tokens a second" if row["case"] == "decode" else "s"
+        figures = [
+            f"{m:.4g} {unit} ({e[0]:.4g} to {e[-1]:.4g})"
+            for m, e in zip(middles, (before, after), strict=True)
+        ]
+        rows.append(
+            [f"{row['case']}, {row['model']}", *figures, f"{100 * (middles[1] / middles[0] - 1):+.1f} %"]
+        )
+    return table(["", f"at {found['commit_before']}", "here", "change"], rows)
+
+
+def call_path() -> str:
+    """Files that a reader opens from the command `woodshed train` on."""
+    names = {
+        "ce_loss": "the cross-entropy",
+        "rl_loss": "the policy gradient",
+        "kl_loss": "the divergence of a hinted turn",
+        "formula": "the formula that an estimator picks",
+        "attempt": "a message of an attempt",
+    }
+    paths = load("call_path")["paths"]
+    rows = [
+        [names[key], str(len(paths[key])), ", ".join(f"`{file}`" for file in paths[key])] for key in names
+    ]
+    return table(["from `woodshed train` to", "files", "on the stack"], rows)
+
+
 def grading() -> str:
     bench, cheats = load("monitor_bench")["planted"], load("planted_cheats")["rows"]
     played = [row for row in cheats if row["rule"] != "honest solution"]

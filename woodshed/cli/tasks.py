@@ -387,27 +387,35 @@ def import_tasks(
     format_: Annotated[
         str,
         typer.Argument(
-            metavar="FORMAT", help="A function of your own that reads tasks: package.module:name."
+            metavar="FORMAT", help="harbor, or a function of your own that reads tasks: package.module:name."
         ),
     ],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder that it reads.")],
     out: OutFolder,
 ) -> None:
-    """Read tasks of another format, by a function of your own.
+    """Read tasks of another format: Harbor's, or one that a function of your own reads.
 
-    Each is written as a task folder, which `tasks check` proves. It runs the code that FORMAT names, from the working
-    folder or an installed package.
+    Each is written as a task folder, which `tasks check` proves. Of Harbor's tasks those can be read whose Dockerfile
+    is a Python with packages; their solution is run in a sandbox. A function of your own is imported from the working
+    folder or an installed package. Exits with 1 if a task was left out.
     """
     from woodshed.tasks import formats
 
-    count = 0
+    count, refused = 0, 0
     for task in formats.import_tasks(format_, source, out):
+        if isinstance(task, TaskError):
+            refused += 1
+            tell(f"left out: {task}")
+            continue
         count += 1
         say(f"read {task.folder}")
-    if not count:
+    if not count + refused:
         raise TaskError(f"{format_} reads no task in {source}")
     say(f"{count} tasks in {out}")
-    say_next(f"woodshed tasks check {out}")
+    if count:
+        say_next(f"woodshed tasks check {out}")
+    if refused:
+        raise typer.Exit(1)
 
 
 def sandbox_provider(name: str) -> SandboxProvider:

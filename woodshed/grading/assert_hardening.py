@@ -63,7 +63,7 @@ METHODS = {
     **{"assertLess": "<", "assertLessEqual": "<=", "assertGreater": ">", "assertGreaterEqual": ">="},
     **dict.fromkeys(("assertEqual", "assertEquals", "assertAlmostEqual", "assert_equal", "eq_"), "=="),
     **dict.fromkeys(
-        (f"assert{kind}Equal" for kind in "List Tuple Set Dict Sequence Count MultiLine".split()), "=="
+        (f"assert{k}Equal" for k in "List Tuple Set Dict Sequence Count MultiLine".split()), "=="
     ),
 }
 """Functions of tests that compare their first two arguments."""
@@ -72,6 +72,7 @@ LOOSE = frozenset(("assertAlmostEqual", "assert_equal", "assertSequenceEqual", "
 COMPARING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge contains class".split())
 
 Parted = tuple[list[object], list[object]]  # some parts of the left and of the right side of a comparison
+Ready = dict[str, tuple[types.CodeType, frozenset[str]]]  # test file to its code and every name in it
 workspace = "/workspace"
 patched: dict[str, frozenset[int]] = {}
 """File to the numbers of the lines that a patch brought."""
@@ -140,14 +141,11 @@ def after(doubts: Doubts | None, held: bool = True, loose: bool = False) -> None
     if doubts is None:
         return
     doubts.ask(doubts.late)
+    comparison = f"woodshed: this comparison of {doubts.kinds}"
     if held in doubts.caught:
-        raise AssertionError(
-            f"woodshed: this comparison of {doubts.kinds} would hold for other values as well"
-        )
+        raise AssertionError(f"{comparison} would hold for other values as well")
     if len(doubts.answers if loose else doubts.answers | {held}) > 1:
-        raise AssertionError(
-            f"woodshed: this comparison of {doubts.kinds} says yes and no to the same values"
-        )
+        raise AssertionError(f"{comparison} says yes and no to the same values")
 
 
 def compared(spelled: str, left: object, right: object, file: str) -> object:
@@ -164,8 +162,7 @@ def chained(first: object, rest: list[tuple[str, Callable[[], object]]], file: s
     result: object = True
     for spelled, evaluate in rest:
         following = evaluate()
-        result = compared(spelled, first, following, file)
-        if not result:
+        if not (result := compared(spelled, first, following, file)):
             return result
         first = following
     return result
@@ -338,9 +335,7 @@ class Rewriter(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> ast.AST | list[ast.stmt]:
         call = node.value
         name = call.func if isinstance(call, ast.Call) else None
-        called = (
-            name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
-        )
+        called = str(getattr(name, "attr", getattr(name, "id", "")))
         if not isinstance(call, ast.Call) or called not in METHODS or len(call.args) < 2:
             return self.generic_visit(node)
         if any(isinstance(argument, ast.Starred) for argument in call.args[:2]):
@@ -375,9 +370,7 @@ class Rewriter(ast.NodeTransformer):
         doubts = self._name()
         given = [ast.Constant(spelled), *map(_load, sides), ast.Constant(self.file)]
         answered = [_load(doubts), ast.Constant(True), ast.Constant(loose)]
-        lines: list[ast.stmt] = [
-            ast.Assign([ast.Name(name, ast.Store())], side) for name, side in sides.items()
-        ]
+        lines: list[ast.stmt] = [ast.Assign([ast.Name(n, ast.Store())], side) for n, side in sides.items()]
         lines.append(ast.Assign([ast.Name(doubts, ast.Store())], self._call("before", *given)))
         lines += [node, ast.Expr(self._call("after", *answered))]
         return [ast.copy_location(line, node) for line in lines]
@@ -422,7 +415,7 @@ def install(
     import _pytest.assertion.rewrite as rewriting
 
     held = {f"{place}/{path}": text.encode("latin-1") for path, text in sources.items()}
-    ready: dict[str, tuple[types.CodeType, frozenset[str]]] = {}
+    ready: Ready = {}
     for path, (encoded, names) in compiled.items():  # now: the code under test may change what decodes
         code = marshal.loads(base64.b64decode(encoded))
         if code.co_filename == f"{place}/{path}":  # else it was made for a workspace of another name
@@ -432,43 +425,54 @@ def install(
     workspace = place
     patched.update({f"{place}/{path}": frozenset(numbers) for path, numbers in lines.items()})
     setattr(builtins, NAME, sys.modules[__name__])
-    rewrite, rewrite_file = rewriting.rewrite_asserts, rewriting._rewrite_test
-    read_bytecode, write_bytecode = rewriting._read_pyc, rewriting._write_pyc
+    _hook_rewriting(rewriting, held)
+    _hook_files(rewriting, held, ready)
 
-    def rewrite_asserts(
-        tree: ast.Module, source: bytes, module_path: str | None = None, config: Any = None
-    ) -> None:
+
+def _hook_rewriting(rewriting: Any, held: dict[str, bytes]) -> None:
+    """Let pytest's rewriting of asserts begin with ours, on the true source of the files that are held."""
+    rewrite = rewriting.rewrite_asserts
+
+    def rewrite_asserts(tree: ast.Module, source: bytes, module_path: str | None = None, *rest: Any) -> None:
         if module_path in held:
             source = held[module_path]
             tree.body[:] = ast.parse(source, module_path).body
-            show(module_path)
+            _show(module_path, source)
         if module_path and module_path.startswith(workspace + "/"):
             mentioned[module_path] = _mentioned(tree)
             ast.fix_missing_locations(Rewriter(module_path).visit(tree))
-        rewrite(tree, source, module_path, config)
+        rewrite(tree, source, module_path, *rest)
+
+    rewriting.rewrite_asserts = rewrite_asserts
+
+
+def _hook_files(rewriting: Any, held: dict[str, bytes], ready: Ready) -> None:
+    """Let pytest take the code of compiled files as it is, and no bytecode from the disk where the disk has no say."""
+    rewrite, read, write = rewriting._rewrite_test, rewriting._read_pyc, rewriting._write_pyc
 
     def rewrite_test(file: Path, config: Any) -> tuple[Any, types.CodeType]:
         path = str(file)
         if path not in ready:
-            return rewrite_file(file, config)
+            return rewrite(file, config)
         code, mentioned[path] = ready[path]
         if path in held:
-            show(path)
+            _show(path, held[path])
         return None, code  # the first is for bytecode, which nobody writes of it
 
     def read_pyc(file: Path, *rest: Any) -> types.CodeType | None:
         """None for files that the disk has no say in: bytecode beside them can only be planted."""
-        return None if str(file) in ready or str(file) in held else read_bytecode(file, *rest)
+        return None if str(file) in ready or str(file) in held else read(file, *rest)
 
     def write_pyc(state: Any, code: types.CodeType, *rest: Any) -> bool:
-        return code.co_filename not in ready and write_bytecode(state, code, *rest)
+        return code.co_filename not in ready and write(state, code, *rest)
 
-    def show(path: str) -> None:
-        text = importlib.util.decode_source(held[path])
-        linecache.cache[path] = (len(text), None, [f"{line}\n" for line in text.split("\n")], path)
+    rewriting._rewrite_test, rewriting._read_pyc, rewriting._write_pyc = rewrite_test, read_pyc, write_pyc
 
-    rewriting.rewrite_asserts, rewriting._rewrite_test = rewrite_asserts, rewrite_test
-    rewriting._read_pyc, rewriting._write_pyc = read_pyc, write_pyc
+
+def _show(path: str, source: bytes) -> None:
+    """Let tracebacks quote a file that is empty on disk."""
+    text = importlib.util.decode_source(source)
+    linecache.cache[path] = (len(text), None, [f"{line}\n" for line in text.split("\n")], path)
 
 
 def main() -> None:

@@ -24,7 +24,12 @@ def check(task: Task, sandboxes: SandboxProvider = BUBBLEWRAP) -> list[str]:
         if verdict.status == "invalid" or verdict.integrity:
             detail = "; ".join(verdict.integrity) or verdict.detail.strip()[-300:]
             reasons.append(f"{task.name}: the tests could not be run {moment}: {detail}")
-    if reasons:
+    if task.verifier == "command" and not reasons:
+        reasons += [f"{task.name}: its command pays in full before any edit"] if before.solved else []
+        reasons += (
+            [] if after.solved else [f"{task.name}: its command pays {after.reward:g} after the gold patch"]
+        )
+    if reasons or task.verifier == "command":
         return reasons
     passing = [test for test in task.fail_to_pass if before.outcomes[test] == "passed"]
     if passing:

@@ -1,81 +1,43 @@
-"""Task sets of other formats, read by a function of the user's own and written as task folders.
+"""Task sets of other formats, written as task folders: Harbor's, or those that a function of the user's own reads.
 
-The function is named on the command line, never in a recipe or a task set: those are data of somebody else. What it
+Such a function is named on the command line, never in a recipe or a task set: those are data of somebody else. What it
 reads is kept as ordinary folders, so that everything behind it (proof, leak scan, attempts, grading) knows one format.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from woodshed.parts import Part, wrong_result
-from woodshed.records import Environment, Task, TaskError
+from woodshed.records import Task, TaskError
+from woodshed.tasks import harbor
 from woodshed.tasks.folder import claimed, write
+from woodshed.tasks.foreign import ForeignTask
 from woodshed.tasks.paths import is_inside
 
-
-@dataclass(frozen=True)
-class ForeignTask:
-    """A task of another format, read. Files are bytes by workspace-relative path."""
-
-    name: str
-    """Letters, digits, ".", "_" and "-", unique in its set."""
-    instruction: str
-    environment: Environment
-    workspace: Mapping[str, bytes]
-    """The repository as the agent sees it, with the gap in it."""
-    tests: Mapping[str, bytes]
-    """Original test and configuration files that the workspace does not show, or shows otherwise."""
-    gold: Mapping[str, bytes | None]
-    """Whole files of the gold patch; None for one that it deletes."""
-    fail_to_pass: tuple[str, ...]
-    """pytest node ids that fail before the gold patch and pass after it."""
-    pass_to_pass: tuple[str, ...] = ()
-    """pytest node ids that pass before and after."""
-    allowed_paths: tuple[str, ...] = ()
-    """Files or folders whose changes cross over to grading; empty takes the files of the gold patch."""
-    test_command: str = "python -m pytest -q"
-
-    def record(self) -> Task:
-        """The task without its id and folder, which `folder.write` fills in."""
-        target = next(iter(self.gold), "")
-        return Task(
-            id="",
-            name=self.name,
-            folder=Path(),
-            instruction=self.instruction,
-            environment=self.environment,
-            allowed_paths=self.allowed_paths or tuple(self.gold),
-            fail_to_pass=self.fail_to_pass,
-            pass_to_pass=self.pass_to_pass,
-            operator="foreign",
-            level=2,
-            target_path=target,
-            target_symbol="",
-            target_lines=(1, 1 + self.workspace.get(target, b"").count(b"\n")),
-            test_command=self.test_command,
-        )
+__all__ = ["FORMAT", "ForeignTask", "import_tasks"]
 
 
-Read = Callable[[Path], Iterable[ForeignTask]]
+Read = Callable[[Path], Iterable[ForeignTask | TaskError]]
+"""A reader of a format, which gives the reason in the place of a task that cannot be read."""
 
 
 def _example(source: Path) -> Iterable[ForeignTask]:
     return ()
 
 
-FORMAT: Part[Read] = Part("task format", {}, like=_example)
+FORMAT: Part[Read] = Part("task format", {"harbor": harbor.read}, like=_example)
 """A format as a command names it: a function from a path to tasks."""
 
 
-def import_tasks(format_name: str, source: Path, out: Path) -> Iterator[Task]:
-    """Write every task that a format reads in `source` as a folder below `out`.
+def import_tasks(format_name: str, source: Path, out: Path) -> Iterator[Task | TaskError]:
+    """Write every task that a format reads in `source` as a folder below `out`; for one that it cannot read, the reason
+    comes instead.
 
     Raises:
         RecipeError: the format cannot be used, or returned something else than tasks.
@@ -89,6 +51,9 @@ def import_tasks(format_name: str, source: Path, out: Path) -> Iterator[Task]:
         raise wrong_result("task format", format_name, found, "an iterable of ForeignTask")
     with claimed(out):
         for given in found:
+            if isinstance(given, TaskError):
+                yield given
+                continue
             if not isinstance(given, ForeignTask):
                 raise wrong_result("task format", format_name, given, "an iterable of ForeignTask")
             _refuse_odd(format_name, given)
@@ -97,8 +62,14 @@ def import_tasks(format_name: str, source: Path, out: Path) -> Iterator[Task]:
                 for path, data in given.workspace.items():
                     (workspace / path).parent.mkdir(parents=True, exist_ok=True)
                     (workspace / path).write_bytes(data)
+                workspace.mkdir(exist_ok=True)
                 yield write(
-                    given.record(), out / given.name, workspace=workspace, tests=given.tests, gold=given.gold
+                    given.record(),
+                    out / given.name,
+                    workspace=workspace,
+                    tests=given.tests,
+                    gold=given.gold,
+                    command_tests=given.command_tests,
                 )
 
 

@@ -206,7 +206,7 @@ def _lint(task: Task, folder: Path) -> None:
                 f"{folder}: allowed path {path!r} would let tests or configuration cross into grading. "
                 "Name the package's folders or files."
             )
-    if not task.fail_to_pass:
+    if not task.fail_to_pass and task.verifier != "command":
         raise TaskError(f"{folder}: no test fails before the gold patch, so there is nothing to learn")
     if twice := sorted(set(task.fail_to_pass) & set(task.pass_to_pass)):
         raise TaskError(f"{folder}: test {twice[0]!r} is both fail-to-pass and pass-to-pass")
@@ -218,7 +218,7 @@ def _lint(task: Task, folder: Path) -> None:
     for decoy in task.decoys:
         if not any(test == decoy.test or test.startswith(f"{decoy.test}[") for test in task.fail_to_pass):
             raise TaskError(f"{folder}: a decoy copies {decoy.test!r}, which is no fail-to-pass test")
-    if not task.behaviour_tests:
+    if task.fail_to_pass and not task.behaviour_tests:
         raise TaskError(f"{folder}: every fail-to-pass test passes with a stub, so there is nothing to learn")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", task.name) or ".." in task.name:
         raise TaskError(f"{folder}: a task's folder name holds letters, digits, '.', '_' and '-' only")

@@ -60,6 +60,7 @@ def write(
     workspace: Path,
     tests: Mapping[str, bytes],
     gold: Mapping[str, bytes | None],
+    command_tests: Mapping[str, bytes] | None = None,
 ) -> Task:
     """The task written to a folder that does not exist yet, all or nothing, the same bytes for the same input.
 
@@ -69,6 +70,8 @@ def write(
         tests: original bytes of the test and configuration files that differ from the workspace or are absent from
             it, by workspace-relative path. Those that the workspace shows unchanged are added.
         gold: whole files of the gold patch, None for a file that it deletes.
+        command_tests: files of tests/ for a task that a command grades, test.sh among them; without them, the
+            grader's own.
 
     Raises:
         TaskError: the folder exists, or the task would not pass `load`.
@@ -79,19 +82,13 @@ def write(
     scratch = Path(tempfile.mkdtemp(prefix=".write-", dir=folder.parent))
     try:
         staged = scratch / folder.name
-        _copy(dict(tree(workspace)), staged / "environment" / "workspace")
-        shown = {p: f for p, f in tree(workspace) if is_protected(p) and not f.is_symlink()}
-        _fill(staged / "tests" / "files", {p: f.read_bytes() for p, f in shown.items()} | dict(tests))
-        _copy({p: f for p, f in tree(workspace) if is_allowed(task, p)}, shown_files(staged / "tests"))
-        _fill(staged / "solution" / "files", {p: data for p, data in gold.items() if data is not None})
-        if deletes := sorted(p for p, data in gold.items() if data is None):
-            _fill(staged / "solution", {"deletes": "".join(f"{p}\n" for p in deletes).encode()})
-        _fill(staged / "solution", {"solve.sh": SOLVE.encode()})
+        _fill_parts(staged, task, workspace, tests, gold)
         task = dataclasses.replace(task, name=folder.name, folder=staged, id="")
-        grading = {path: data for path, data in _written_files(task).items() if path.startswith("tests/")}
-        _fill(staged, grading)
+        own_tests = _own_tests(command_tests or {})
+        written = _written_files(task) | own_tests
+        _fill(staged, {path: data for path, data in written.items() if path.startswith("tests/")})
         task = dataclasses.replace(task, id=content_id(task, staged))
-        _fill(staged, _written_files(task))
+        _fill(staged, _written_files(task) | own_tests)
         load(staged)
         staged.rename(folder)
     finally:
@@ -104,6 +101,34 @@ def keep_isolated_tests(task: Task, tests: Sequence[str], by: str) -> None:
     file = grading_files(task) / "expected.json"
     told = documents.read_json(file, TaskError) | {"isolated": {"by": by, "tests": list(tests)}}
     write_atomically(file, json.dumps(told, indent=1, ensure_ascii=True) + "\n")
+
+
+def _fill_parts(
+    staged: Path,
+    task: Task,
+    workspace: Path,
+    tests: Mapping[str, bytes],
+    gold: Mapping[str, bytes | None],
+) -> None:
+    """Write everything that is not made from the record."""
+    _copy(dict(tree(workspace)), staged / "environment" / "workspace")
+    shown = {p: f for p, f in tree(workspace) if is_protected(p) and not f.is_symlink()}
+    _fill(staged / "tests" / "files", {p: f.read_bytes() for p, f in shown.items()} | dict(tests))
+    _copy({p: f for p, f in tree(workspace) if is_allowed(task, p)}, shown_files(staged / "tests"))
+    _fill(staged / "solution" / "files", {p: data for p, data in gold.items() if data is not None})
+    if deletes := sorted(p for p, data in gold.items() if data is None):
+        _fill(staged / "solution", {"deletes": "".join(f"{p}\n" for p in deletes).encode()})
+    _fill(staged / "solution", {"solve.sh": SOLVE.encode()})
+
+
+def _own_tests(command_tests: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Files of a command's tests, by path in the folder."""
+    for path in command_tests:
+        if path.partition("/")[0] in ("expected.json", "files", "shown", "grader"):
+            raise TaskError(
+                f"tests/{path} has the name of a file that a task folder keeps there; name it otherwise"
+            )
+    return {f"tests/{path}": data for path, data in command_tests.items()}
 
 
 def _copy(files: Mapping[str, Path], target: Path) -> None:
