@@ -342,6 +342,17 @@ def test_calls_are_written_and_read_as_the_renderers_package_does(other: str):
         assert [(each.name, each.arguments) for each in read.tool_calls] == [(name, arguments)]
 
 
+def test_a_message_that_was_decoded_is_encoded_as_it_was(name: str):
+    renderer = create_renderer(tokenizer(FAMILIES[name]))
+    call = renderer.codec.format("read_file", {"path": "a.py"}, TOOLS)
+    for text in ("Look.", call, f"Look.\n{call}", ""):
+        ids = renderer.encode_message(text)
+        assert renderer.encode_message(renderer.decode(ids)) == ids
+        assert ids[-1] in renderer.stop_ids
+        _, calls, _ = renderer.codec.parse(renderer.decode(ids), TOOLS)
+        assert [c.tool for c in calls] == ["read_file"] * (call in text)
+
+
 def test_every_family_has_a_stand_in():
     named = {family.codec for family in FAMILIES.values()} | {"plain", "json", "glm-4.7"}
     assert named == set(CODECS)

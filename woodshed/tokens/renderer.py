@@ -231,17 +231,19 @@ class TemplateRenderer:
         return self._fill(message, {mark("h"): treatment(text)})
 
     def encode_message(self, text: str) -> tuple[int, ...]:
-        if self._family is None:
-            return (*self._encode(self._leads[0] + text, literal=True), self._stop_ids[0])
-        call = self._family.begins.search(
-            text
-        )  # its tags are tokens of their own; elsewhere text is only text
-        if call and call.start() and self._family.preamble:
-            before, text = text[: call.start()].strip(), text[call.start() :]
-            lead = self._family.preamble.replace("PROSE", before)
+        call = self._family.begins.search(text) if self._family else None
+        if self._family and self._family.preamble and call and call.start():
+            before = self._family.preamble.partition("PROSE")[0]
+            if not text.startswith(before):
+                prose, text = text[: call.start()].strip(), text[call.start() :]
+                text = self._family.preamble.replace("PROSE", prose) + text
         else:
             lead = self._leads[bool(call and not call.start())]
-        return (*self._encode(lead + text), self._stop_ids[bool(call)])
+            text = text if text.startswith(lead) else lead + text
+        literal = (
+            self._family is None
+        )  # tags of a family are tokens of their own; elsewhere text is only text
+        return (*self._encode(text, literal=literal), self._stop_ids[bool(call)])
 
     def decode(self, ids: Sequence[int]) -> str:
         ids = list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
