@@ -141,6 +141,8 @@ def test_several_calls_are_answered_each_or_together(name: str):
     text = renderer._tokenizer.decode(list(renderer.extend((), "length", results, call).ids))  # type: ignore[attr-defined]
     assert text.index("first") < text.index("second")
     assert ("[1] first" in text) == (FAMILIES[name].codec in ("llama-json", "llama-pythonic", "harmony"))
+    three = renderer.extend((), "length", [*results, Observation("call_2", "third")], [*call, call[0]])
+    assert "third" in renderer._tokenizer.decode(list(three.ids))  # type: ignore[attr-defined]
 
 
 def test_the_same_model_is_spoken_to_alike_with_and_without_its_weights(name: str, tmp_path: Path):
