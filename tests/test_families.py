@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from contextlib import closing
 from pathlib import Path
@@ -31,17 +32,22 @@ from woodshed.tokens.renderer import Renderer, create_renderer
 SYSTEM, USER = "You fix code.", 'Fix "a.py".'
 
 
+@functools.cache
+def renderer_of(name: str) -> Renderer:
+    return create_renderer(tokenizer(FAMILIES[name]))
+
+
 @pytest.fixture(params=FAMILIES)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
 def test_the_format_is_found_in_the_template(name: str):
-    assert create_renderer(tokenizer(FAMILIES[name])).codec.name == FAMILIES[name].codec
+    assert renderer_of(name).codec.name == FAMILIES[name].codec
 
 
 def test_calls_as_documentation_writes_them_are_read(name: str):
-    codec = create_renderer(tokenizer(FAMILIES[name])).codec
+    codec = renderer_of(name).codec
     for before in ("", "I look at it.\n", FAMILIES[name].thought):
         _, calls, fault = codec.parse(before + FAMILIES[name].documented, TOOLS)
         assert fault is None
@@ -52,8 +58,8 @@ class Conversation:
     """An attempt through the renderer, and the same messages for transformers."""
 
     def __init__(self, name: str) -> None:
-        self.family, self.tokenizer = FAMILIES[name], tokenizer(FAMILIES[name])
-        self.renderer = create_renderer(self.tokenizer)
+        self.family, self.renderer = FAMILIES[name], renderer_of(name)
+        self.tokenizer = self.renderer._tokenizer  # type: ignore[attr-defined]
         self.ids = list(self.renderer.start(SYSTEM, USER, TOOLS).ids)
         is_listed = not self.renderer.codec.describe(TOOLS)
         self.tools = schemas(TOOLS) if is_listed else None
@@ -105,7 +111,7 @@ def test_hints_and_errors_show_the_form_of_the_family(name: str):
     from woodshed import feedback
     from woodshed.agent import tools
 
-    renderer = create_renderer(tokenizer(FAMILIES[name]))
+    renderer = renderer_of(name)
     mark = FAMILIES[name].documented[:6]
     form = tools.form("read_file", renderer.codec)
     assert mark in form or FAMILIES[name].codec == "harmony"
@@ -116,7 +122,7 @@ def test_hints_and_errors_show_the_form_of_the_family(name: str):
 
 
 def test_a_faulty_call_is_named_whatever_its_form(name: str):
-    codec = create_renderer(tokenizer(FAMILIES[name])).codec
+    codec = renderer_of(name).codec
     written = FAMILIES[name].documented
     faults = {
         written.replace("read_file", "view"): "unknown_tool",
@@ -135,20 +141,20 @@ def test_a_faulty_call_is_named_whatever_its_form(name: str):
 
 
 def test_several_calls_are_answered_each_or_together(name: str):
-    renderer = create_renderer(tokenizer(FAMILIES[name]))
+    renderer = renderer_of(name)
     call = Call("call_0", "read_file", {"path": "a"}, ""), Call("call_1", "shell", {"command": "ls"}, "")
     results = [Observation("call_0", "first"), Observation("call_1", "second")]
     text = renderer._tokenizer.decode(list(renderer.extend((), "length", results, call).ids))  # type: ignore[attr-defined]
     assert text.index("first") < text.index("second")
     assert ("[1] first" in text) == (FAMILIES[name].codec in ("llama-json", "llama-pythonic", "harmony"))
+    three = renderer.extend((), "length", [*results, Observation("call_2", "third")], [*call, call[0]])
+    assert "third" in renderer._tokenizer.decode(list(three.ids))  # type: ignore[attr-defined]
 
 
-def test_the_same_model_is_spoken_to_alike_with_and_without_its_weights(name: str, tmp_path: Path):
-    tokens = tokenizer(FAMILIES[name])
+def test_ends_of_messages_come_from_the_folder_of_a_tokenizer_too(tmp_path: Path):
+    tokens = tokenizer(FAMILIES["qwen2.5"])
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, tokens.eos_token_id]}))
-    here, served = (create_renderer(tokens, model_dir=tmp_path) for _ in range(2))
-    assert here.stop_ids == served.stop_ids
-    assert here.start(SYSTEM, USER, TOOLS) == served.start(SYSTEM, USER, TOOLS)
+    assert create_renderer(tokens, model_dir=tmp_path).stop_ids == {0, tokens.eos_token_id}
 
 
 def recorded(codec: Any) -> list[str]:
@@ -249,7 +255,7 @@ def test_a_family_that_is_not_understood_is_an_error_with_the_choices(call: str,
 def test_a_call_in_the_form_of_another_family_is_unparseable_and_answered_in_the_right_one():
     from woodshed.agent import tools
 
-    codec = create_renderer(tokenizer(FAMILIES["qwen3-coder"])).codec
+    codec = renderer_of("qwen3-coder").codec
     _, calls, fault = codec.parse(FAMILIES["qwen2.5"].documented, TOOLS)
     assert fault == "unparseable"
     assert tools.refuse(calls[0], codec).text.endswith(tools.form("read_file", codec))
@@ -258,7 +264,7 @@ def test_a_call_in_the_form_of_another_family_is_unparseable_and_answered_in_the
 
 def test_calls_inside_a_thought_are_no_calls():
     for name, opening in (("qwen3.5", ""), ("qwen3", "<think>\n")):
-        codec = create_renderer(tokenizer(FAMILIES[name])).codec
+        codec = renderer_of(name).codec
         written = FAMILIES[name].documented
         assert codec.parse(f"{opening}Shall I {written}?\n</think>\n\nNo.", TOOLS)[2] == "no_call"
         _, calls, fault = codec.parse(f"{opening}Shall I {written}?\n</think>\n\n{written}", TOOLS)
@@ -267,9 +273,9 @@ def test_calls_inside_a_thought_are_no_calls():
 
 
 def test_a_scripted_message_closes_the_thought_that_the_prompt_opened():
-    renderer: Renderer = create_renderer(tokenizer(FAMILIES["qwen3.5"]))
+    renderer = renderer_of("qwen3.5")
     assert renderer.decode(renderer.encode_message("Look.")) == "\n</think>\n\nLook."
-    harmony = create_renderer(tokenizer(FAMILIES["gpt-oss"]))
+    harmony = renderer_of("gpt-oss")
     call = harmony.codec.format("finish", {}, TOOLS)
     assert harmony.decode(harmony.encode_message("Look.")) == "<|channel|>final<|message|>Look."
     assert harmony.decode(harmony.encode_message(call)) == call
@@ -340,6 +346,17 @@ def test_calls_are_written_and_read_as_the_renderers_package_does(other: str):
         assert text in tokens.decode(package.render_ids(messages, tools=listed))
         read = package.parse_response(tokens.encode(text, add_special_tokens=False), tools=listed)
         assert [(each.name, each.arguments) for each in read.tool_calls] == [(name, arguments)]
+
+
+def test_a_message_that_was_decoded_is_encoded_as_it_was(name: str):
+    renderer = renderer_of(name)
+    call = renderer.codec.format("read_file", {"path": "a.py"}, TOOLS)
+    for text in ("Look.", call, f"Look.\n{call}", ""):
+        ids = renderer.encode_message(text)
+        assert renderer.encode_message(renderer.decode(ids)) == ids
+        assert ids[-1] in renderer.stop_ids
+        _, calls, _ = renderer.codec.parse(renderer.decode(ids), TOOLS)
+        assert [c.tool for c in calls] == ["read_file"] * (call in text)
 
 
 def test_every_family_has_a_stand_in():

@@ -851,6 +851,10 @@ def test_gguf_is_dequantised_once(tmp_path, tied, monkeypatch):
         assert (found - expected[name]).abs().max() < 0.01 * expected[name].abs().max(), name
     assert first.model.config.tie_word_embeddings == tied
     assert create_renderer(first.tokenizer, model_dir=first.directory).stop_ids == {2}
+    ids = [5, 299, 303, 10_000]  # a server of the file gets the format that its weights get here
+    rows, kept = (model_files.embedding_rows(place, ids) for place in (path.parent, first.directory))
+    assert rows is not None and kept is not None and rows.shape == kept.shape == (3, 64)
+    assert np.abs(rows - kept).max() < 0.01 * np.abs(kept).max()
     monkeypatch.setattr(loading, "staged", None)  # not called again
     again = local.load(str(path), cache=tmp_path / "cache")
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):

@@ -339,4 +339,17 @@ def embedding_rows(directory: Path, ids: Sequence[int]) -> np.ndarray | None:
         matrix = np.memmap(path, _DTYPES[dtype], "r", offset, (count, width))
         rows = np.array(matrix[[i for i in ids if i < count]])
         return (rows.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else rows.astype(np.float32)
-    return None
+    quantised = sorted(directory.glob("*.gguf"))
+    return _quantised_rows(quantised[0], ids) if len(quantised) == 1 else None
+
+
+def _quantised_rows(path: Path, ids: Sequence[int]) -> np.ndarray | None:
+    """Rows (n, width) float32 of the input embedding in a GGUF file, or None if it has none."""
+    import gguf
+
+    tensors = gguf.GGUFReader(path).tensors
+    tensor = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    if tensor is None:
+        return None
+    rows = np.array(tensor.data[[i for i in ids if i < len(tensor.data)]])
+    return gguf.dequantize(rows, tensor.tensor_type).astype(np.float32)

@@ -154,9 +154,8 @@ class TemplateRenderer:
         self.vocab_size = len(tokenizer)
         self._tokenizer, self._template, self._base = tokenizer, template, template.base
         self._family = codec if isinstance(codec, FamilyCodec) else None
-        self._encoding = (
-            threading.Lock()
-        )  # "literal" is a switch of the tokenizer's, which threads would throw for each other
+        # "literal" is a switch of the tokenizer's, which threads would throw for each other
+        self._encoding = threading.Lock()
         self._special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._opening = template.opening(self._base)
         self._opens_thought = self._opening.rstrip().endswith(thoughts.OPENING)
@@ -169,7 +168,7 @@ class TemplateRenderer:
         self._leads = self._both_leads()
         self._treatments = self._all_treatments()
         self.stop_ids = self._stops(model_dir)
-        self._ends = frozenset(self._first_added(text) for text in self._tail_texts(self._closing))
+        self._ends = frozenset(map(self._first_added, [self._closing, *self._tail_texts()]))
         closing = self._encode(self._closing)
         self._closes = any(token in self.stop_ids for token in closing)
         self._stop_ids = [self._stop_of(self._closing or self._tails[0].text)]
@@ -201,10 +200,12 @@ class TemplateRenderer:
         calls: Sequence[Call],
     ) -> ContextTokens:
         if 1 in self._tails and calls and all(call.tool for call in calls):
-            if len(observations) > 1 and 2 not in self._tails:
+            tail = self._tails.get(len(observations))
+            if tail is None and (len(observations) < 2 or 2 in self._tails):
+                tail = self._results(len(observations))
+            if tail is None:  # the template takes one call and one result
                 observations, calls = [Observation(calls[0].id, joined(observations))], calls[:1]
-            tail = self._tails.get(len(observations)) or self._results(len(observations))
-            assert tail is not None
+                tail = self._tails[1]
             texts: dict[str, str] = {}
             for index, (observation, call) in enumerate(zip(observations, calls, strict=True)):
                 name, call_id, content = self._marks(index)
@@ -231,17 +232,17 @@ class TemplateRenderer:
         return self._fill(message, {mark("h"): treatment(text)})
 
     def encode_message(self, text: str) -> tuple[int, ...]:
-        if self._family is None:
-            return (*self._encode(self._leads[0] + text, literal=True), self._stop_ids[0])
-        call = self._family.begins.search(
-            text
-        )  # its tags are tokens of their own; elsewhere text is only text
-        if call and call.start() and self._family.preamble:
-            before, text = text[: call.start()].strip(), text[call.start() :]
-            lead = self._family.preamble.replace("PROSE", before)
+        call = self._family.begins.search(text) if self._family else None
+        if self._family and self._family.preamble and call and call.start():
+            before = self._family.preamble.partition("PROSE")[0]
+            if not text.startswith(before):
+                prose, text = text[: call.start()].strip(), text[call.start() :]
+                text = self._family.preamble.replace("PROSE", prose) + text
         else:
             lead = self._leads[bool(call and not call.start())]
-        return (*self._encode(lead + text), self._stop_ids[bool(call)])
+            text = text if text.startswith(lead) else lead + text
+        # tags of a family are tokens of their own; elsewhere text is only text
+        return (*self._encode(text, literal=self._family is None), self._stop_ids[bool(call)])
 
     def decode(self, ids: Sequence[int]) -> str:
         ids = list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
@@ -350,9 +351,9 @@ class TemplateRenderer:
         with self._encoding:
             return tuple(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=literal))
 
-    def _tail_texts(self, closing: str) -> list[str]:
-        """Beginnings with the token that ends a message."""
-        return [closing, *(tail.text for tail in self._tails.values())]
+    def _tail_texts(self) -> list[str]:
+        """Texts behind a message without calls, with one, and with two."""
+        return [tail.text for _, tail in sorted(self._tails.items())]
 
     def _first_added(self, text: str) -> int:
         """The first token of a text that is no part of words; -1 if there is none."""
@@ -367,8 +368,8 @@ class TemplateRenderer:
             settings = documents.read_json(path, ModelError)
             eos = settings.get("eos_token_id") if isinstance(settings, dict) else None
             stops |= set(eos) if isinstance(eos, list) else {eos}
-        texts = [self._closing, *(tail.text for number, tail in self._tails.items() if number)]
-        for text in texts if self._closing else self._tail_texts(""):
+        # without an end of its own, a message ends where the next one begins
+        for text in [self._closing, *self._tail_texts()[1:]] if self._closing else self._tail_texts():
             if ids := self._encode(text):
                 stops.add(ids[0] if ids[0] in self._tokenizer.added_tokens_decoder else None)
         return frozenset(stops - {None})
