@@ -280,6 +280,28 @@ def test_json_faults(codec, tag, body, tool, error):
     assert found == error
 
 
+@pytest.mark.parametrize(
+    ("text", "arguments", "error"),
+    [
+        ('[shell(command="grep \\d+ a.py")]', {"command": "grep \\d+ a.py"}, None),
+        ('[shell(command=r"\\d")]', {"command": "\\d"}, None),
+        ("[option(on=True, mode='a'), finish()]", {"on": True, "mode": "a"}, None),
+        ('[shell(command="a" "b")]', {"command": "ab"}, None),
+        ('[shell(command=b"ls")]', {}, "unparseable"),
+        ("[shell(command={1, 2})]", {}, "unparseable"),
+        ("[shell(command=1e999)]", {}, "unparseable"),
+        ("[shell(command=open('a'))]", {}, "unparseable"),
+        ('[shell("ls")]', {}, "unparseable"),
+        ('[shell(**{"command": "ls"})]', {}, "unparseable"),
+        ("[shell(command=" + "[" * 5000 + "]" * 5000 + ")]", {}, "unparseable"),
+        ('[shell(command="ls"', {}, "unparseable"),
+    ],
+)
+def test_pythonic_calls(text, arguments, error):
+    _, calls, found = CODECS["llama-pythonic"].parse(text, TOOLS)
+    assert (calls[0].arguments, found) == (arguments, error)
+
+
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_any_text_can_be_read(codec):
     rng = random.Random(2)

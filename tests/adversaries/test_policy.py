@@ -331,14 +331,18 @@ def test_whatever_a_message_holds_is_read_and_can_be_kept(tmp_path: Path):
         "null",
     ]
     opened = {"plain": "<call>", "json": "<call>", "hermes": "<tool_call>"}
-    for draw in rounds(150):
+    for draw in rounds(60):
         for name, codec in CODECS.items():
             tool, value = draw.choice(["read_file", "edit_file", "shell"]), draw.choice([*deep, f'"{LONG}"'])
             body = f'{{"name": "{tool}", "arguments": {{"path": {value}, "start": {draw.choice(deep)}}}}}'
-            text = opened[name] + (
-                body if name != "plain" else f"{tool} {value} {draw.choice(deep)}\n{command(draw)}"
-            )
-            text += draw.choice(["", opened[name].replace("<", "</")])
+            if name in opened:
+                text = opened[name] + (
+                    body if name != "plain" else f"{tool} {value} {draw.choice(deep)}\n{command(draw)}"
+                )
+                text += draw.choice(["", opened[name].replace("<", "</")])
+            else:
+                text = codec.format("read_file", {"path": "PATH"}, TOOLS).replace('"PATH"', value)
+                text = text.replace("PATH", value)[: draw.choice([None, -1, -20])]
             _, calls, kind = codec.parse(text, TOOLS)
             turn = Turn((), 0, (), (), (), "stop", text, calls, (), kind)
             rollout = Rollout("r", "t", "t", 0, 0, (turn,), Patch({}), "finished", 1.0)

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from woodshed.pysource import syntax
 from woodshed.records import Call, ErrorKind
 from woodshed.tokens.codec.reading import argument_value, checked, is_sound, read_call, read_json, verdict
 from woodshed.tokens.schema import ToolSpec, is_a, kinds
@@ -254,13 +255,28 @@ def _expression(text: str, position: int, tools: Sequence[ToolSpec]) -> CallBody
             break
     else:
         return None
-    node = ast.parse(text[position:end], mode="eval").body
+    node = syntax.parse(_escaped(text[position:end]), mode="eval").body
     if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
         return None
     if any(keyword.arg is None for keyword in node.keywords):
         return None
     values = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-    return CallBody(ast.unparse(node.func), values, end)
+    try:
+        return CallBody(ast.unparse(node.func), json.loads(dumped(values)), end)
+    except TypeError:  # bytes and sets are no arguments
+        return None
+
+
+def _escaped(text: str) -> str:
+    """Python source whose strings, but raw ones, double the backslashes that Python warns of and keeps ("\\d")."""
+    known = "\\\n'\"abfnrtvxuUN01234567"
+    pieces = [piece[0] for piece in _PIECE.finditer(text)]
+    for number, piece in enumerate(pieces):
+        if piece[0] in "\"'" and not pieces[number - 1][-1].isalpha():
+            pieces[number] = re.sub(
+                r"\\(.)", lambda m: m[0] if m[1] in known else f"\\{m[0]}", piece, flags=re.DOTALL
+            )
+    return "".join(pieces)
 
 
 def _literal(value: Any) -> str:
