@@ -350,7 +350,7 @@ def test_what_crosses(tiny_task: Task):
 
 def test_deletions_cross(tiny_task: Task):
     files = {**tasks.gold_patch(tiny_task).files, "tally/table.py": None}
-    verdict = grading.grade(tiny_task, Patch(files))
+    verdict = grading.outcomes_of(tiny_task, Patch(files))
     assert verdict.outcomes["tests/test_table.py::test_render"] == "missing"
     assert verdict.outcomes["tests/test_words.py::test_split"] == "passed"
     assert verdict.integrity == ()

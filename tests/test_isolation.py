@@ -162,6 +162,7 @@ REACHES: dict[str, tuple[Any, list]] = {
         ["call", [["yours", 1], ["tuple", [["made", "os.system", ["true"]]]], ["dict", []]], {}],
     ),
     "output to another stream": (test_lent, ["write", ["__class__", "x"], {}]),
+    "output of what is no text": (test_lent, ["input", [["environment"]], {}]),
     "another method of the input": (test_lent, ["read", ["__class__", 1], {}]),
 }
 
@@ -308,6 +309,7 @@ def test_no_message_harms_the_tests_side():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_no_message_harms_the_tests_side_in_ten_minutes():
     assert fuzz(600.0, 1) > 10_000
 
@@ -366,6 +368,15 @@ def test_only_files_that_were_there_are_imported(tmp_path: Path):
             continue
         raise SystemExit("unpickled")
     assert pickle.loads(pickle.dumps([1, {{2: (3.5, None)}}])) == [1, {{2: (3.5, None)}}]
+    import importlib.util, runpy
+    spec = importlib.util.spec_from_file_location("planted", place + "/planted.py")
+    for run in (lambda: spec.loader.exec_module(importlib.util.module_from_spec(spec)), lambda: runpy.run_path(
+        place + "/planted.py")):
+        try:
+            run()
+        except (ImportError, RuntimeError):
+            continue
+        raise SystemExit("named to a loader")
     print("held")
     """
     done = subprocess.run(

@@ -37,7 +37,9 @@ def test_proving_checking_and_grading_go_through_the_provider(tiny_task: Task, t
         (reason,) = synthesis.check(tiny_task, sandboxes)
         assert "the visible tests do not pass" in reason
         agent, grader = since(opened)
-        assert grader >= 2 and agent == 1  # two verdicts, and the visible tests
+        assert (
+            grader >= 2 and agent == 2
+        )  # two verdicts; their isolated run, which is an agent's, and the visible tests
         assert leaks.first_leak(tiny_task, sandboxes) == ""
         assert since(opened) == (1, 0)
         impossible.contradict(tiny_task, tmp_path / "twin", sandboxes)

@@ -150,9 +150,10 @@ def test_a_process_that_outlives_its_test_writes_no_reward(proven: Task):
     assert json.loads(done.stdout.splitlines()[-1])["reward"] == 0.0, done
 
 
-def test_who_kills_the_grader_earns_nothing(proven: Task):
+def test_who_kills_the_grader_earns_nothing(tiny_task: Task):
+    """Nothing is known to be isolated in this folder: all processes are of one user, and one may kill the others."""
     kills = "import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(9)"
-    with box(proven) as sandbox:
+    with box(tiny_task) as sandbox:
         sandbox.write("tally/words.py", str(at_import(kills)["tally/words.py"]).encode())
         assert sandbox.exec("bash /tests/test.sh", timeout_s=60).outcome == "nonzero"
         assert json.loads(sandbox.read("/logs/verifier/reward.json")) == {"reward": 0.0}

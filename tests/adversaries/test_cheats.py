@@ -205,16 +205,14 @@ CHEATS = [
 
 @pytest.mark.parametrize("cheat", CHEATS, ids=lambda cheat: cheat.name)
 def test_cheats_earn_nothing(tiny_task: Task, cheat: Cheat):
-    timeout_s = 4.0 if cheat.caught == "ended by its limits" else None
-    verdict = grading.grade(
-        tiny_task,
-        Patch(files=cheat.files),
-        settings=grading.GradingSettings(shaped=True, timeout_s=timeout_s),
-    )
-    assert verdict.status == "graded"
-    assert not verdict.solved
-    assert verdict.reward == 0.0
-    assert cheat.caught in "\n".join((*verdict.integrity, verdict.detail)), verdict
+    """Under isolation most of them have nothing to reach; what one process has against each still holds."""
+    is_slow = cheat.caught == "ended by its limits"
+    task = dataclasses.replace(tiny_task, verify_timeout_s=3.0) if is_slow else tiny_task
+    verdict = grading.grade(task, Patch(cheat.files), settings=grading.GradingSettings(shaped=True))
+    assert (verdict.status, verdict.solved, verdict.reward) == ("graded", False, 0.0)
+    alone = grading.outcomes_of(task, Patch(cheat.files))
+    assert (alone.status, alone.solved) == ("graded", False)
+    assert cheat.caught in "\n".join((*alone.integrity, alone.detail)), alone
 
 
 def test_the_honest_solution_earns_everything(tiny_task: Task):
@@ -251,7 +249,7 @@ def test_an_always_equal_object_earns_nothing(tiny_task: Task, how: str):
         {"tally/words.py": code + "def split(text): return Equal()\n\ndef count(text): return Equal()\n"}
     )
     assert grading.grade(tiny_task, patch).reward == 0.0
-    assert not grading.outcomes_of(tiny_task, patch).solved  # nor in one process
+    assert not grading.outcomes_of(tiny_task, patch).solved  # nor where all share a process
 
 
 def test_a_borrowed_always_equal_object_earns_nothing(tiny_task: Task):

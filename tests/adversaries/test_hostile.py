@@ -106,9 +106,10 @@ def test_a_flood_in_the_channel_takes_no_time():
     assert time.monotonic() - started < 5.0
 
 
-def test_the_tests_run_as_another_user_than_the_agent(tiny_task: Task):
-    code = "import os\nassert (os.getuid(), os.environ['USER']) == (1001, 'grader')\n"
-    files: dict[str, str | None] = {
-        "tally/words.py": code + (gold_patch(tiny_task).files["tally/words.py"] or "")
-    }
-    assert grading.grade(tiny_task, Patch(files)).solved
+def test_isolated_code_runs_as_an_agent_would_see_it_and_ordinary_runs_have_another_user(tiny_task: Task):
+    gold = gold_patch(tiny_task).files["tally/words.py"] or ""
+    seen = "(os.getuid(), os.environ['USER'], 'pytest' in sys.modules)"
+    code = f"import os, sys\nassert {seen} in ((1000, 'agent', False), (1001, 'grader', True))\n"
+    assert grading.grade(tiny_task, Patch({"tally/words.py": code + gold})).solved
+    code = f"import os, sys\nassert {seen} == (1001, 'grader', True)\n"
+    assert grading.outcomes_of(tiny_task, Patch({"tally/words.py": code + gold})).solved

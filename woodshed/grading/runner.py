@@ -15,7 +15,10 @@ code and 6 fooled a log or JUnit parser. So pytest is driven from here, from out
 - plugins are the environment's own, by name, loaded before the workspace is on sys.path; no addopts, no cache, and no
   plugin is missed that the environment lacks.
 
-What this cannot stop is code in the same process that searches memory for the nonce. `results.read` is the other side.
+- in an isolated session the packages are in another process (`process_isolation`), which is told nothing of all this.
+
+What an ordinary session cannot stop is code in the same process that searches memory for the nonce. So what is paid
+passed in an isolated one, or beside decoys. `results.read` is the other side.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import dataclasses
+import functools
 import secrets
 import signal
 from collections.abc import Sequence
@@ -31,9 +33,16 @@ START = PYTHON + INSIDE["runner.py"]
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
     """The same sandbox, in which `run_tests` can run, as another user than the agent if the session is an ordinary
     one."""
+    _compile()
     user: Literal["agent", "grader"] = "grader" if kind == "ordinary" else "agent"
     files = {place: Path(__file__).with_name(name) for name, place in INSIDE.items()}
     return dataclasses.replace(spec, binds={**spec.binds, **files}, user=user)
+
+
+@functools.cache
+def _compile() -> None:
+    """Leave bytecode beside the programs, where that can be written: to compile them takes as long as some sessions."""
+    compileall.compile_dir(Path(__file__).with_name("process_isolation"), maxlevels=0, quiet=2)
 
 
 def run_tests(

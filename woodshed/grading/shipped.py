@@ -63,6 +63,7 @@ def grade(tests: Path, workspace: Path, logs: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         task = _task(known, tests, Path(scratch))
         box = OneBox(task, tests, workspace, Path(scratch), known)
+        isolated = box.isolated_tests()
         with closed_to_others(tests), closed_to_others(logs):
             crossed, left = crossing(task, box.patch())
             verdict = decide(
@@ -78,9 +79,7 @@ def grade(tests: Path, workspace: Path, logs: Path) -> None:
     print(verdict.detail)
     for name in REWARDS:  # those that the code under test may have left
         (logs / name).unlink(missing_ok=True)
-    (logs / REWARDS[0]).write_text(
-        json.dumps(_written(task, verdict, box.isolated_tests())) + "\n", encoding="utf-8"
-    )
+    (logs / REWARDS[0]).write_text(json.dumps(_written(task, verdict, isolated)) + "\n", encoding="utf-8")
 
 
 def _task(known: Mapping[str, Any], tests: Path, scratch: Path) -> Task:

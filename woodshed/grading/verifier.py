@@ -44,7 +44,8 @@ class GradingSettings(Settings):
 
     shaped: bool = False
     """Reward the share of passed tests (fail-to-pass share times pass-to-pass share, at most 0.9) instead of 0 or 1.
-    Of the fail-to-pass tests only those count that ask for more than a name (`Task.stub_passes`)."""
+    Of the fail-to-pass tests only those count that ask for more than a name (`Task.stub_passes`), and that are
+    isolated or have a decoy. A share takes the same runs and checks as the whole."""
     jobs: int = Field(default=2, ge=1)
     """Verifications at the same time."""
     timeout_s: float | None = Field(default=None, gt=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import contextlib
 import copy
@@ -24,7 +23,9 @@ from .line import LineError, MessageLine
 from .peer import Peer
 from .stand_ins import RemoteModule, Unpickled, is_remote
 
-_loops: list[asyncio.AbstractEventLoop] = []
+originals: dict[tuple[int, str], Any] = {}
+"""Attributes that tests have set: their values before, by object and name."""
+_loops: list[Any] = []
 
 
 class CodePeer(Peer):
@@ -83,6 +84,22 @@ def get(subject: Any, name: str) -> Any:
     return getattr(subject, name)
 
 
+def write(subject: Any, name: str, value: Any) -> None:
+    """Set an attribute, and remember what it was: whoever patches code takes his own value away afterwards, since to
+    him the namespace of a stand-in looks empty."""
+    if name in getattr(subject, "__dict__", ()):
+        originals.setdefault((id(subject), name), subject.__dict__[name])
+    setattr(subject, name, value)
+
+
+def remove(subject: Any, name: str) -> None:
+    """Delete an attribute, or give it back the value that it had before the tests set it."""
+    if (id(subject), name) in originals:
+        setattr(subject, name, originals.pop((id(subject), name)))
+    else:
+        delattr(subject, name)
+
+
 def inherited(owner: type, name: str, instance: Any) -> Any:
     """An attribute as `super()` finds it, from one class upwards."""
     value = next(vars(kind)[name] for kind in owner.__mro__ if name in vars(kind))
@@ -124,6 +141,8 @@ def _function(name: str, remote: Any) -> Any:
 
 
 def wait_for(awaitable: Any) -> Any:
+    import asyncio  # takes a tenth of a second, which few need
+
     async def waited() -> Any:
         return await awaitable
 
@@ -136,8 +155,8 @@ VERBS: dict[str, Any] = {
     "call": call,
     "special": special,
     "get": get,
-    "set": setattr,
-    "delete": delattr,
+    "set": write,
+    "delete": remove,
     "names": dir,
     "import": importlib.import_module,
     "inherited": inherited,

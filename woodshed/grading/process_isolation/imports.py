@@ -13,8 +13,10 @@ import importlib.machinery
 import importlib.util
 import io
 import pickle
+import runpy
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.machinery import ExtensionFileLoader, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -103,9 +105,34 @@ def guard(workspace: str, own: Mapping[str, bytes]) -> None:
     sys.path_hooks[:] = [own_files, *plain]
     sys.path_importer_cache.clear()
     sys.pycache_prefix = f"{Path(__file__)}/none"  # below a file: bytecode is neither found nor written
+    _guard_loaders(trusted)
     _guard_pytest(workspace, held)
     _guard_texts(workspace)
     _guard_pickles(workspace)
+
+
+def _guard_loaders(trusted: tuple[str, ...]) -> None:
+    """Refuse files that are named to a loader, not found by it: a test may import a file that code wrote."""
+    inside = tuple(f"{place}/" for place in trusted)
+    read, make = SourceFileLoader.get_data, ExtensionFileLoader.create_module
+
+    def get_data(self: Any, path: str) -> bytes:
+        if not str(path).startswith(inside):
+            raise ImportError(REFUSED.format("import"))
+        return read(self, path)
+
+    def create_module(self: Any, spec: Any) -> Any:
+        if not str(self.path).startswith(inside):
+            raise ImportError(REFUSED.format("import"))
+        return make(self, spec)
+
+    def run_path(*_: Any, **__: Any) -> Any:
+        raise RuntimeError(REFUSED.format("run"))
+
+    for kind in (SourceFileLoader, SourcelessFileLoader):
+        kind.get_data = get_data  # type: ignore[method-assign]
+    ExtensionFileLoader.create_module = create_module  # type: ignore[method-assign]
+    runpy.run_path = run_path
 
 
 def _guard_pytest(workspace: str, held: Mapping[str, bytes]) -> None:

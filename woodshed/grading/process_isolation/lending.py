@@ -12,7 +12,6 @@ import functools
 import sys
 import types
 from typing import Any
-from unittest import mock
 
 from .values import FORWARDED, READABLE
 
@@ -26,8 +25,6 @@ LENT_MODULES = frozenset(
             "itertools",
             "re",
             "random",
-            "string",
-            "string.templatelib",
         ),
         *(
             "types",
@@ -105,7 +102,11 @@ class Lending:
         if kind is types.FunctionType:
             return self._is_own_function(value)
         if kind is types.MethodType:
-            return self.allows(value.__func__)  # whose it is, nobody can ask
+            owner = type(value.__self__)
+            is_library = owner.__module__ in LENT_MODULES and _is_in_its_module(owner)
+            return self.allows(value.__func__) or (  # whose it is, nobody can ask
+                is_library and getattr(value.__func__, "__module__", None) == owner.__module__
+            )
         if kind in (types.BuiltinFunctionType, types.MethodWrapperType):
             owner = value.__self__
             return not isinstance(owner, NEVER) and not isinstance(owner, type) and self._is_lendable(owner)
@@ -134,8 +135,7 @@ class Lending:
         return made_by in WRAPPERS and self._is_own_module(function.__module__)
 
     def _is_own_class(self, kind: type) -> bool:
-        is_mock = issubclass(kind, mock.NonCallableMock)  # each mock has a class of its own
-        return (is_mock or self._is_own_module(kind.__module__)) and not _is_frameworks(kind)
+        return (_is_mock(kind) or self._is_own_module(kind.__module__)) and not _is_frameworks(kind)
 
     def _is_own_module(self, name: Any) -> bool:
         module = sys.modules.get(name) if type(name) is str else None
@@ -149,7 +149,7 @@ class Lending:
         if name in READABLE or not name.startswith(PRIVATE_PREFIXES):
             return True
         kind = subject if isinstance(subject, type) else type(subject)
-        is_own = self._is_own_class(kind) and not issubclass(kind, mock.NonCallableMock)
+        is_own = self._is_own_class(kind) and not _is_mock(kind)
         return is_own and (name in OF_OWN or not name.startswith("__"))
 
     def may_set(self, subject: Any, name: Any) -> bool:
@@ -159,13 +159,19 @@ class Lending:
         if type(subject) is types.FunctionType:
             return not name.startswith(("pytest", "test"))
         is_simple = type(subject) is types.SimpleNamespace
-        if not (is_simple or self._is_own_class(type(subject))) or isinstance(subject, mock.NonCallableMock):
+        if not (is_simple or self._is_own_class(type(subject))) or _is_mock(type(subject)):
             return False
         return not callable(getattr(type(subject), name, None)) and not callable(getattr(subject, name, None))
 
     def may_do(self, subject: Any, special: Any) -> bool:
         """True if it may call a special method."""
         return type(special) is str and special in FORWARDED and self.allows(subject)
+
+
+def _is_mock(kind: type) -> bool:
+    """True for the classes of mocks: each mock has one of its own."""
+    mock = sys.modules.get("unittest.mock")
+    return mock is not None and issubclass(kind, mock.NonCallableMock)
 
 
 def _is_frameworks(kind: type) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import types
@@ -188,13 +189,15 @@ class Peer:
         if kind in values.MADE:
             name = f"{kind.__module__}.{kind.__qualname__}"
             return ["made", name, [self.encode(part) for part in values.MADE[kind](value)]]
-        if is_remote(value):
+        if is_remote(value) and not isinstance(value, BaseException):
             return ["yours", number_of(value)]
         return self._encode_object(value, kind)
 
     def _encode_object(self, value: Any, kind: type) -> Any:
         if value is os.environ:
             return ["environment"]
+        if isinstance(value, types.TracebackType):
+            return None
         if isinstance(value, types.ModuleType):
             return ["module", value.__name__, self._lend(value)]
         is_code = isinstance(value, type | types.FunctionType | types.BuiltinFunctionType)
@@ -213,8 +216,8 @@ class Peer:
         return ["object", number, self._encode_kind(kind), *content]
 
     def _encode_error(self, error: BaseException, depth: int = 0) -> Any:
-        if "@number" in vars(error) and isinstance(type(error), RemoteType):
-            return ["yours", vars(error)["@number"]]
+        if type(number := vars(error).get(NUMBER)) is int:
+            return ["yours", number]
         kinds = [
             k for k in type(error).__mro__ if self.name_of(k) or isinstance(k, RemoteType) or self.may_lend(k)
         ]
@@ -399,9 +402,8 @@ class Peer:
         else:
             made.args = tuple(parts)
         fields = {k: v for k, v in self.decode(plain).items() if type(k) is str and k[:1] not in ("_", "@")}
-        made.__dict__.update(fields)
+        made.__dict__.update({**fields, NUMBER: number})
         if isinstance(error, RemoteType):
-            made.__dict__[NUMBER] = number
             made.__dict__["@shown"] = shown if type(shown) is str else None
             self.held[number] = made
         made.__cause__ = self.decode(cause[0]) if cause else None
@@ -420,9 +422,10 @@ class Peer:
             raise LineError("an object whose value is not of its type")
         made = base.__new__(local, value) if base else object.__new__(local)
         fields_of(made)[NUMBER] = number
-        self.held[number] = made
-        self.times_got[number] = 1
-        weakref.finalize(made, self._let_go, number).atexit = False
+        with contextlib.suppress(TypeError):  # not of every built-in type there are weak references
+            self.held[number] = made
+            self.times_got[number] = 1
+            weakref.finalize(made, self._let_go, number).atexit = False
         return made
 
     def _let_go(self, number: int) -> None:

@@ -58,6 +58,8 @@ class RemoteType(type):
         return {}
 
     def __call__(cls, *positional: Any, **named: Any) -> Any:
+        if is_made_here(cls) and issubclass(cls, BaseException):
+            return super().__call__(*positional, **named)
         return peer_of(cls).ask("call", cls, positional, named)
 
     def __getattr__(cls, name: str) -> Any:
@@ -66,7 +68,10 @@ class RemoteType(type):
         return peer_of(cls).ask("get", cls, name)
 
     def __setattr__(cls, name: str, value: Any) -> None:
-        peer_of(cls).ask("set", cls, name, value)
+        if type(value) is RemoteMethod:  # put back what was there
+            peer_of(cls).ask("delete", cls, name)
+        else:
+            peer_of(cls).ask("set", cls, name, value)
         if name in cls.__dict__ and name not in LOCAL:
             type.__delattr__(cls, name)
 
@@ -130,6 +135,20 @@ class RemoteMethod:
         self.peer.ask("delete", instance, self.name)
 
 
+class RemoteDoc:
+    """The docstring of a stand-in's type, and of each stand-in its own."""
+
+    def __init__(self, peer: Asker, text: str | None):
+        self.peer, self.text = peer, text
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return (
+            self.text
+            if instance is None or NUMBER not in fields_of(instance)
+            else self.peer.ask("get", instance, "__doc__")
+        )
+
+
 def is_made_here(kind: type) -> bool:
     """True for a class that this process made below a type of the other one."""
     return "__woodshed_local__" in kind.__dict__
@@ -186,7 +205,7 @@ def stand_in(peer: Asker, number: int, told: dict[str, Any], above: list[Any]) -
     if "__eq__" in body and "__hash__" not in body and not value_base:
         body["__hash__"] = None
     body |= {"__module__": _text(told.get("module")), "__qualname__": name, "__getattr__": _getter(peer)}
-    body |= {"__doc__": _text(told.get("doc")) or None, NUMBER: number, PEER: peer}
+    body |= {"__doc__": RemoteDoc(peer, _text(told.get("doc")) or None), NUMBER: number, PEER: peer}
     kind = _type_of_types(peer, bases, [m for m in _names(told.get("meta")) if m in FORWARDED])
     return kind(name.rpartition(".")[2], tuple(bases), body, made=True)
 

@@ -58,7 +58,7 @@ class TestsPeer(Peer):
 
     def do(self, verb: str, arguments: list[Any], content: list[Any]) -> Any:
         if verb in TOLD:
-            return TOLD[verb](*arguments)
+            return TOLD[verb](*map(plain, arguments))
         subject, *rest = arguments
         if type(content[0]) is not list or content[0][0] != "yours":
             raise AttributeError("only of lent objects anything can be asked")
@@ -103,6 +103,19 @@ def attribute(subject: Any, name: str) -> Any:
         return inspect.signature(subject)
     value = getattr(subject, name)
     return dict(value) if name == "__dict__" else value
+
+
+def plain(value: Any) -> Any:
+    """A text, number, list of these, or type: all that a request without an object is made of.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if type(value) is list:
+        return [plain(item) for item in value]
+    if type(value) in (str, int) or isinstance(value, type):
+        return value
+    raise TypeError("only texts and numbers")
 
 
 def warn(message: str, category: Any, filename: str, lineno: int) -> None:

@@ -6,7 +6,7 @@
     environment/own/          metadata and scripts that stand for the installed distribution
     environment/workspace/    the repository as the agent sees it, with the gap in it
     tests/files/              original tests and configuration, byte for byte: laid over the workspace for grading
-    tests/expected.json       the record, for the grader: tests that must pass, the interface to keep
+    tests/expected.json       the record, for the grader: tests that must pass or can be isolated, the interface to keep
     tests/shown/              the files that a solution may change, as the agent was given them
     tests/test.sh             grades in a fresh box under Harbor, by the same code that `grading` uses (tests/grader/)
     solution/files/           the gold patch, whole files; solution/deletes lists files that it removes
