@@ -217,7 +217,7 @@ def _stable(runs: Sequence[TestRun], test_files: Sequence[str]) -> list[str]:
 
 
 def _draft(repository: Repository, described: project.Project, environment: Environment) -> Baseline:
-    """Everything but what running the tests tells."""
+    """Baseline without the results of its tests."""
     files = sorted(p.relative_to(repository.tree).as_posix() for p in repository.tree.rglob("*.py*"))
     files = [path for path in files if path.endswith((".py", ".pyi"))]
     tests = [path for path in files if is_protected(path) and path.endswith(".py")]
@@ -298,7 +298,7 @@ def _commands(baseline: Baseline, sandboxes: SandboxProvider) -> dict[str, str]:
 
 
 def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Environment, project.Project]:
-    """Pins for the package and its tests. What only tests require is a wish, which may be given up, with its reason.
+    """Pins for the package and its tests. Requirements of tests alone may be dropped, with the reason.
 
     Raises:
         TaskError: the package's own requirements cannot be had, or bring what the repository itself holds.
@@ -331,7 +331,7 @@ def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Envi
 def _pins(
     needed: Sequence[str], wishes: list[str], demanded: Sequence[str]
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Pins, and what was given up for them: a release that cannot be had, then what has none, then the rest."""
+    """Pins, and the requirements dropped for them: missing releases first, then missing packages, then the rest."""
     given_up = list[str]()
     for _ in range(MOST_GIVEN_UP):
         try:

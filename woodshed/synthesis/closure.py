@@ -127,7 +127,7 @@ class Sweep:
 
     @property
     def strict(self) -> bool:
-        """Test file: what functions do inside counts too."""
+        """True for a test file, in which references inside functions count, too."""
         return self.module.path in self.code.tests
 
     def _block(self, body: list[ast.stmt], scope: str, *, nested: bool) -> None:
@@ -215,7 +215,7 @@ class Sweep:
         return False
 
     def _modules_go(self, node: ast.Import) -> bool:
-        """Takes removed modules out of an `import a.b, c`."""
+        """Take removed modules out of an `import a.b, c`."""
         indices = {
             index
             for index, alias in enumerate(node.names)

@@ -107,7 +107,7 @@ def _leads_to(
 
 
 def users(graph: Mapping[Binding, set[Binding]], calls: Map) -> dict[Binding, set[Binding]]:
-    """The graph turned round, with the calls that were seen: who needs a definition."""
+    """Callers of each definition: the graph reversed, with the calls that tests made."""
     using: dict[Binding, set[Binding]] = {}
     for user, used in graph.items():
         for definition in used:

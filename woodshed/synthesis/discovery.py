@@ -219,9 +219,9 @@ def _bugs(survey: Survey) -> Iterator[Feature | None]:
     for symbol, source, node in _each_function(survey):
         tests = survey.tests(symbol)
         if not tests & AT_IMPORT and symbol.body_lines > 2:
-            found = list(enumerate(mutants(source, node)))
+            numbered = list(enumerate(mutants(source, node)))
             draw = random.Random(symbol.name)
-            drawn = draw.sample(found, min(BUGS_EACH, len(found)))
+            drawn = draw.sample(numbered, min(BUGS_EACH, len(numbered)))
             for index, mutant in distinct(source, node, drawn):
                 part = replace(symbol, kind="bug", detail=str(index))
                 run = survey.map.covering(symbol.path, mutant.line, mutant.line)

@@ -82,9 +82,9 @@ class HardenReport:
 
     accepted: list[Task] = field(default_factory=list)
     rejected: Counter[str] = field(default_factory=Counter)
-    """"operator: reason" to how many drafts."""
+    """Number of drafts by "operator: reason"."""
     tried: Counter[str] = field(default_factory=Counter)
-    """Operator to how many drafts."""
+    """Number of drafts by operator."""
 
 
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def _failing(parent: Parent, workspace: Path, hidden: Path, ids: Sequence[str]) 
     """Tests that do not pass before any edit, and again do not, under another hash seed."""
     task = parent.task
     spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace, hidden))
-    found: list[set[str]] = []
+    failing: list[set[str]] = []
     for hash_seed in (0, 2):
         with parent.sandboxes.open(with_runner(spec)) as sandbox:
             run = run_tests(
@@ -261,10 +261,10 @@ def _failing(parent: Parent, workspace: Path, hidden: Path, ids: Sequence[str]) 
             )
         if not run.started or run.timed_out or run.integrity:
             raise Unproven(f"the tests could not be run: {'; '.join(run.integrity) or 'timeout'}")
-        found.append({test for test, outcome in run.outcomes.items() if outcome != "passed"})
-    if found[0] != found[1]:
+        failing.append({test for test, outcome in run.outcomes.items() if outcome != "passed"})
+    if failing[0] != failing[1]:
         raise Unproven("failures differ between two runs")
-    return frozenset(found[0])
+    return frozenset(failing[0])
 
 
 def _with_stubs(
@@ -278,20 +278,20 @@ def _with_stubs(
     task = parent.task
     spec = dataclasses.replace(sandbox_spec(task), lowers=(workspace, hidden))
     shown = {path: _shown(workspace, path) for path in gold if path.endswith(".py")}
-    found: dict[str, tuple[str, ...]] = {}
+    passing: dict[str, tuple[str, ...]] = {}
     for kind, texts in stubs.stubs({path: gold[path] for path in shown}, shown).items():
         with parent.sandboxes.open(with_runner(spec)) as sandbox:
             lay(sandbox, texts)
             packages, limit_s = task.environment.packages, task.verify_timeout_s
             run = run_tests(sandbox, ids=failing, packages=packages, timeout_s=limit_s)
-        found[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
-        if failing and len(found[kind]) == len(failing):
+        passing[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
+        if failing and len(passing[kind]) == len(failing):
             raise Unproven(f"the hidden tests accept {stubs.KINDS[kind]}")
-    return found
+    return passing
 
 
 def _visible_tests(parent: Parent, workspace: Path, ids: Sequence[str], command: str) -> str:
-    """Takes tests that fail out of the visible files, and tells the command that runs what is left.
+    """Take failing tests out of the visible files; return the command that runs the others.
 
     Raises:
         Unproven: no visible test passes.

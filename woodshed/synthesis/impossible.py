@@ -65,8 +65,8 @@ def _contradictions(source: Source, names: list[str]) -> Iterator[Edit]:
     """Contradiction of every equality that a test asserts itself: an edit that says the opposite on the next line."""
     body: list[ast.stmt] = source.tree.body
     for name in names:
-        found = [n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name]
-        body = found[-1].body if found else []
+        definitions = [n for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef) and n.name == name]
+        body = definitions[-1].body if definitions else []
     for node in body:
         start, end = source.span(node)
         indent = source.text[source.line_start(start) : start]

@@ -155,44 +155,44 @@ def needed_names(deletion: Deletion, code: Codebase, tests: Iterable[str]) -> li
 
 def _members(tree: ast.Module, name: str) -> set[str]:
     """Methods, class attributes and instance attributes of a top-level class; nothing for anything else."""
-    found: set[str] = set()
+    members: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             for inner in ast.walk(node):
                 match inner:
                     case ast.FunctionDef(name=member) | ast.AsyncFunctionDef(name=member):
-                        found.add(member)
+                        members.add(member)
                     case ast.Attribute(value=ast.Name(id="self"), attr=member, ctx=ast.Store()):
-                        found.add(member)
+                        members.add(member)
                     case ast.Name(id=member, ctx=ast.Store()) if inner in ast.walk(node):
-                        found.add(member)
-    return {member for member in found if not member.startswith("_")}
+                        members.add(member)
+    return {member for member in members if not member.startswith("_")}
 
 
 def behaviours_of(tests: Sequence[str], texts: Mapping[str, str]) -> list[str]:
     """Behaviours that failing tests check, in words: their names, and the errors that they expect."""
-    found: dict[str, None] = {}
+    behaviours: dict[str, None] = {}
     for test in tests:
         path, _, inner = test.partition("::")
         name = inner.partition("[")[0].rpartition("::")[2]
         words = " ".join(re.sub(r"^test_?", "", name).replace("_", " ").split())
         errors = _expected_errors(texts.get(path, ""), name)
         if words:
-            found[words + (f" (expects {', '.join(errors)})" if errors else "")] = None
-    return list(found)[:MAX_BEHAVIOURS]
+            behaviours[words + (f" (expects {', '.join(errors)})" if errors else "")] = None
+    return list(behaviours)[:MAX_BEHAVIOURS]
 
 
 def _expected_errors(text: str, name: str) -> list[str]:
     source = parse(text)
-    found: set[str] = set()
+    errors: set[str] = set()
     for node in ast.walk(source.tree) if source else ():
         if isinstance(node, ast.FunctionDef) and node.name == name:
             for call in ast.walk(node):
                 if isinstance(call, ast.Call) and call.args:
                     function = (dotted_parts(call.func) or [""])[-1]
                     if function in ("raises", "assertRaises", "assertRaisesRegex"):
-                        found |= {".".join(dotted_parts(call.args[0]) or [])}
-    return sorted(found - {""})
+                        errors |= {".".join(dotted_parts(call.args[0]) or [])}
+    return sorted(errors - {""})
 
 
 # ---- parts ------------------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def _called(symbol: Symbol) -> str:
 
 
 def _shown(deletion: Deletion) -> list[Symbol]:
-    """The targets whose signatures are told: the private ones are nobody's business but the code's."""
+    """Targets whose signatures the instruction shows: the public ones."""
     if deletion.operator in ("unregister", "bug", "remove_branch"):
         return []
     targets = deletion.targets
@@ -314,14 +314,14 @@ def _mentions(text: str, name: str) -> bool:
 
 
 def _merged(traces: tuple[Trace, ...]) -> list[Trace]:
-    """Names that left the imports of the same file are said once."""
+    """Traces in which names that left the imports of one file stand together."""
     names: dict[tuple[str, str], list[str]] = {}
     for trace in traces:
         names.setdefault((trace.path, trace.place), []).append(trace.what)
     return [
         Trace(path, what, place)
-        for (path, place), found in sorted(names.items())
-        for what in ([", ".join(found)] if place == "import" else found)
+        for (path, place), written in sorted(names.items())
+        for what in ([", ".join(written)] if place == "import" else written)
     ]
 
 

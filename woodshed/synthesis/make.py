@@ -63,7 +63,7 @@ class MakeReport:
     accepted: list[Task] = field(default_factory=list)
     """Tasks in the folder, those of earlier runs included, in the order they were decided."""
     rejected: Counter[str] = field(default_factory=Counter)
-    """Reason code to how many candidates."""
+    """Number of candidates by reason code."""
     files: dict[str, str] = field(default_factory=dict)
     """Files that no task can be made of or shown with, and why."""
     tried: int = 0
@@ -80,7 +80,7 @@ def make(
     settings: SynthesisSettings | None = None,
     progress: Progress = lambda done, total, text: None,
 ) -> MakeReport:
-    """Makes tasks of every source, a folder per task in `out`; rejected candidates are in out/rejections.jsonl.
+    """Make tasks of every source, a folder per task in `out`; rejected candidates are in out/rejections.jsonl.
 
     Raises:
         TaskError: a source that cannot be used, or an `out` that holds tasks made from something else.
@@ -117,10 +117,10 @@ def candidates(work: RepositoryContext) -> list[Candidate]:
     queues = []
     for operator in wanted:
         draw = random.Random(f"{settings.seed} {repository} {operator}")
-        found = discover(work.survey, operator)
-        weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in found}
+        features = discover(work.survey, operator)
+        weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in features}
         queues.append(
-            _by_turns(sorted(found, key=lambda feature: -weight[id(feature)]), lambda f: f.symbol.path)
+            _by_turns(sorted(features, key=lambda feature: -weight[id(feature)]), lambda f: f.symbol.path)
         )
     named: dict[str, Candidate] = {}
     for turn in range(max(map(len, queues), default=0)):
@@ -131,11 +131,11 @@ def candidates(work: RepositoryContext) -> list[Candidate]:
     return _by_turns(list(named.values()), lambda c: (c.symbol.path, c.symbol.name))
 
 
-def _by_turns(found: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
-    """The same items so that keys take turns: every key once, then every one that has more for the second time, ..."""
+def _by_turns(items: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
+    """The same items, reordered so that keys take turns: every key once, then every key that has more, and so on."""
     nth: Counter[Hashable] = Counter()
     turns = []
-    for item in found:
+    for item in items:
         turns.append((nth[key(item)], len(turns), item))
         nth[key(item)] += 1
     return [item for *_, item in sorted(turns, key=lambda turn: turn[:2])]
@@ -168,7 +168,7 @@ def combinations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[C
     if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
         return []
     waiting: list[Candidate] = []
-    found = []
+    pairs = []
     for one in (c for c in proven if c.operator in COMBINABLE):
         other = next(
             (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
@@ -177,8 +177,8 @@ def combinations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[C
             waiting.append(one)
         else:
             waiting.remove(other)
-            found.append(_pair(work.baseline.repository.name, other, one))
-    return found
+            pairs.append(_pair(work.baseline.repository.name, other, one))
+    return pairs
 
 
 def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
@@ -192,17 +192,17 @@ def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
 
 def derivations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
     """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
-    repository, found = work.baseline.repository.name, []
+    repository, derived = work.baseline.repository.name, []
     if "impossible" in work.settings.operators and proven:
         draw = random.Random(f"{work.settings.seed} {repository} impossible")
         for parent in draw.sample(list(proven), max(1, len(proven) // COMBINED_SHARE)):
             symbol = replace(parent.symbol, detail=parent.name)
-            found.append(Candidate(f"{parent.name}-impossible", "impossible", symbol, parent.tests))
+            derived.append(Candidate(f"{parent.name}-impossible", "impossible", symbol, parent.tests))
     if "write_tests" in work.settings.operators:
         for function in functions_to_test(work):
             name = f"{repository}-write_tests-{function.module}.{function.name}"
-            found.append(Candidate(name, "write_tests", function, work.survey.tests(function)))
-    return found
+            derived.append(Candidate(name, "write_tests", function, work.survey.tests(function)))
+    return derived
 
 
 # ---- decisions --------------------------------------------------------------------------------------------
@@ -212,15 +212,17 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress:
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     _name_unread(work, out, earlier, report)
-    found = candidates(work)
+    singly = candidates(work)
     first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
     before, goal = len(report.accepted), first
 
     def missing() -> int:
-        return goal - len(report.accepted) + before if limit else len(found)
+        return goal - len(report.accepted) + before if limit else len(singly)
 
-    with contextlib.closing(decide(work, found, out, earlier, missing)) as singles:
-        kept = _take(work, singles, len(found), out, earlier, report, _named(progress, "making tasks"), first)
+    with contextlib.closing(decide(work, singly, out, earlier, missing)) as singles:
+        kept = _take(
+            work, singles, len(singly), out, earlier, report, _named(progress, "making tasks"), first
+        )
         total = limit or len(kept) + max(1, len(kept) // COMBINED_SHARE)
         pairs = combinations(work, kept) if len(kept) < total else []
         goal = total
@@ -230,7 +232,7 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress:
         if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
             rest = limit - len(kept) - len(taken)
             going_on = _named(progress, "making more tasks")
-            kept += _take(work, singles, len(found), out, earlier, report, going_on, rest)
+            kept += _take(work, singles, len(singly), out, earlier, report, going_on, rest)
         if limit and (short := limit - len(kept) - len(taken)) > 0:
             report.notes.append(
                 f"{work.baseline.repository.name}: {short} fewer than --limit, no candidate is left"
@@ -258,7 +260,7 @@ def _take(
     progress: Progress,
     limit: int,
 ) -> list[Candidate]:
-    """Takes decisions (`count` of them at most) until `limit` are tasks (0: all of them); returns those that are."""
+    """Take decisions (`count` of them at most) until `limit` are tasks (0: all of them); return those that are."""
     kept: list[Candidate] = []
     for position, (candidate, result) in enumerate(decided, start=1):
         home = out / candidate.name
@@ -283,7 +285,7 @@ def _take(
 
 def decide(
     work: RepositoryContext,
-    found: list[Candidate],
+    chosen: list[Candidate],
     out: Path,
     earlier: dict[str, Rejected],
     missing: Callable[[], int] | None = None,
@@ -297,7 +299,7 @@ def decide(
     most = AHEAD * work.settings.jobs
     pool = ThreadPoolExecutor(work.settings.jobs)
     waiting: deque[tuple[Candidate, Future[Task | Rejected]]] = deque()
-    remaining = iter(found)
+    remaining = iter(chosen)
     try:
         while True:
             ahead = most if missing is None else max(1, min(most, 2 * missing()))
@@ -331,7 +333,7 @@ def _proven(work: RepositoryContext, candidate: Candidate, out: Path) -> Task:
 
 
 def _settled(work: RepositoryContext, candidate: Candidate, decide_it: Callable[[], Task]) -> Task | Rejected:
-    """The decision; what only the machine is to blame for is a rejection that passes, a lost sandbox after two tries.
+    """The decision. A failure of the machine is a temporary rejection; a lost sandbox is tried twice before.
 
     Raises:
         SandboxError: not even the untouched repository has a sandbox.
@@ -448,14 +450,14 @@ def _earlier_rejections(out: Path, work: RepositoryContext) -> dict[str, Rejecte
     whole, _, torn = log.read_text(encoding="utf-8", errors="replace").rpartition("\n")
     if torn:
         write_atomically(log, f"{whole}\n" if whole else "")
-    found: dict[str, Rejected] = {}
+    rejections: dict[str, Rejected] = {}
     tries: Counter[str] = Counter()
     for entry in rejected(log):
         ours = (work.baseline.repository.sha256, work.settings.seed, GENERATOR, work.settings.fingerprint)
         if tuple(map(entry.get, ("sha256", "seed", "generator", "settings"))) == ours:
             tries[entry["task"]] += 1
-            found[entry["task"]] = Rejected(entry["reason"], str(entry.get("detail", "")))
-    return {name: why for name, why in found.items() if why.is_final or tries[name] >= MAX_TRIES}
+            rejections[entry["task"]] = Rejected(entry["reason"], str(entry.get("detail", "")))
+    return {name: why for name, why in rejections.items() if why.is_final or tries[name] >= MAX_TRIES}
 
 
 def _name_unread(

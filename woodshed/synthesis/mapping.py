@@ -168,14 +168,14 @@ def merged(pieces: Sequence[MappingSession], stable: tuple[str, ...]) -> Map:
     for piece in pieces:
         moves = [(i + 1, place[test]) for i, test in enumerate(piece.tests) if test in place]
         known: dict[str, int] = {}  # few distinct sets are behind many lines
-        for path, found in piece.lines.items():
+        for path, of_file in piece.lines.items():
             into = lines.setdefault(path, {})
-            for n, text in found.items():
+            for n, text in of_file.items():
                 if text not in known:
                     bits = int(text, 16)
                     known[text] = bits & AT_IMPORT | sum(1 << to for at, to in moves if bits >> at & 1)
                 into[n] = into.get(n, 0) | known[text]
     texts = {path: {n: f"{lines[path][n]:x}" for n in sorted(lines[path], key=int)} for path in sorted(lines)}
     calls = tuple(sorted({call for piece in pieces for call in piece.calls}))
-    seen = {test for piece in pieces for test in piece.tests}
-    return Map(stable, texts, calls, tuple(test for test in stable if test not in seen))
+    mapped = {test for piece in pieces for test in piece.tests}
+    return Map(stable, texts, calls, tuple(test for test in stable if test not in mapped))

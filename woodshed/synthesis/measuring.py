@@ -41,35 +41,35 @@ def measured_once(
     home = out / ".baselines" / f"{repository.name}-{key}"
     kept, parts = home.with_name(f"{home.name}.json"), home.with_name(f"{home.name}.parts")
     if (known := read_kept(kept)) and _is_enough(known["map"], settings.mapping_timeout_s):
-        found, copied = known.pop("map"), known.pop("copies")
-        calls = tuple((a, b, c, d) for a, b, c, d in found["calls"])
+        mapped, copied = known.pop("map"), known.pop("copies")
+        calls = tuple((a, b, c, d) for a, b, c, d in mapped["calls"])
         baseline = _baseline(known, repository)
         copies = {(path, name): where for path, name, where in copied}
         return RepositoryMeasurements(
-            baseline, Map(baseline.stable, found["lines"], calls, tuple(found["unmapped"])), copies
+            baseline, Map(baseline.stable, mapped["lines"], calls, tuple(mapped["unmapped"])), copies
         )
     baseline = _first(repository, parts / "baseline.json", settings, progress)
     sandboxes = settings.sandbox.create()
     with ThreadPoolExecutor(1) as beside:
         code = texts(baseline, baseline.package_files, ".py")
         searching = beside.submit(leaks.copies, code, baseline.spec, sandboxes)
-        found = mapping.measure(
+        mapped = mapping.measure(
             baseline, parts / "map", settings.mapping_timeout_s, progress, sandboxes=sandboxes
         )
         progress(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
-    known["map"] = {"lines": found.lines, "calls": found.calls, "unmapped": found.unmapped}
+    known["map"] = {"lines": mapped.lines, "calls": mapped.calls, "unmapped": mapped.unmapped}
     known["map"]["timeout_s"] = settings.mapping_timeout_s
     known["copies"] = [[*place, where] for place, where in copied.items()]
     write_atomically(kept, json.dumps(known, indent=1))
-    if not found.unmapped:
+    if not mapped.unmapped:
         shutil.rmtree(parts, ignore_errors=True)
-    return RepositoryMeasurements(baseline, found, copied)
+    return RepositoryMeasurements(baseline, mapped, copied)
 
 
-def _is_enough(found: Mapping[str, Any], timeout_s: float) -> bool:
-    return not found["unmapped"] or timeout_s <= found["timeout_s"]
+def _is_enough(mapped: Mapping[str, Any], timeout_s: float) -> bool:
+    return not mapped["unmapped"] or timeout_s <= mapped["timeout_s"]
 
 
 def _first(
@@ -127,26 +127,26 @@ def notes(measured: RepositoryMeasurements) -> list[str]:
     baseline, unmapped = measured.baseline, measured.map.unmapped
     name, timed = baseline.repository.name, baseline.timed
     failing = [test for test in baseline.broken if test not in timed]
-    found = []
+    remarks = []
     if timed:
-        found.append(
+        remarks.append(
             f"{name}: left out, because they measure time and would fail on a busy machine: {_some(timed)}"
         )
     if unmapped:
-        found.append(
+        remarks.append(
             f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
             "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
             "goes on where this one stopped."
         )
     if failing:
-        found.append(f"{name}: left out, as they fail here: {_some(failing)}")
+        remarks.append(f"{name}: left out, as they fail here: {_some(failing)}")
     if baseline.uncollected:
-        found.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
+        remarks.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
     if baseline.left_out:
-        found.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
-    return found
+        remarks.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
+    return remarks
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """The first three names, and the number of the others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -36,7 +36,7 @@ except ModuleNotFoundError:  # read on the host, not run in a sandbox
 MEMORY = 2 << 30  # bytes of address space
 
 
-class Prober(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
+class MutationRecorder(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
     """The runner's plugin with its own loop over the tests, once for every version."""
 
     def __init__(self, request: dict, channel: int) -> None:
@@ -139,9 +139,9 @@ def main() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(request["workspace"])
     with Path(os.devnull).open("wb") as nothing:
-        prober = Prober(request, nothing.fileno())
-        pytest.main([*runner.arguments(request), "-s"], plugins=[prober])
-    Path(request["out"]).write_text(prober.answers, "utf-8")
+        recorder = MutationRecorder(request, nothing.fileno())
+        pytest.main([*runner.arguments(request), "-s"], plugins=[recorder])
+    Path(request["out"]).write_text(recorder.answers, "utf-8")
     os._exit(0)
 
 

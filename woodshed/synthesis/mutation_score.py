@@ -58,7 +58,7 @@ def measure(
     timeout_s: float,
     sandboxes: SandboxProvider,
 ) -> MutationScore:
-    """Tries mutants and trivial bodies of one function, in one sandbox."""
+    """Try mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
     function = find_function(source, symbol.name)
     chosen = _versions(code, symbol)
@@ -79,8 +79,8 @@ def measure(
 def _versions(code: Codebase, symbol: Symbol) -> list[str]:
     """The file with one mutant in the function, for a seeded choice of them."""
     source = code.modules[symbol.path].source
-    found = mutants(source, find_function(source, symbol.name))
-    chosen = random.Random(symbol.name).sample(found, min(MUTANTS, len(found)))
+    all_mutants = mutants(source, find_function(source, symbol.name))
+    chosen = random.Random(symbol.name).sample(all_mutants, min(MUTANTS, len(all_mutants)))
     return [apply(source.text, [mutant.edit]) for mutant in chosen]
 
 

@@ -66,13 +66,13 @@ def distinct(
     """Mutants with their numbers, the first of those that are the same program: `a not in b` is `not (a in b)`."""
     first = source.line_start(source.offset(function.lineno, function.col_offset))
     end = source.span(function)[1]
-    found: dict[str, tuple[int, Mutant]] = {}
+    by_meaning: dict[str, tuple[int, Mutant]] = {}
     for number, mutant in numbered:
         moved = Edit(mutant.edit.start - first, mutant.edit.end - first, mutant.edit.text)
         text = edits.apply(source.text[first:end], [moved])
         tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
-        found.setdefault(ast.dump(_Positive().visit(tree)), (number, mutant))
-    return list(found.values())
+        by_meaning.setdefault(ast.dump(_Positive().visit(tree)), (number, mutant))
+    return list(by_meaning.values())
 
 
 class _Positive(ast.NodeTransformer):

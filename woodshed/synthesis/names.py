@@ -195,7 +195,7 @@ def unresolved(text: str) -> frozenset[str]:
     text = syntax.plain(text)
     table = symtable.symtable(text, "module", "exec")
     own = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
-    found, waiting = set(), [table]
+    read, waiting = set(), [table]
     while waiting:
         scope = waiting.pop()
         waiting += scope.get_children()
@@ -203,10 +203,10 @@ def unresolved(text: str) -> frozenset[str]:
             if symbol.is_declared_global() and symbol.is_assigned():
                 own.add(symbol.get_name())
             if symbol.is_referenced() and (symbol.is_global() or scope is table):
-                found.add(symbol.get_name())
+                read.add(symbol.get_name())
     if re.search(r"^\s*from\s+\S+\s+import\s+\*", text, re.MULTILINE):
         return frozenset()
-    return frozenset(found - own - set(dir(builtins)) - MODULE_NAMES)
+    return frozenset(read - own - set(dir(builtins)) - MODULE_NAMES)
 
 
 def dotted_parts(node: ast.expr) -> list[str] | None:

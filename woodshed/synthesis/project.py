@@ -75,7 +75,7 @@ class _BuildSystem:
 
     @classmethod
     def reading(cls, name: str, table: Any) -> _BuildSystem:
-        """The table, its types checked; other keys are somebody else's."""
+        """The table, its types checked; keys of other tools are ignored."""
         try:
             known = {key.replace("-", "_"): value for key, value in table.items()}
             fields = {
@@ -165,10 +165,10 @@ def _metadata(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]
     Raises:
         TaskError: the metadata is missing or malformed, or demands another Python.
     """
-    found = [path for path in contents if path.endswith(".dist-info/METADATA")]
-    if not found:
+    paths = [path for path in contents if path.endswith(".dist-info/METADATA")]
+    if not paths:
         raise TaskError(f"{name}: its build made a wheel without METADATA")
-    info = min(found).rpartition("/")[0]
+    info = min(paths).rpartition("/")[0]
     metadata = message_from_string(contents[f"{info}/METADATA"].decode(errors="replace"))
     needed = metadata.get("Requires-Python", "")
     try:
@@ -429,7 +429,7 @@ def _is_marker(start: bytes) -> bool:
 
 
 def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> list[str]:
-    """Adds files that the build generated, such as _version.py, to the tree; their paths."""
+    """Add files that the build generated, such as _version.py, to the tree; return their paths."""
     added = []
     for name, content in sorted(code.items()):
         root = homes.get(name.partition("/")[0].removesuffix(".py"))

@@ -296,14 +296,14 @@ def _with_stubs(
 ) -> dict[str, tuple[str, ...]]:
     """Failing tests that pass with a stub, by its kind: they ask for names only."""
     original = {path: work.code.texts[path] for path in deletion.changed if path in work.code.texts}
-    found: dict[str, tuple[str, ...]] = {}
+    passing: dict[str, tuple[str, ...]] = {}
     for kind, texts in stubs.stubs(original, deletion.changed).items():
         with work.opened({**deletion.changed, **texts}) as sandbox:
             run = work.session(sandbox, failing, HASH_SEEDS[0])
-        found[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
-        if len(found[kind]) == len(failing):
+        passing[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
+        if len(passing[kind]) == len(failing):
             raise Rejected("trivial", f"{len(failing)} failing tests accept {stubs.KINDS[kind]}")
-    return found
+    return passing
 
 
 def _width(work: RepositoryContext, outcomes: Mapping[str, Outcome]) -> None:
@@ -321,7 +321,7 @@ def _reasons(work: RepositoryContext, candidate: Candidate, deletion: Deletion, 
 def _wrong_reason(
     work: RepositoryContext, candidate: Candidate, deletion: Deletion, run: TestRun, test: str
 ) -> str:
-    """Why a failure is not what missing code looks like; "" when it is.
+    """Reason why a failure does not look like missing code, or "".
 
     Right: the file cannot be collected because of a removed name; the message has such a name; or the test ran the
     code that is missing. Wrong: syntax, missing fixtures, time, other stubs, and tests that never touched the code.
@@ -349,7 +349,7 @@ def _wrong_reason(
 
 
 def _strength(work: RepositoryContext, deletion: Deletion, idle: Set[str]) -> dict[str, object]:
-    """The share of mutants that tests notice, over the functions that are missing; `idle` tests have no say."""
+    """The share of mutants that tests notice, over the functions that are missing; `idle` tests do not count."""
     functions = _functions(work, deletion)
     asked = {f: [t for t in work.map.names(work.survey.tests(f)) if t not in idle] for f in functions}
     functions = [function for function in functions if asked[function]][:MAX_MEASURED]
@@ -368,7 +368,7 @@ def _functions(work: RepositoryContext, deletion: Deletion) -> list[Symbol]:
 
     What runs while a module is imported is left out: the probe comes too late for what it made.
     """
-    found: list[Symbol] = []
+    functions: list[Symbol] = []
     for target in deletion.targets:
         inside = [
             s
@@ -376,10 +376,10 @@ def _functions(work: RepositoryContext, deletion: Deletion) -> list[Symbol]:
             if s.path == target.path and s.kind == "function" and s.name.startswith(f"{target.name}.")
         ]
         whole = [s for s in work.survey.symbols if s.binding == target.binding and s.kind == "function"]
-        found += [
+        functions += [
             s for s in (*whole, *inside) if work.survey.tests(s) and not work.survey.tests(s) & AT_IMPORT
         ]
-    return list({s.binding: s for s in found}.values())
+    return list({s.binding: s for s in functions}.values())
 
 
 # ---- the task ---------------------------------------------------------------------------------------------

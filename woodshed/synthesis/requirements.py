@@ -41,7 +41,7 @@ OPTION = re.compile(r"\s--?[A-Za-z].*")
 
 @dataclass
 class Requirements:
-    """Everything that was found, in the order in which it was."""
+    """Requirements and what was left out of them, in the order of their files and lines."""
 
     package: list[str] = field(default_factory=list)
     tests: list[str] = field(default_factory=list)

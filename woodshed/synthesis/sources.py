@@ -87,7 +87,7 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> R
 
 
 def _own(tree: Path) -> None:
-    """Lets us change the copy, where what it is a copy of may only be read."""
+    """Make the copy writable, also where its original is read-only."""
     for place in (tree, *tree.rglob("*")):
         if not place.is_symlink():
             place.chmod(place.stat().st_mode | (0o700 if place.is_dir() else 0o600))
@@ -106,7 +106,7 @@ def _without_false_sources(tree: Path) -> dict[str, str]:
 
 
 def _without_strange_names(tree: Path) -> dict[str, str]:
-    """Takes files and folders away whose names are not UTF-8, and tells which."""
+    """Remove files and folders whose names are not UTF-8; return their names."""
     gone = {}
     for here, folders, names in os.walk(tree):
         for name in sorted([*folders, *names]):

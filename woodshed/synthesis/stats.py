@@ -86,7 +86,7 @@ class Stats:
 
     rows: tuple[SetRow, ...]
     rejected: dict[str, int]
-    """Reason code to how many candidates, most first."""
+    """Number of candidates by reason code, the largest first."""
     num_tasks: int
     files: tuple[str, ...] = ()
     """Files of the repositories that no operator touches, each with the reason."""

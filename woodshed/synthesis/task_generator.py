@@ -2,7 +2,7 @@
 
 The loop asks once per step and never waits. What has been made by then joins the pool; what arrived is kept in the
 checkpoint and its folder in the run, so that a resumed run has the same pool. Which step a task arrives at depends on
-how fast it was made: a run that grows is resumable, not bit for bit repeatable.
+the speed of its making: a run that grows is resumable, not bit for bit repeatable.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from woodshed.tasks import folder
 
 CHILDREN = 4
 """Most tasks of one order."""
-ARMS = tuple(f"harder/{name}" for name in harden.HARDER if name != "H11") + tuple(
+OPERATORS = tuple(f"harder/{name}" for name in harden.HARDER if name != "H11") + tuple(
     f"easier/{n}" for n in harden.EASIER
 )
 """H11 needs a failed attempt and is for `woodshed tasks harden --run`."""
@@ -36,9 +36,9 @@ class TaskGenerator:
 
     def __init__(self, run: RunDir, *, seed: int, sandbox: SandboxSettings) -> None:
         self._run, self._provider = run, sandbox.provider
-        self._arms = Bandit(ARMS, seed=seed)
+        self._bandit = Bandit(OPERATORS, seed=seed)
         self._orders = 0
-        self._arm = ""
+        self._chosen = ""
         self._process: subprocess.Popen[bytes] | None = None
         self._arrived: list[str] = []
         atexit.register(self.close)
@@ -50,7 +50,7 @@ class TaskGenerator:
     def restore(self, state: dict[str, Any], curriculum: Curriculum) -> None:
         """The pool as the checkpoint knew it; call before the curriculum's own state is restored."""
         if state:
-            self._arms.restore(state["arms"])
+            self._bandit.restore(state["bandit"])
             self._orders, self._arrived = int(state["orders"]), [str(name) for name in state["arrived"]]
             if odd := [name for name in self._arrived if Path(name).name != name]:
                 raise RunError(
@@ -59,10 +59,11 @@ class TaskGenerator:
             curriculum.admit(folder.load(self.folder / name) for name in self._arrived)
 
     def state(self) -> dict[str, Any]:
-        return {"arms": self._arms.state(), "orders": self._orders, "arrived": list(self._arrived)}
+        return {"bandit": self._bandit.state(), "orders": self._orders, "arrived": list(self._arrived)}
 
     def poll(self, curriculum: Curriculum, verdicts: Sequence[Verdict]) -> list[Task]:
-        """Take what is ready, learn what it is worth, order more where the pool is too easy or too hard. At once."""
+        """Take finished tasks, note how verdicts spread, and order more where the pool is too easy or too hard. Nothing
+        is waited for."""
         self._learn(curriculum, verdicts)
         arrived: list[Task] = []
         if self._process is not None and self._process.poll() is not None:
@@ -85,7 +86,7 @@ class TaskGenerator:
         self._process = None
 
     def _order(self, kind: str, parents: Sequence[Task]) -> None:
-        self._arm = self._arms.choose(kind)
+        self._chosen = self._bandit.choose(kind)
         self._orders += 1
         command = [
             *PROGRAM,
@@ -93,7 +94,7 @@ class TaskGenerator:
             "harden",
             *(str(p.folder) for p in parents[:8]),
         ]
-        command += ["--out", str(self._place), "--operators", self._arm.partition("/")[2]]
+        command += ["--out", str(self._place), "--operators", self._chosen.partition("/")[2]]
         command += ["--limit", str(CHILDREN), "--seed", str(self._orders), "--sandbox", self._provider]
         self._process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=lambda: os.nice(19)
@@ -108,8 +109,8 @@ class TaskGenerator:
         report = self._place / "harden.json"
         counts = json.loads(report.read_text()).values() if report.exists() else ()
         valid, tried = sum(made for made, _ in counts), max(1, sum(tries for _, tries in counts))
-        self._arms.record(self._arm, valid=valid, tried=tried, seconds=float(tried))
-        found: list[Task] = []
+        self._bandit.record(self._chosen, valid=valid, tried=tried, seconds=float(tried))
+        taken: list[Task] = []
         try:
             paths = folder.task_folders(self._place) if self._place.is_dir() else []
         except TaskError:
@@ -119,15 +120,15 @@ class TaskGenerator:
             home = self.folder / f"{path.name}-{self._orders}"
             path.rename(home)
             self._arrived.append(home.name)
-            found.append(folder.load(home))
-        return found
+            taken.append(folder.load(home))
+        return taken
 
     def _learn(self, curriculum: Curriculum, verdicts: Sequence[Verdict]) -> None:
         ends: dict[str, set[bool]] = {}
         for verdict in verdicts:
             if verdict.status == "graded":
                 ends.setdefault(verdict.task_id, set()).add(verdict.solved)
-        for task_id, seen in ends.items():
+        for task_id, outcomes in ends.items():
             if operator := curriculum.task(task_id).provenance.get("hardened_by"):
                 kind = "easier" if operator in harden.EASIER else "harder"
-                self._arms.observe(f"{kind}/{operator}", len(seen) == 2)
+                self._bandit.observe(f"{kind}/{operator}", len(outcomes) == 2)

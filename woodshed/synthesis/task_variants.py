@@ -199,14 +199,14 @@ def _neighbours(parent: Parent, draw: random.Random, *, same_file: bool) -> Iter
     target = parent.task.target_path
     gold = next((b for b in _functions(parent.before.get(target)) if b[0] == parent.task.target_symbol), None)
     called = {node.id for node in ast.walk(gold[1]) if isinstance(node, ast.Name)} if gold else set()
-    found = [
+    near = [
         symbol
         for symbol in operators.symbols(code)
         if (symbol.path == target) == same_file
         and symbol.name != parent.task.target_symbol
         and (symbol.short in called or _mentions(code.texts[symbol.path], symbol.name, parent.short))
     ]
-    for symbol in draw.sample(found, len(found)):
+    for symbol in draw.sample(near, len(near)):
         try:
             yield operators.stub(code, symbol)
         except operators.CascadeError:
@@ -229,14 +229,14 @@ def _with_deletion(
 
 def _tests_naming(parent: Parent, name: str) -> list[str]:
     """Tests that mention a name: shown, they would fail."""
-    found = []
+    naming = []
     for test in (*parent.task.fail_to_pass, *parent.task.pass_to_pass):
         path, _, inner = test.partition("::")
         wanted = inner.partition("[")[0].replace("::", ".")
         for dotted, function in _functions(parent.before.get(path)):
             if dotted == wanted and name in ast.unparse(function):
-                found.append(test)
-    return found
+                naming.append(test)
+    return naming
 
 
 def _mentions(text: str, dotted: str, name: str) -> bool:
@@ -268,7 +268,7 @@ def hide(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iter
 def withhold_command(
     parent: Parent, parents: Sequence[Parent], draw: random.Random
 ) -> Iterator[VariantDraft]:
-    """H12: how to run the tests has to be found out."""
+    """H12: the command that runs the tests is not said."""
     command = parent.task.test_command
     text = re.sub(rf" *(Run the visible ones: )?`{re.escape(command)}`\.?", "", parent.task.instruction)
     if command and text != parent.task.instruction:
@@ -303,8 +303,8 @@ def _names(parent: Parent) -> list[str]:
     """Names that went missing, as tests write them."""
     changed = [path for path in parent.gold if path.endswith(".py")]
     intact = {ast.dump(f) for path in changed for _, f in _functions(parent.shown[path])}
-    found = [d for path in changed for d, f in _functions(parent.before[path]) if ast.dump(f) not in intact]
-    return [name for name in found if not any(name.startswith(f"{other}.") for other in found)]
+    missing = [d for path in changed for d, f in _functions(parent.before[path]) if ast.dump(f) not in intact]
+    return [name for name in missing if not any(name.startswith(f"{other}.") for other in missing)]
 
 
 def _test_folder(parent: Parent) -> str:
@@ -345,8 +345,8 @@ def drift(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Ite
 
 def distract(parent: Parent, parents: Sequence[Parent], draw: random.Random) -> Iterator[VariantDraft]:
     """H9: a file beside the target's with look-alikes: other functions of the package under names like its own."""
-    found = [s for s in operators.symbols(parent.code) if "." not in s.name and s.short != parent.short]
-    chosen = draw.sample(found, min(6, len(found)))
+    others = [s for s in operators.symbols(parent.code) if "." not in s.name and s.short != parent.short]
+    chosen = draw.sample(others, min(6, len(others)))
     home = parent.task.target_path.rpartition("/")[0]
     path = f"{home}/" * bool(home) + f"_{parent.short.strip('_')}_drafts.py"
     if len(chosen) < 2 or path in parent.before:

@@ -148,7 +148,7 @@ def branches(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -
             block = getattr(node, name, [])
             for child in block if isinstance(block, list) else []:
                 if isinstance(child, ast.If):
-                    listed += _arms(source, child, block)
+                    listed += _branches_of(source, child, block)
         if isinstance(node, ast.Try) and len(node.handlers) > 1:
             listed += [_handler(source, handler) for handler in node.handlers]
         if isinstance(node, ast.Match) and len(node.cases) > 1:
@@ -156,7 +156,7 @@ def branches(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -
     return sorted(listed, key=lambda branch: branch.edit)
 
 
-def _arms(source: Source, node: ast.If, block: list[ast.stmt]) -> Iterator[Branch]:
+def _branches_of(source: Source, node: ast.If, block: list[ast.stmt]) -> Iterator[Branch]:
     (start, end), text = source.span(node), source.text
     body = (source.line(source.span(node.body[0])[0]), source.line(source.span(node.body[-1])[1]))
     condition, is_elif = source.segment(node.test), text.startswith("elif", start)
@@ -255,7 +255,7 @@ def _every(arguments: ast.arguments) -> list[ast.arg]:
 
 
 def _parameter_edit(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Edit:
-    """Takes `name[: annotation] = default` and one comma out of the signature."""
+    """Edit that takes `name[: annotation] = default` and one comma out of the signature."""
     arguments = function.args
     listed = [*arguments.posonlyargs, *arguments.args, *([arguments.vararg] if arguments.vararg else [])]
     listed += arguments.kwonlyargs
