@@ -135,7 +135,7 @@ def with_twins(
 
 @functools.lru_cache(maxsize=16)
 def without_others(source: bytes, names: frozenset[str]) -> bytes:
-    """The file with `pass` in the place of what tests do that are not to run, on as many lines.
+    """The file with `pass` in the place of test functions that are not to run, on as many lines.
 
     A session rewrites the asserts of this file anew, since no two runs have the same decoys and names; of a long file
     with a few tests that run this takes as long as all the rest. A name that stands anywhere else in the file is kept,
@@ -145,7 +145,7 @@ def without_others(source: bytes, names: frozenset[str]) -> bytes:
         names: of the functions that run.
     """
     text, encoding = decoded(source)
-    words, lines, starts = Counter(re.findall(r"\w+", text)), text.split("\n"), line_starts(text)
+    words, lines = Counter(re.findall(r"\w+", text)), text.split("\n")
     tree = _parsed(text)
     classes = [node for node in getattr(tree, "body", []) if isinstance(node, ast.ClassDef)]
     functions = [
@@ -155,18 +155,12 @@ def without_others(source: bytes, names: frozenset[str]) -> bytes:
         if isinstance(node, FUNCTION) and node.name.startswith("test") and node.name not in names
         if words[node.name] == 1 and all(is_mark(decorator) for decorator in node.decorator_list)
     ]
-
-    def position(line: int, column: int) -> int:
-        """Position in the text; columns count bytes."""
-        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
-
-    for node in sorted(functions, key=lambda node: node.lineno, reverse=True):
-        first, last = node.body[0], node.body[-1]
-        outer = [decorator.lineno for decorator in getattr(first, "decorator_list", [])]
-        start = position(min([first.lineno, *outer]), first.col_offset)
-        end = position(last.end_lineno or last.lineno, last.end_col_offset or 0)
-        text = text[:start] + "pass" + "\n" * text.count("\n", start, end) + text[end:]
-    return text.encode(encoding)
+    for node in functions:
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        last = node.end_lineno or node.lineno
+        indent = re.match(r"\s*", lines[first - 1])
+        lines[first - 1 : last] = [f"{indent[0] if indent else ''}pass", *[""] * (last - first)]
+    return "\n".join(lines).encode(encoding)
 
 
 def is_mark(decorator: ast.expr) -> bool:
