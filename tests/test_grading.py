@@ -523,9 +523,9 @@ def line(nonce: str, **record: object) -> bytes:
 
 
 def test_a_session_compiles_no_program_of_ours(tiny_task: Task):
-    spec = tasks.sandbox_spec(tiny_task)
-    with open_sandbox(grading.with_runner(spec)) as sandbox:
-        said = sandbox.exec(f"{PYTHON}-v -c '{IMPORT}; import woodshed_assert_hardening'").stderr.decode()
+    with open_sandbox(grading.with_runner(tasks.sandbox_spec(tiny_task))) as sandbox:
+        modules = f'{IMPORT}; sys.path.append("/run/woodshed"); import woodshed_assert_hardening'
+        said = sandbox.exec(f"{PYTHON}-v -c '{modules}'").stderr.decode()
     for name in ("runner", "assert_hardening"):
         assert f".pyc matches /run/woodshed/woodshed_{name}.py" in said, said[-2000:]
 

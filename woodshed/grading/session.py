@@ -28,9 +28,9 @@ LOG_BYTES = 1 << 16
 PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B '
 """A script starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
 
-IMPORT = 'import sys; sys.path.insert(0, "/run/woodshed"); import woodshed_runner; sys.path.pop(0)'
+IMPORT = 'import gc, sys; gc.disable(); sys.path.insert(0, "/run/woodshed"); import woodshed_runner; sys.path.pop(0)'
 START = f"{PYTHON}-c '{IMPORT}; woodshed_runner.main()'"
-"""Imported, for its bytecode: a program that is run is compiled each time."""
+"""Imported, for its bytecode: a program that is run is compiled each time. Garbage is collected from when tests run."""
 
 
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
