@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from woodshed import grading
-from woodshed.grading.decoys import decoded, disguise, find, with_twins
+from woodshed.grading.decoys import decoded, disguise, find, with_twins, without_others
 from woodshed.grading.results import SessionRequest, TestRun
 from woodshed.grading.session import run_session, with_runner
 from woodshed.records import Decoy, Patch, Task, TaskError
@@ -165,6 +165,47 @@ def test_tests_that_other_classes_inherit_keep_their_names():
     both = ["t.py::TestA::test_x", "t.py::TestB::test_x"]
     assert disguise({"t.py": source}, both, [decoy], random.Random(0)).ids == tuple(both)
     assert len(disguise({"t.py": source}, both[:1], [decoy], random.Random(0)).decoys) == 1
+
+
+OTHERS = """\
+import pytest, registry
+
+class TestIt:
+    @pytest.mark.parametrize("ü", ["a"])
+    def test_é(self, ü):
+        @registry.known
+        def inner(): return ü
+        assert inner(), "é"; assert 1  # the end
+
+    def test_called(self): assert self.test_asked
+    def test_asked(self): return 1
+
+@pytest.fixture
+def test_data():
+    return 1
+
+@registry.known
+def test_known(): assert 1
+
+async def test_last():
+    assert 2
+
+def test_run():
+    assert 3
+"""
+
+
+def test_what_does_not_run_is_not_compiled():
+    """On the same lines, unless something else in the file may need it."""
+
+    def places(source: bytes) -> dict[str, int]:
+        nodes = ast.walk(ast.parse(source))
+        return {n.name: n.lineno for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+    was, now = places(OTHERS.encode()), places(without_others(OTHERS.encode(), frozenset({"test_run"})))
+    assert was.keys() - now.keys() == {"inner", "test_é", "test_called", "test_last"}
+    assert was.items() >= now.items()
+    assert without_others(b"def broken(:", frozenset()) == b"def broken(:"
 
 
 def test_which_of_a_pair_comes_first_is_drawn():

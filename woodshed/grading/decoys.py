@@ -16,6 +16,7 @@ import io
 import random
 import re
 import tokenize
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -96,7 +97,7 @@ def disguise(
     names: dict[str, tuple[str, str]] = {}
     for path in sorted({path_of(test) for test in chosen}):
         own = {test: decoy for test, decoy in chosen.items() if path_of(test) == path}
-        changed[path], new = with_twins(sources[path], own, rng)
+        changed[path], new = with_twins(without_others(sources[path], names_in(running)), own, rng)
         names |= new
     new_ids: dict[str, str] = {}
     for test in tests:
@@ -130,6 +131,45 @@ def with_twins(
         text = f"{text[: function.start]}{pair[0]}\n\n{pair[1]}{text[function.end :]}"
         names[test] = first, second
     return text.encode(encoding), names
+
+
+@functools.lru_cache(maxsize=16)
+def without_others(source: bytes, names: frozenset[str]) -> bytes:
+    """The file with `pass` in the place of test functions that are not to run, on as many lines.
+
+    A session rewrites the asserts of this file anew, since no two runs have the same decoys and names; of a long file
+    with a few tests that run this takes as long as all the rest. A name that stands anywhere else in the file is kept,
+    and so is whatever has other decorators than marks: a fixture may be called test_data.
+
+    Args:
+        names: of the functions that run.
+    """
+    text, encoding = decoded(source)
+    words, lines = Counter(re.findall(r"\w+", text)), text.split("\n")
+    tree = _parsed(text)
+    classes = [node for node in getattr(tree, "body", []) if isinstance(node, ast.ClassDef)]
+    functions = [
+        node
+        for scope in filter(None, (tree, *classes))
+        for node in scope.body
+        if isinstance(node, FUNCTION) and node.name.startswith("test") and node.name not in names
+        if words[node.name] == 1 and all(is_mark(decorator) for decorator in node.decorator_list)
+    ]
+    for node in functions:
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+        last = node.end_lineno or node.lineno
+        indent = re.match(r"\s*", lines[first - 1])
+        lines[first - 1 : last] = [f"{indent[0] if indent else ''}pass", *[""] * (last - first)]
+    return "\n".join(lines).encode(encoding)
+
+
+def is_mark(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).startswith(("pytest.mark.", "mark."))
+
+
+def names_in(tests: Iterable[str]) -> frozenset[str]:
+    """Names of the functions of some tests, wherever they are defined: a class may have them from another file."""
+    return frozenset(path_and_name(test)[1] for test in tests)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import fcntl
+import gc
 import importlib
 import itertools
 import json
@@ -92,6 +93,8 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
+        gc.freeze()
+        gc.enable()
         self.before = framework()
         self.send("start")
         place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))

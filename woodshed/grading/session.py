@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import dataclasses
 import functools
+import importlib.util
 import secrets
 import signal
 from collections.abc import Sequence
@@ -27,22 +28,34 @@ LOG_BYTES = 1 << 16
 PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B '
 """A script starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
 
-START = PYTHON + INSIDE["runner.py"]
+IMPORT = 'import gc, sys; gc.disable(); sys.path.insert(0, "/run/woodshed"); import woodshed_runner; sys.path.pop(0)'
+START = f"{PYTHON}-c '{IMPORT}; woodshed_runner.main()'"
+"""Imported, for its bytecode: a program that is run is compiled each time. Garbage is collected from when tests run."""
 
 
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
     """The same sandbox, in which `run_tests` can run, as another user than the agent if the session is an ordinary
     one."""
-    _compile()
     user: Literal["agent", "grader"] = "grader" if kind == "ordinary" else "agent"
-    files = {place: Path(__file__).with_name(name) for name, place in INSIDE.items()}
-    return dataclasses.replace(spec, binds={**spec.binds, **files}, user=user)
+    return dataclasses.replace(spec, binds={**spec.binds, **_programs()}, user=user)
 
 
 @functools.cache
-def _compile() -> None:
-    """Leave bytecode beside the programs, where that can be written: to compile them takes as long as some sessions."""
-    compileall.compile_dir(Path(__file__).with_name("process_isolation"), maxlevels=0, quiet=2)
+def _programs() -> dict[str, Path]:
+    """The programs and their bytecode, by place: to compile them takes as long as some sessions.
+
+    The bytecode is beside them, where that can be written; a Python of another version passes it over.
+    """
+    found: dict[str, Path] = {}
+    for name, place in INSIDE.items():
+        program = found[place] = Path(__file__).with_name(name)
+        if program.is_dir():
+            compileall.compile_dir(program, maxlevels=0, quiet=2)
+        elif compileall.compile_file(program, quiet=2):
+            inside, bytecode = Path(place), Path(importlib.util.cache_from_source(program))
+            version = bytecode.name.removeprefix(program.stem)
+            found[f"{inside.parent}/__pycache__/{inside.stem}{version}"] = bytecode
+    return found
 
 
 def run_tests(

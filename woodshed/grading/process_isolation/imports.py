@@ -104,7 +104,6 @@ def guard(workspace: str, own: Mapping[str, bytes]) -> None:
 
     sys.path_hooks[:] = [own_files, *plain]
     sys.path_importer_cache.clear()
-    sys.pycache_prefix = f"{Path(__file__)}/none"  # below a file: bytecode is neither found nor written
     _guard_loaders(trusted)
     _guard_pytest(workspace, held)
     _guard_texts(workspace)
@@ -146,6 +145,10 @@ def _guard_pytest(workspace: str, held: Mapping[str, bytes]) -> None:
         return rewrite_file(file, config)
 
     rewriting._rewrite_test = rewrite_test
+    rewriting._read_pyc = lambda *_: (
+        None
+    )  # it lies beside the tests, where the other process writes and reads
+    rewriting._write_pyc = lambda *_: False
 
 
 def _guard_texts(workspace: str) -> None:

@@ -36,6 +36,7 @@ class TestsPeer(Peer):
         super().__init__(line)
         self.lending = Lending(workspace)
         self.environment: dict[str, str] = {}
+        self.raw: dict[Any, Any] = {}
         self.folder, self.arguments = "", list(sys.argv)
         self.seed: list[Any] = []
 
@@ -78,8 +79,10 @@ class TestsPeer(Peer):
     def news(self) -> dict[str, Any]:
         """Objects that were let go, and what tests changed of the surroundings that code sees."""
         news = super().news()
-        now = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
-        if now != self.environment:
+        raw = getattr(os.environ, "_data", os.environ)  # a test may have put a plain dictionary there
+        if raw != self.raw:  # to decode it takes as long as many a call
+            self.raw = dict(raw)
+            now = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
             gone = dict.fromkeys(self.environment.keys() - now.keys())
             news["environment"] = {k: v for k, v in now.items() if self.environment.get(k) != v} | gone
             self.environment = now
