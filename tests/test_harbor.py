@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import platform
 from pathlib import Path
@@ -12,7 +13,9 @@ from typer.testing import CliRunner
 from woodshed import grading, synthesis
 from woodshed.cli import app
 from woodshed.records import Patch, Task, TaskError
+from woodshed.sandbox import BUBBLEWRAP
 from woodshed.tasks import folder, harbor
+from woodshed.tasks.solution import solved
 
 PYTHON = ".".join(platform.python_version_tuple()[:2])
 DOCKERFILE = f"""\
@@ -105,6 +108,6 @@ def test_a_part_that_is_missing_or_elsewhere_is_named(name: str, tmp_path: Path)
 def test_a_solution_that_solves_nothing_is_refused(
     script: str, message: str, tiny_task: Task, tmp_path: Path
 ):
-    place = write(tmp_path / "task", **{"solution/solve.sh": script})
-    with pytest.raises(TaskError, match=message):
-        harbor.solved(place, harbor.image_of(place), tiny_task.environment)
+    read = harbor.task_in(write(tmp_path / "task", **{"solution/solve.sh": script}))
+    with pytest.raises(TaskError, match=f"^task: solution/{message}"):
+        solved(dataclasses.replace(read, environment=tiny_task.environment), BUBBLEWRAP)

@@ -53,6 +53,7 @@ STARTS: dict[str, Sequence[str]] = {
     "tasks check": [],
     "tasks stats": ["tasks/quickstart"],
     "tasks leaks": ["tasks/quickstart", "--own"],
+    "tasks attack": ["tasks/quickstart", "--variants", "1"],
     "tasks harden": ["tasks/quickstart", "--out", "children", "--operators", "H9", "--limit", "1"],
     "tasks import": ["reader:read", "tasks/quickstart", "--out", "imported"],
     "tasks export": ["tasks/quickstart", "--out", "tasks.jsonl"],

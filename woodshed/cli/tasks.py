@@ -392,6 +392,7 @@ def import_tasks(
     ],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="File or folder that it reads.")],
     out: OutFolder,
+    sandbox: Provider = "bubblewrap",
 ) -> None:
     """Read tasks of another format: Harbor's, or one that a function of your own reads.
 
@@ -402,7 +403,7 @@ def import_tasks(
     from woodshed.tasks import formats
 
     count, refused = 0, 0
-    for task in formats.import_tasks(format_, source, out):
+    for task in formats.import_tasks(format_, source, out, sandbox_provider(sandbox)):
         if isinstance(task, TaskError):
             refused += 1
             tell(f"left out: {task}")

@@ -22,7 +22,7 @@ class ForeignTask:
     tests: Mapping[str, bytes]
     """Original test and configuration files that the workspace does not show, or shows otherwise."""
     gold: Mapping[str, bytes | None]
-    """Whole files of the gold patch; None for one that it deletes."""
+    """Whole files of the gold patch; None for one that it deletes. Empty where `solution` makes them."""
     fail_to_pass: tuple[str, ...] = ()
     """pytest node ids that fail before the gold patch and pass after it; none where a command grades."""
     pass_to_pass: tuple[str, ...] = ()
@@ -35,6 +35,8 @@ class ForeignTask:
     verify_timeout_s: float = 120.0
     verifier_env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of the command that grades."""
+    solution: Mapping[str, bytes] = field(default_factory=dict)
+    """Files of a folder whose solve.sh, run in a sandbox, makes those of the gold patch."""
 
     def record(self) -> Task:
         """The task without its id and folder, which `folder.write` fills in."""

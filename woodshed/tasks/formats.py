@@ -15,10 +15,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from woodshed.parts import Part, wrong_result
 from woodshed.records import Task, TaskError
+from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 from woodshed.tasks import harbor
 from woodshed.tasks.folder import claimed, write
 from woodshed.tasks.foreign import ForeignTask
 from woodshed.tasks.paths import is_inside
+from woodshed.tasks.solution import solved
 
 __all__ = ["FORMAT", "ForeignTask", "import_tasks"]
 
@@ -35,9 +37,11 @@ FORMAT: Part[Read] = Part("task format", {"harbor": harbor.read}, like=_example)
 """A format as a command names it: a function from a path to tasks."""
 
 
-def import_tasks(format_name: str, source: Path, out: Path) -> Iterator[Task | TaskError]:
-    """Write every task that a format reads in `source` as a folder below `out`; for one that it cannot read, the reason
-    comes instead.
+def import_tasks(
+    format_name: str, source: Path, out: Path, sandboxes: SandboxProvider = BUBBLEWRAP
+) -> Iterator[Task | TaskError]:
+    """Write every task that a format reads in `source` as a folder below `out`; for one that cannot be read or whose
+    solution fails, the reason comes instead.
 
     Raises:
         RecipeError: the format cannot be used, or returned something else than tasks.
@@ -57,6 +61,12 @@ def import_tasks(format_name: str, source: Path, out: Path) -> Iterator[Task | T
             if not isinstance(given, ForeignTask):
                 raise wrong_result("task format", format_name, given, "an iterable of ForeignTask")
             _refuse_odd(format_name, given)
+            if given.solution:
+                try:
+                    given = solved(given, sandboxes)
+                except TaskError as error:
+                    yield error
+                    continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
                 workspace = Path(scratch, "workspace")
                 for path, data in given.workspace.items():
@@ -92,5 +102,5 @@ def _refuse_odd(format_name: str, given: ForeignTask) -> None:
         raise TaskError(
             f"task format {format_name!r} read a task named {given.name!r}, which is no folder's name"
         )
-    if odd := [path for path in given.workspace if not is_inside(path)]:
+    if odd := [path for path in (*given.workspace, *given.solution) if not is_inside(path)]:
         raise TaskError(f"{given.name}: {odd[0]!r} is not a relative path inside the workspace")
