@@ -76,6 +76,8 @@ Ready = dict[str, tuple[types.CodeType, frozenset[str]]]  # test file to its cod
 workspace = "/workspace"
 patched: dict[str, frozenset[int]] = {}
 """File to the numbers of the lines that a patch brought."""
+quietly: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+"""Around each question, in which nobody else doubts the answer."""
 mentioned: dict[str, frozenset[str]] = {}
 """Test file to every name in it: an object like mock.ANY may be equal to everything where the test asks for it."""
 
@@ -210,10 +212,9 @@ def _parted(left: object, right: object, file: str) -> tuple[Parted, Parted]:
 
 def says_yes(ask: Callable[[], object]) -> bool:
     """True if a comparison holds; one that cannot be made does not."""
-    try:
+    with quietly(), contextlib.suppress(Exception):
         return bool(ask())
-    except Exception:
-        return False
+    return False
 
 
 def parts(value: object) -> Iterator[object]:
@@ -336,12 +337,11 @@ class Rewriter(ast.NodeTransformer):
         call = node.value
         name = call.func if isinstance(call, ast.Call) else None
         called = str(getattr(name, "attr", getattr(name, "id", "")))
-        if not isinstance(call, ast.Call) or called not in METHODS or len(call.args) < 2:
-            return self.generic_visit(node)
-        if any(isinstance(argument, ast.Starred) for argument in call.args[:2]):
+        sides = call.args[:2] if isinstance(call, ast.Call) and called in METHODS else []
+        if not isinstance(call, ast.Call) or len(sides) < 2 or any(isinstance(s, ast.Starred) for s in sides):
             return self.generic_visit(node)
         left, right = self._name(), self._name()
-        sides = [self.visit(argument) for argument in call.args[:2]]
+        sides = [self.visit(side) for side in sides]
         call.args[:2] = [_load(left), _load(right)]
         return self._around(node, METHODS[called], {left: sides[0], right: sides[1]}, called in LOOSE)
 

@@ -37,7 +37,9 @@ import types
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
+import _pytest.assertion.rewrite as rewriting
 import _pytest.runner
 import pytest
 from _pytest.fixtures import FuncFixtureInfo
@@ -323,20 +325,37 @@ def beside(name: str) -> types.ModuleType:
         sys.path.pop(0)
 
 
+def rewrite_all(files: list[str]) -> None:
+    """Let pytest rewrite asserts of all modules of the tests, also of those that hold none themselves, and believe no
+    bytecode of them."""
+    hook, read = rewriting.AssertionRewritingHook, rewriting._read_pyc
+    skips, takes = hook._early_rewrite_bailout, hook._should_rewrite
+    stems = {file.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2] for file in files}
+
+    def early_rewrite_bailout(self: Any, name: str, state: Any) -> bool:
+        return name.rpartition(".")[2] not in stems and skips(self, name, state)
+
+    def should_rewrite(self: Any, name: str, file: str, state: Any) -> bool:
+        return file in files or takes(self, name, file, state)
+
+    hook._early_rewrite_bailout, hook._should_rewrite = early_rewrite_bailout, should_rewrite  # type: ignore
+    rewriting._read_pyc = lambda file, *rest: None if str(file) in files else read(file, *rest)
+
+
 def move() -> None:
     """Other surroundings than those of an ordinary session: temporary files lie elsewhere."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
 
 
-def isolate(request: dict, sources: dict[str, str]) -> None:
+def isolate(request: dict, sources: dict[str, str], hardening: types.ModuleType) -> None:
     """Have the packages in another process. Own files are read now: that process could change them later."""
     workspace = Path(request["workspace"])
     own = {path: (workspace / path).read_bytes() for path in request["own"] if (workspace / path).is_file()}
     own |= {path: text.encode("latin-1") for path, text in sources.items()}
     paths = os.environ.get("WOODSHED_PYTHONPATH", "")
     program = beside("woodshed_process_isolation.tests_side")
-    program.install(str(workspace), request["packages"], paths, own, request["packages"])
+    program.install(str(workspace), request["packages"], paths, own, hardening)
 
 
 def main() -> None:
@@ -354,13 +373,13 @@ def main() -> None:
     os.chdir(request["workspace"])
     sources = request.pop("sources", {})
     compiled = request.pop("compiled", {})
-    beside("woodshed_assert_hardening").install(
-        request["workspace"], request.get("patched", {}), sources, compiled
-    )
+    hardening = beside("woodshed_assert_hardening")
+    hardening.install(request["workspace"], request.get("patched", {}), sources, compiled)
+    rewrite_all([f"{request['workspace']}/{path}" for path in request.get("own", [])])
     if request["kind"] != "ordinary":
         move()
     if request["kind"] == "isolated":
-        isolate(request, sources)
+        isolate(request, sources, hardening)
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     recorder.is_turned = request["kind"] != "ordinary"
     pytest.main(arguments(request), plugins=[recorder])

@@ -15,7 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from . import confinement, imports, values
+from .doubting import Doubting
 from .lending import Lending
 from .line import LineError, MessageLine
 from .peer import Peer
@@ -149,20 +152,29 @@ TOLD = {"warn": warn, "log": log, "write": write, "read": read, "input": ask_inp
 """Requests that the other side may make without an object: each takes and returns plain values."""
 
 
+def refute(message: str) -> None:
+    """End a test in a way that no `except Exception`, and no expected AssertionError, takes for its own."""
+    pytest.fail(message, pytrace=False)
+
+
 def install(
-    workspace: str, packages: Sequence[str], python_path: str, own: Mapping[str, bytes], first: Sequence[str]
+    workspace: str,
+    packages: Sequence[str],
+    python_path: str,
+    own: Mapping[str, bytes],
+    hardening: Any,
 ) -> None:
     """Start the other process and import the packages from there, from now on.
 
     Args:
         own: text of the tests and their helpers, by path in the workspace: all that is imported here.
-        first: packages that the other process imports before it is asked.
+        hardening: the module that doubts asserts, as far as it was imported.
     """
     confinement.close_memory()
     confinement.confine()
     ours, theirs = socket.socketpair()
     paths = [*filter(None, python_path.split(":")), workspace]
-    told = theirs.fileno(), os.getpid(), paths, list(first)
+    told = theirs.fileno(), os.getpid(), paths, list(packages)
     start = START.format(str(Path(__file__).parent.parent), __package__, told)
     with Path(os.devnull).open("r+b") as nothing:
         subprocess.Popen(
@@ -176,6 +188,7 @@ def install(
         )
     theirs.close()
     peer = Unpickled.peer = TestsPeer(MessageLine(ours), workspace)
+    peer.doubting = Doubting(hardening, refute)
     imports.guard(workspace, own)
     sys.meta_path.insert(0, imports.Finder(peer, packages))
     seed = random.seed

@@ -44,7 +44,7 @@ SESSION = (
     *(
         f"process_isolation/{name}.py"
         for name in (
-            *("__init__", "line", "values", "stand_ins", "peer", "lending", "imports", "confinement"),
+            *("__init__", "line", "values", "stand_ins", "peer", "lending", "imports", "confinement", "doubting"),
             *("tests_side", "code_side"),
         )
     ),
