@@ -70,6 +70,7 @@ class Recorder:
     def __init__(
         self, channel: int, nonce: str, wanted: list[str] | None, packages: list[str], workspace: str
     ):
+        self.python_path = ""
         self.is_turned = False
         """The last group of tests runs first."""
         self.wanted = None if wanted is None else frozenset(wanted)
@@ -96,8 +97,9 @@ class Recorder:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
         self.before = framework()
         self.send("start")
+        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
         place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))
-        python_path = os.environ.pop("WOODSHED_PYTHONPATH", "")
+        python_path = os.environ.pop("WOODSHED_PYTHONPATH", self.python_path)
         # Behind the standard library, so that no file of the workspace can stand in for one of its modules.
         sys.path[place:place] = [*filter(None, python_path.split(":")), self.workspace]
         os.environ["PYTHONPATH"] = python_path
@@ -343,44 +345,52 @@ def rewrite_all(files: list[str]) -> None:
 
 
 def move() -> None:
-    """Other surroundings than those of an ordinary session: temporary files lie elsewhere."""
+    """Other surroundings than those of an ordinary session: temporary files lie elsewhere, and bytecode there."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
+    sys.pycache_prefix = tempfile.mkdtemp()
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def isolate(request: dict, sources: dict[str, str], hardening: types.ModuleType) -> None:
+def isolate(request: dict, sources: dict[str, str], python_path: str, hardening: types.ModuleType) -> None:
     """Have the packages in another process. Own files are read now: that process could change them later."""
     workspace = Path(request["workspace"])
     own = {path: (workspace / path).read_bytes() for path in request["own"] if (workspace / path).is_file()}
     own |= {path: text.encode("latin-1") for path, text in sources.items()}
-    paths = os.environ.get("WOODSHED_PYTHONPATH", "")
-    program = beside("woodshed_process_isolation.tests_side")
-    program.install(str(workspace), request["packages"], paths, own, hardening)
+    program = beside(f"{request['programs']['isolation']}.tests_side")
+    program.install(str(workspace), request["packages"], python_path, own, hardening)
 
 
 def main() -> None:
     """One session: the request on stdin, results on descriptor 3 (or the one that the request names)."""
+    if not sys.flags.safe_path:
+        sys.path.pop(0)
     request = json.loads(sys.stdin.buffer.read())
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
     given = request.get("channel", 3)
-    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 64)  # children of the tests do not inherit it
+    least = 64 + os.urandom(1)[0]
+    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, least)  # children of the tests do not inherit it
     os.close(given)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     _pytest.runner._update_current_test_var = lambda item, when: None  # ids hold parameters: expected values
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.chdir(request["workspace"])
+    names = request["programs"]
+    python_path = os.environ.pop(names["python_path"], "")
     sources = request.pop("sources", {})
     compiled = request.pop("compiled", {})
-    hardening = beside("woodshed_assert_hardening")
+    hardening = beside(names["hardening"])
     hardening.install(request["workspace"], request.get("patched", {}), sources, compiled)
     rewrite_all([f"{request['workspace']}/{path}" for path in request.get("own", [])])
     if request["kind"] != "ordinary":
         move()
     if request["kind"] == "isolated":
-        isolate(request, sources, hardening)
+        isolate(request, sources, python_path, hardening)
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
+    recorder.python_path = python_path
     recorder.is_turned = request["kind"] != "ordinary"
     pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:

@@ -119,7 +119,7 @@ class Doubting:
         return [(s, *(self._asked(ask, twin, arguments) for twin in pair)) for s, *pair in twins]
 
     def _asked(self, ask: Ask, subject: Any, arguments: tuple) -> Any:
-        """What is answered, None where nothing is."""
+        """The answer; None where there is none."""
         with self.quietly(), contextlib.suppress(Exception):
             return ask(subject, *arguments)
         return None
