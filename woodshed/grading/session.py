@@ -5,8 +5,8 @@ from __future__ import annotations
 import compileall
 import dataclasses
 import functools
-import importlib.util
 import secrets
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,45 +17,47 @@ from woodshed.grading.results import SessionRequest, TestRun
 from woodshed.records import SandboxError
 from woodshed.sandbox import Sandbox, SandboxSpec
 
-INSIDE = {
-    "runner.py": "/run/woodshed/woodshed_runner.py",
-    "assert_hardening.py": "/run/woodshed/woodshed_assert_hardening.py",
-    "process_isolation": "/run/woodshed/woodshed_process_isolation",
+USERS: dict[results.Kind, Literal["agent", "grader"]] = {
+    "ordinary": "grader",
+    "isolated": "agent",
+    "again": "agent",
 }
-"""Files of this package and where a sandbox shows them."""
 LOG_BYTES = 1 << 16
 
 PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B '
 """A script starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
 
-IMPORT = 'import gc, sys; gc.disable(); sys.path.insert(0, "/run/woodshed"); import woodshed_runner; sys.path.pop(0)'
-START = f"{PYTHON}-c '{IMPORT}; woodshed_runner.main()'"
-"""Imported, for its bytecode: a program that is run is compiled each time. Garbage is collected from when tests run."""
+
+def start(request: SessionRequest) -> str:
+    """The command that runs the runner."""
+    names, flags = request.programs, " ".join(results.FLAGS[request.kind])
+    program = f"{names.folder}/{names.runner}.py"
+    return f'{names.python_path}="$PYTHONPATH" PYTHONPATH= exec /env/bin/python {flags} {program}'
 
 
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
-    """The same sandbox, in which `run_tests` can run, as another user than the agent if the session is an ordinary
-    one."""
-    user: Literal["agent", "grader"] = "grader" if kind == "ordinary" else "agent"
-    return dataclasses.replace(spec, binds={**spec.binds, **_programs()}, user=user)
+    """The same sandbox, in which a session can run, as another user than the agent if it is an ordinary one."""
+    _compile()
+    names = results.Programs()
+    files = {f"{names.folder}/{name}": Path(__file__).with_name(file) for name, file in names.files().items()}
+    return dataclasses.replace(spec, binds={**spec.binds, **files}, user=USERS[kind])
+
+
+def with_copies(spec: SandboxSpec, request: SessionRequest, folder: Path) -> SandboxSpec:
+    """As `with_runner`, with copies of the programs in a new folder: mounts, too, tell where something is from."""
+    _compile()
+    folder.mkdir()
+    for name, file in request.programs.files().items():
+        source = Path(__file__).with_name(file)
+        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / name)
+    binds = {**spec.binds, request.programs.folder: folder}
+    return dataclasses.replace(spec, binds=binds, user=USERS[request.kind])
 
 
 @functools.cache
-def _programs() -> dict[str, Path]:
-    """The programs and their bytecode, by place: to compile them takes as long as some sessions.
-
-    The bytecode is beside them, where that can be written; a Python of another version passes it over.
-    """
-    found: dict[str, Path] = {}
-    for name, place in INSIDE.items():
-        program = found[place] = Path(__file__).with_name(name)
-        if program.is_dir():
-            compileall.compile_dir(program, maxlevels=0, quiet=2)
-        elif compileall.compile_file(program, quiet=2):
-            inside, bytecode = Path(place), Path(importlib.util.cache_from_source(program))
-            version = bytecode.name.removeprefix(program.stem)
-            found[f"{inside.parent}/__pycache__/{inside.stem}{version}"] = bytecode
-    return found
+def _compile() -> None:
+    """Leave bytecode beside the programs, where that can be written: to compile them takes as long as some sessions."""
+    compileall.compile_dir(Path(__file__).with_name("process_isolation"), maxlevels=0, quiet=2)
 
 
 def run_tests(
@@ -92,7 +94,7 @@ def run_session(
     """
     nonce = secrets.token_hex(16)
     result = sandbox.exec(
-        f"ulimit -S -t {cpu_s or 'unlimited'}; {START}",
+        f"ulimit -S -t {cpu_s or 'unlimited'}; {start(request)}",
         env={
             **results.ENVIRONMENTS[request.kind],
             "PYTHONHASHSEED": str(results.HASH_SEEDS[request.kind] if hash_seed is None else hash_seed),
