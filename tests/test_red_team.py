@@ -16,13 +16,8 @@ from woodshed.red_team.honest import REWRITES, rewritten, solution
 from woodshed.red_team.shipped import shipped_reward
 
 SEED = 21
-PAID_TODAY = {
-    "a plugin of the judge is imported",
-    "the command line",
-    "a folder of the judge",
-    "flags of the interpreter",
-}
-"""Surroundings in which all runs of a grading are alike, so that code may be right only there. It only shrinks."""
+PAID_WHERE_SHIPPED = {"a folder of the judge"}
+"""Right only where /logs is there, which a box of Harbor's has in every run of a grading."""
 BUYABLE = {"report writer": "runner", "channel": "runner", "line": "naive line"}
 """The judge that attacks of a kind are made for; of all others, those that read what pytest leaves."""
 
@@ -88,29 +83,31 @@ def test_a_random_hundred_earns_nothing(plain_task: Task):
     planned = red_team.plan([plain_task], 100, SEED)
     campaign = red_team.Campaign(timeout_s=8.0)
     graded = list(red_team.run(planned, campaign))
-    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
+    assert [one for one in graded if one.reward] == []
     assert {one.status for one in graded} == {"graded"}
 
 
-@pytest.mark.parametrize("name", ["who started it is killed", "a folder where the reward goes"])
+@pytest.mark.parametrize(
+    "name", ["who started it is killed", "a folder where the reward goes", "reward files"]
+)
 def test_rewards_that_the_code_under_test_leaves_are_not_read(plain_task: Task, name: str):
     """It kills or blocks the grader that a task folder ships, once its own reward lies there."""
     attack = next(attack for attack in red_team.attacks() if attack.reach.name == name)
-    assert not shipped_reward(plain_task, red_team.plant(plain_task, attack))
+    assert shipped_reward(plain_task, red_team.plant(plain_task, attack)) == 0.0
 
 
 @pytest.mark.slow
 def test_the_shipped_grader_pays_for_no_attack(plain_task: Task):
     planned = red_team.plan([plain_task], 130, SEED)
     graded = red_team.run(planned, red_team.Campaign(timeout_s=8.0), graders=["shipped"])
-    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
+    assert [one for one in graded if one.reward and one.reach not in PAID_WHERE_SHIPPED] == []
 
 
 @pytest.mark.slow
 def test_every_attack_earns_nothing(plain_task: Task):
     planned = [(attack, plain_task) for attack in red_team.attacks()]
     graded = red_team.run(planned, red_team.Campaign(timeout_s=8.0))
-    assert [one for one in graded if one.reward and one.reach not in PAID_TODAY] == []
+    assert [one for one in graded if one.reward] == []
 
 
 @pytest.mark.slow

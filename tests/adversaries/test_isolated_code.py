@@ -37,7 +37,7 @@ def test_code_that_is_right_only_in_some_surroundings_is_not_paid(tiny_task: Tas
 SPLIT = (
     'def split(text):\n    return [w.strip(".,;:!?").lower() for w in text.split() if w.strip(".,;:!?")]\n\n'
 )
-SIDE = 'import sys\nside = sys.modules.get("woodshed_process_isolation.code_side")\n'
+SIDE = "import sys\nside = next((m for n, m in sys.modules.items() if n.endswith('.code_side')), None)\n"
 FROM_THERE = {
     "answers that the answer was given": (
         "def count(text):\n    side.peer.line.send(['answer', [None, []], {}])\n    return {}\n"

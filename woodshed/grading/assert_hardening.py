@@ -39,7 +39,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-NAME = "__woodshed_assert_hardening__"
+NAME, SIDE = "__woodshed_assert_hardening__", "@_woodshed_side__"  # `install` draws others of the same length
 DOUBTS, REPEATS = 7, 3
 DEEPEST, MOST = 6, 2000
 CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -76,6 +76,9 @@ Ready = dict[str, tuple[types.CodeType, frozenset[str]]]  # test file to its cod
 workspace = "/workspace"
 patched: dict[str, frozenset[int]] = {}
 """File to the numbers of the lines that a patch brought."""
+own_names = [NAME, SIDE]
+quietly: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+"""Around each question, in which nobody else doubts the answer."""
 mentioned: dict[str, frozenset[str]] = {}
 """Test file to every name in it: an object like mock.ANY may be equal to everything where the test asks for it."""
 
@@ -210,10 +213,9 @@ def _parted(left: object, right: object, file: str) -> tuple[Parted, Parted]:
 
 def says_yes(ask: Callable[[], object]) -> bool:
     """True if a comparison holds; one that cannot be made does not."""
-    try:
+    with quietly(), contextlib.suppress(Exception):
         return bool(ask())
-    except Exception:
-        return False
+    return False
 
 
 def parts(value: object) -> Iterator[object]:
@@ -230,10 +232,8 @@ def parts(value: object) -> Iterator[object]:
 
 
 def is_plain(value: object) -> bool:
-    """True for a value of a built-in type that holds nothing: the fast way out of comparisons in long loops.
-
-    By identity: `in` would ask the type's own type, which a patch may have made equal to everything.
-    """
+    """True for a value of a built-in type that holds nothing: the fast way out of comparisons in long loops."""
+    # By identity: `in` would ask the type's own type, which a patch may have made equal to everything.
     kind = type(value)
     return (
         kind is int or kind is str or kind is float or kind is bool or kind is bytes or kind is types.NoneType
@@ -272,8 +272,7 @@ def _is_strange(method: object, owner: type, file: str) -> bool:
 
 def _asked_for(kind: type, file: str) -> bool:
     """True if an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
-    own = kind.__name__.strip("_").lower()
-    return any(name and own.startswith(name.lower()) for name in mentioned.get(file, ()))
+    return kind.__name__.strip("_").lower().startswith(tuple(n.lower() for n in mentioned.get(file, ()) if n))
 
 
 def changed(value: object) -> object:
@@ -289,11 +288,8 @@ def changed(value: object) -> object:
         return value + b"%d" % DRAW.randrange(10**6)
     if isinstance(value, list | tuple):
         items = list(value)
-        if items and DRAW.random() < 0.7:
-            place = DRAW.randrange(len(items))
-            items[place] = changed(items[place])
-        else:
-            items.append(DRAW.random())
+        place = DRAW.randrange(len(items) + 1)  # at the end: one more
+        items[place:] = [*map(changed, items[place : place + 1] or [0]), *items[place + 1 :]]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict):
         return {**value, object(): DRAW.random()}
@@ -336,12 +332,11 @@ class Rewriter(ast.NodeTransformer):
         call = node.value
         name = call.func if isinstance(call, ast.Call) else None
         called = str(getattr(name, "attr", getattr(name, "id", "")))
-        if not isinstance(call, ast.Call) or called not in METHODS or len(call.args) < 2:
-            return self.generic_visit(node)
-        if any(isinstance(argument, ast.Starred) for argument in call.args[:2]):
+        sides = call.args[:2] if isinstance(call, ast.Call) and called in METHODS else []
+        if not isinstance(call, ast.Call) or len(sides) < 2 or any(isinstance(s, ast.Starred) for s in sides):
             return self.generic_visit(node)
         left, right = self._name(), self._name()
-        sides = [self.visit(argument) for argument in call.args[:2]]
+        sides = [self.visit(side) for side in sides]
         call.args[:2] = [_load(left), _load(right)]
         return self._around(node, METHODS[called], {left: sides[0], right: sides[1]}, called in LOOSE)
 
@@ -376,11 +371,11 @@ class Rewriter(ast.NodeTransformer):
         return [ast.copy_location(line, node) for line in lines]
 
     def _call(self, function: str, *arguments: ast.expr) -> ast.Call:
-        return ast.Call(ast.Attribute(_load(NAME), function, ast.Load()), list(arguments), [])
+        return ast.Call(ast.Attribute(_load(own_names[0]), function, ast.Load()), list(arguments), [])
 
     def _name(self) -> str:
         self.count += 1
-        return f"@woodshed_{self.count}"
+        return f"{own_names[1]}{self.count}"
 
 
 def _load(name: str) -> ast.Name:
@@ -414,17 +409,20 @@ def install(
     """
     import _pytest.assertion.rewrite as rewriting
 
+    if __name__ != "__main__":  # what is compiled for others has the plain names
+        own_names[:] = [f"{old[:2]}{DRAW.getrandbits(128):032x}"[: len(old) - 2] + "__" for old in own_names]
     held = {f"{place}/{path}": text.encode("latin-1") for path, text in sources.items()}
     ready: Ready = {}
     for path, (encoded, names) in compiled.items():  # now: the code under test may change what decodes
-        code = marshal.loads(base64.b64decode(encoded))
+        text = base64.b64decode(encoded).replace(NAME.encode(), own_names[0].encode())
+        code = marshal.loads(text.replace(SIDE.encode(), own_names[1].encode()))
         if code.co_filename == f"{place}/{path}":  # else it was made for a workspace of another name
             ready[f"{place}/{path}"] = code, frozenset(names)
 
     global workspace
     workspace = place
     patched.update({f"{place}/{path}": frozenset(numbers) for path, numbers in lines.items()})
-    setattr(builtins, NAME, sys.modules[__name__])
+    setattr(builtins, own_names[0], sys.modules[__name__])
     _hook_rewriting(rewriting, held)
     _hook_files(rewriting, held, ready)
 

@@ -19,7 +19,7 @@ from woodshed.boundary import contained
 from woodshed.grading.decoys import Disguise, covered
 from woodshed.grading.decoys import disguise as disguised
 from woodshed.grading.patches import added_lines, left_behind
-from woodshed.grading.results import Kind, SessionRequest, TestRun
+from woodshed.grading.results import Kind, SessionRequest, TestRun, drawn
 from woodshed.pysource import api_compat, syntax
 from woodshed.pysource.api_compat import Api, SourceTree
 from woodshed.records import Outcome, Task, Verdict
@@ -234,6 +234,7 @@ def session_of(
         ready,
         kind,
         [path for path in protected_files(task) if path.endswith(".py")],
+        drawn(kind),
     )
     return request, disguise
 

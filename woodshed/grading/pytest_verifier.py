@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ from pathlib import Path
 from woodshed.grading.compiled import compiled_tests
 from woodshed.grading.decision import Files, decide, session_of, understood
 from woodshed.grading.patches import crossing, lay, protected_paths
-from woodshed.grading.results import Kind, TestRun
-from woodshed.grading.session import INSIDE, run_session, with_runner
+from woodshed.grading.results import Kind, Programs, TestRun
+from woodshed.grading.session import run_session, with_copies
 from woodshed.pysource.api_compat import Api
 from woodshed.records import Outcome, Patch, SandboxError, Task, Verdict
 from woodshed.runs.files import write_atomically
@@ -137,7 +138,7 @@ def isolated_tests(task: Task, sandboxes: SandboxProvider) -> tuple[str, ...]:
 def version() -> str:
     """Digest of the code by which tests are isolated."""
     here = (
-        *INSIDE,
+        *Programs().files().values(),
         "session.py",
         "results.py",
         "decision.py",
@@ -215,13 +216,13 @@ def _test_once(
     """
     request, disguise = session_of(task, crossed, expected, kind, compiled=ready)
     with store.folder() as scratch:
-        layer, blanks = scratch / "patch", scratch / "blanks"
+        names = request.programs  # the list of mounts tells these paths
+        layer, blanks, hidden = scratch / names.runner, scratch / names.hardening, scratch / names.python_path
+        hidden.symlink_to(os.path.relpath(folder.hidden_tests(task), scratch))
         deleted = lay(layer, crossed)
         lay(blanks, dict.fromkeys(request.sources, b""))
-        layers = (layer, folder.hidden_tests(task), blanks)
-        with sandboxes.open(
-            with_runner(environment.sandbox_spec(task, extra_lowers=layers), kind)
-        ) as sandbox:
+        spec = environment.sandbox_spec(task, extra_lowers=(layer, hidden, blanks))
+        with sandboxes.open(with_copies(spec, request, scratch / names.isolation)) as sandbox:
             if deleted:
                 sandbox.exec(["rm", "-f", "--", *deleted])
             run = run_session(sandbox, request, timeout_s=timeout_s)

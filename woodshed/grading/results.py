@@ -6,9 +6,12 @@ a task folder ships.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import random
 import secrets
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, cast
@@ -31,13 +34,51 @@ SHAPES: dict[str, dict[str, type | tuple[type, ...]]] = {
 Kind = Literal["ordinary", "isolated", "again"]
 """Surroundings of a session. "isolated": the packages are in another process than the tests (`process_isolation`), and
 all that this process sees is as for an agent. "again": as "ordinary", with other names, places and order."""
+FOLDERS: dict[Kind, str] = {"ordinary": "/run", "isolated": "/opt", "again": "/srv"}
+"""Where the programs of each kind of session lie."""
+FLAGS: dict[Kind, tuple[str, ...]] = {
+    "ordinary": ("-P", "-s", "-B"),
+    "isolated": ("-P", "-s", "-B"),
+    "again": (),
+}
+"""Options of Python. Who writes bytecode writes it to a folder of temporary files (`runner.move`)."""
 HASH_SEEDS: dict[Kind, int] = {"ordinary": 0, "isolated": 1, "again": 2}
 ENVIRONMENTS: dict[Kind, dict[str, str]] = {
     "ordinary": {},
     "isolated": {"USER": "agent", "LOGNAME": "agent"},
-    "again": {"USER": "agent", "LOGNAME": "agent", "TZ": "UTC0"},
+    "again": {"USER": "agent", "LOGNAME": "agent", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},
 }
 """Variables of each kind of session, on top of the sandbox's."""
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Names of the programs of a session, where the code under test may look."""
+
+    folder: str = "/run/woodshed"
+    runner: str = "woodshed_runner"
+    hardening: str = "woodshed_assert_hardening"
+    isolation: str = "woodshed_process_isolation"
+    python_path: str = "WOODSHED_PYTHONPATH"
+    """Variable that holds PYTHONPATH while the runner starts."""
+
+    def files(self) -> dict[str, str]:
+        """Name in the folder to the file or folder of `grading` that it is."""
+        return {
+            f"{self.runner}.py": "runner.py",
+            f"{self.hardening}.py": "assert_hardening.py",
+            self.isolation: "process_isolation",
+        }
+
+
+def drawn(kind: Kind) -> Programs:
+    """Names that say nothing, so that no code is right only where it finds them."""
+    rng = random.SystemRandom()
+
+    def name(letters: str = string.ascii_lowercase) -> str:
+        return "".join(rng.choices(letters, k=rng.randint(6, 9))) + rng.choice(string.digits)
+
+    return Programs(f"{FOLDERS[kind]}/{name()}", name(), name(), name(), name(string.ascii_uppercase))
 
 
 @dataclass(frozen=True)
@@ -58,6 +99,7 @@ class SessionRequest:
     own: Sequence[str] = ()
     """Python files of the tests and their helpers, by path: where tests are isolated, all that they import from the
     workspace themselves."""
+    programs: Programs = Programs()
 
     def encoded(self, nonce: str, workspace: str, **more: object) -> bytes:
         """The request as the runner reads it from stdin."""
@@ -71,6 +113,7 @@ class SessionRequest:
             "compiled": dict(self.compiled),
             "own": list(self.own),
             "kind": self.kind,
+            "programs": dataclasses.asdict(self.programs),
         }
         return json.dumps({**told, **more}).encode()
 

@@ -38,7 +38,9 @@ import types
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
+import _pytest.assertion.rewrite as rewriting
 import _pytest.runner
 import pytest
 from _pytest.fixtures import FuncFixtureInfo
@@ -69,6 +71,7 @@ class Recorder:
     def __init__(
         self, channel: int, nonce: str, wanted: list[str] | None, packages: list[str], workspace: str
     ):
+        self.python_path = ""
         self.is_turned = False
         """The last group of tests runs first."""
         self.wanted = None if wanted is None else frozenset(wanted)
@@ -93,12 +96,14 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
-        gc.freeze()
-        gc.enable()
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         self.before = framework()
         self.send("start")
+        del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
         place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))
-        python_path = os.environ.pop("WOODSHED_PYTHONPATH", "")
+        python_path = os.environ.pop("WOODSHED_PYTHONPATH", self.python_path)
         # Behind the standard library, so that no file of the workspace can stand in for one of its modules.
         sys.path[place:place] = [*filter(None, python_path.split(":")), self.workspace]
         os.environ["PYTHONPATH"] = python_path
@@ -326,45 +331,71 @@ def beside(name: str) -> types.ModuleType:
         sys.path.pop(0)
 
 
+def rewrite_all(files: list[str]) -> None:
+    """Let pytest rewrite asserts of all modules of the tests, also of those that hold none themselves, and believe no
+    bytecode of them."""
+    hook, read = rewriting.AssertionRewritingHook, rewriting._read_pyc
+    skips, takes = hook._early_rewrite_bailout, hook._should_rewrite
+    stems = {file.removesuffix("/__init__.py").removesuffix(".py").rpartition("/")[2] for file in files}
+
+    def early_rewrite_bailout(self: Any, name: str, state: Any) -> bool:
+        return name.rpartition(".")[2] not in stems and skips(self, name, state)
+
+    def should_rewrite(self: Any, name: str, file: str, state: Any) -> bool:
+        return file in files or takes(self, name, file, state)
+
+    hook._early_rewrite_bailout, hook._should_rewrite = early_rewrite_bailout, should_rewrite  # type: ignore
+    rewriting._read_pyc = lambda file, *rest: None if str(file) in files else read(file, *rest)
+
+
 def move() -> None:
-    """Other surroundings than those of an ordinary session: temporary files lie elsewhere."""
+    """Other surroundings than those of an ordinary session: temporary files lie elsewhere, and bytecode there."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
+    if not sys.dont_write_bytecode:
+        sys.pycache_prefix = tempfile.mkdtemp()
+    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
-def isolate(request: dict, sources: dict[str, str]) -> None:
+def isolate(request: dict, sources: dict[str, str], python_path: str, hardening: types.ModuleType) -> None:
     """Have the packages in another process. Own files are read now: that process could change them later."""
     workspace = Path(request["workspace"])
     own = {path: (workspace / path).read_bytes() for path in request["own"] if (workspace / path).is_file()}
     own |= {path: text.encode("latin-1") for path, text in sources.items()}
-    paths = os.environ.get("WOODSHED_PYTHONPATH", "")
-    program = beside("woodshed_process_isolation.tests_side")
-    program.install(str(workspace), request["packages"], paths, own, request["packages"])
+    program = beside(f"{request['programs']['isolation']}.tests_side")
+    program.install(str(workspace), request["packages"], python_path, own, hardening)
 
 
 def main() -> None:
     """One session: the request on stdin, results on descriptor 3 (or the one that the request names)."""
+    if not sys.flags.safe_path:
+        sys.path.pop(0)
     request = json.loads(sys.stdin.buffer.read())
     with Path(os.devnull).open() as nothing:
         os.dup2(nothing.fileno(), 0)
     given = request.get("channel", 3)
-    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, 64)  # children of the tests do not inherit it
+    least = 64 + os.urandom(1)[0]
+    channel = fcntl.fcntl(given, fcntl.F_DUPFD_CLOEXEC, least)  # children of the tests do not inherit it
     os.close(given)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     _pytest.runner._update_current_test_var = lambda item, when: None  # ids hold parameters: expected values
     for name in ("PYTEST_ADDOPTS", "PYTEST_PLUGINS"):
         os.environ.pop(name, None)
     os.chdir(request["workspace"])
+    names = request["programs"]
+    python_path = os.environ.pop(names["python_path"], "")
     sources = request.pop("sources", {})
     compiled = request.pop("compiled", {})
-    beside("woodshed_assert_hardening").install(
-        request["workspace"], request.get("patched", {}), sources, compiled
-    )
+    hardening = beside(names["hardening"])
+    hardening.install(request["workspace"], request.get("patched", {}), sources, compiled)
+    rewrite_all([f"{request['workspace']}/{path}" for path in request.get("own", [])])
     if request["kind"] != "ordinary":
         move()
     if request["kind"] == "isolated":
-        isolate(request, sources)
+        isolate(request, sources, python_path, hardening)
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
+    recorder.python_path = python_path
     recorder.is_turned = request["kind"] != "ordinary"
     pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib.util
 import secrets
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,45 +18,64 @@ from woodshed.grading.results import SessionRequest, TestRun
 from woodshed.records import SandboxError
 from woodshed.sandbox import Sandbox, SandboxSpec
 
-INSIDE = {
-    "runner.py": "/run/woodshed/woodshed_runner.py",
-    "assert_hardening.py": "/run/woodshed/woodshed_assert_hardening.py",
-    "process_isolation": "/run/woodshed/woodshed_process_isolation",
+USERS: dict[results.Kind, Literal["agent", "grader"]] = {
+    "ordinary": "grader",
+    "isolated": "agent",
+    "again": "agent",
 }
-"""Files of this package and where a sandbox shows them."""
 LOG_BYTES = 1 << 16
 
 PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P -s -B '
 """A script starts without PYTHONPATH: no file of the workspace may be imported before it has read its request."""
 
-IMPORT = 'import gc, sys; gc.disable(); sys.path.insert(0, "/run/woodshed"); import woodshed_runner; sys.path.pop(0)'
-START = f"{PYTHON}-c '{IMPORT}; woodshed_runner.main()'"
-"""Imported, for its bytecode: a program that is run is compiled each time. Garbage is collected from when tests run."""
+
+def start(request: SessionRequest) -> str:
+    """The command that runs the runner. As a rule it is imported, for its bytecode: a program that is run is compiled
+    each time."""
+    names, flags = request.programs, " ".join(results.FLAGS[request.kind])
+    program = f"{names.folder}/{names.runner}.py"
+    if request.kind != "again":
+        steps = f'sys.path.insert(0, "{names.folder}"); import {names.runner} as program; del sys.path[0]'
+        program = f"-c 'import gc, sys; gc.disable(); {steps}; program.main()'"
+    return f'{names.python_path}="$PYTHONPATH" PYTHONPATH= exec /env/bin/python {flags} {program}'
 
 
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
-    """The same sandbox, in which `run_tests` can run, as another user than the agent if the session is an ordinary
-    one."""
-    user: Literal["agent", "grader"] = "grader" if kind == "ordinary" else "agent"
-    return dataclasses.replace(spec, binds={**spec.binds, **_programs()}, user=user)
+    """The same sandbox, in which a session can run, as another user than the agent if it is an ordinary one."""
+    names = results.Programs()
+    files = {f"{names.folder}/{name}": source for name, source in _programs(names).items()}
+    return dataclasses.replace(spec, binds={**spec.binds, **files}, user=USERS[kind])
+
+
+def with_copies(spec: SandboxSpec, request: SessionRequest, folder: Path) -> SandboxSpec:
+    """As `with_runner`, with copies of the programs in a new folder: mounts, too, tell where something is from."""
+    for name, source in _programs(request.programs).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, folder / name)
+    binds = {**spec.binds, request.programs.folder: folder}
+    return dataclasses.replace(spec, binds=binds, user=USERS[request.kind])
+
+
+def _programs(names: results.Programs) -> dict[str, Path]:
+    """The programs and their bytecode, by path in their folder. A Python of another version passes the latter over."""
+    found: dict[str, Path] = {}
+    for name, file in names.files().items():
+        source = found[name] = Path(__file__).with_name(file)
+        bytecode = _compiled(source)
+        if bytecode.is_file():
+            version = bytecode.name.removeprefix(source.stem)
+            found[f"__pycache__/{name.removesuffix('.py')}{version}"] = bytecode
+    return found
 
 
 @functools.cache
-def _programs() -> dict[str, Path]:
-    """The programs and their bytecode, by place: to compile them takes as long as some sessions.
-
-    The bytecode is beside them, where that can be written; a Python of another version passes it over.
-    """
-    found: dict[str, Path] = {}
-    for name, place in INSIDE.items():
-        program = found[place] = Path(__file__).with_name(name)
-        if program.is_dir():
-            compileall.compile_dir(program, maxlevels=0, quiet=2)
-        elif compileall.compile_file(program, quiet=2):
-            inside, bytecode = Path(place), Path(importlib.util.cache_from_source(program))
-            version = bytecode.name.removeprefix(program.stem)
-            found[f"{inside.parent}/__pycache__/{inside.stem}{version}"] = bytecode
-    return found
+def _compiled(source: Path) -> Path:
+    """The bytecode of a program, if that can be written: to compile it takes as long as some sessions."""
+    if source.is_dir():
+        compileall.compile_dir(source, maxlevels=0, quiet=2)
+        return source
+    compileall.compile_file(source, quiet=2)
+    return Path(importlib.util.cache_from_source(source))
 
 
 def run_tests(
@@ -92,7 +112,7 @@ def run_session(
     """
     nonce = secrets.token_hex(16)
     result = sandbox.exec(
-        f"ulimit -S -t {cpu_s or 'unlimited'}; {START}",
+        f"ulimit -S -t {cpu_s or 'unlimited'}; {start(request)}",
         env={
             **results.ENVIRONMENTS[request.kind],
             "PYTHONHASHSEED": str(results.HASH_SEEDS[request.kind] if hash_seed is None else hash_seed),

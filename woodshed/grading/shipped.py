@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -33,17 +34,16 @@ from typing import Any
 from woodshed.grading import results
 from woodshed.grading.decision import Files, decide, reward, session_of, understood
 from woodshed.grading.patches import crossing, protected_paths
-from woodshed.grading.results import Kind, SessionRequest, TestRun
+from woodshed.grading.results import Kind, Programs, SessionRequest, TestRun
 from woodshed.pysource import syntax
 from woodshed.pysource.api_compat import Api, ModuleApi
 from woodshed.records import Patch, Task, Verdict, from_json
 from woodshed.tasks.contents import hidden_tests, is_allowed, isolated_tests, lay_out_for_grading, shown_files
 from woodshed.tasks.paths import is_protected
 
-RUNNER = "woodshed_runner.py"
-SESSION_FILES = (RUNNER, "woodshed_assert_hardening.py", "woodshed_process_isolation")
-"""Programs of a session, beside this program's folder."""
 REWARDS = ("reward.json", "reward.txt")
+CAUSED = 3
+"""Exit code where grading failed once the code under test had run; tests/test.sh writes a reward of 0 then."""
 NOBODY = 65534
 """User and group of the code under test, where this program is root."""
 MAX_FILE_BYTES = 1 << 20
@@ -57,23 +57,33 @@ PATIENCE_S = 10.0
 
 
 def grade(tests: Path, workspace: Path, logs: Path) -> None:
-    """Grade the attempt that lies in the workspace and write the reward."""
+    """Grade the attempt that lies in the workspace and write the reward.
+
+    Raises:
+        SystemExit: `CAUSED`.
+    """
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # names of files may be odd
     known = json.loads((tests / "expected.json").read_text("utf-8"))
-    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
-        task = _task(known, tests, Path(scratch))
-        box = OneBox(task, tests, workspace, Path(scratch), known)
-        isolated = box.isolated_tests()
-        with closed_to_others(tests), closed_to_others(logs):
-            crossed, left = crossing(task, box.patch())
-            verdict = decide(
-                task,
-                crossed,
-                left,
-                box,
-                timeout_s=task.verify_timeout_s,
-                shaped=True,
-            )
+    scratch = Path(tempfile.mkdtemp(prefix=""))
+    task = _task(known, tests, scratch)
+    box = OneBox(task, tests, workspace, scratch, known)
+    try:
+        _graded(task, box, logs)
+    except Exception as error:
+        if not box.has_run:
+            raise
+        traceback.print_exception(error)
+        sys.exit(CAUSED)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _graded(task: Task, box: OneBox, logs: Path) -> None:
+    """Write the reward that the runs of a box add up to."""
+    isolated = box.isolated_tests()
+    with closed_to_others(box.tests), closed_to_others(logs):
+        crossed, left = crossing(task, box.patch())
+        verdict = decide(task, crossed, left, box, timeout_s=task.verify_timeout_s, shaped=True)
     for line in (*verdict.integrity, *(f"{test}: {outcome}" for test, outcome in verdict.outcomes.items())):
         print(line)
     print(verdict.detail)
@@ -116,18 +126,15 @@ class OneBox:
     """Files of the workspace as it was handed over: mode and bytes; for a symlink, where it leads."""
     folders: list[str] = field(default_factory=list)
     """Folders of the workspace as it was handed over."""
+    has_run: bool = False
+    """Code under test has run: what fails from now on may be its doing."""
 
     def __post_init__(self) -> None:
-        self.is_separate, self.programs = can_separate(), self.tests
+        self.is_separate = can_separate()
         self.found = dict(_contents(self.workspace))
         inner = (place for place in self.workspace.rglob("*") if place.is_dir() and not place.is_symlink())
         self.folders = [place.relative_to(self.workspace).as_posix() for place in inner]
-        if self.is_separate:  # the code under test runs these, and may not look into TESTS
-            self.programs = self.scratch / "programs"
-            self.programs.mkdir()
-            for name in SESSION_FILES:
-                copy = shutil.copytree if (self.tests / name).is_dir() else shutil.copyfile
-                copy(self.tests / name, self.programs / name)
+        if self.is_separate:
             self.scratch.chmod(0o755)
         libc = ctypes.CDLL(None)
         libc.prctl(SUBREAPER, 1, 0, 0, 0)
@@ -220,13 +227,16 @@ class OneBox:
     def _session(self, request: SessionRequest, timeout_s: float) -> TestRun:
         """One session of the runner; nothing that it started is left when this returns."""
         nonce, began = secrets.token_hex(16), time.monotonic()
+        programs = self._programs(request)
         environment = {**os.environ, "PYTHONPATH": "", **({"HOME": "/tmp"} if self.is_separate else {})}
+        environment[request.programs.python_path] = environment.pop("WOODSHED_PYTHONPATH", "")
         environment |= results.ENVIRONMENTS[request.kind]
         environment["PYTHONHASHSEED"] = str(results.HASH_SEEDS[request.kind])
+        self.has_run = True
         user, ended = NOBODY if self.is_separate else None, "ok"
         with tempfile.TemporaryFile() as channel:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-B", str(self.programs / RUNNER)],
+                [sys.executable, "-s", *results.FLAGS[request.kind], str(programs)],
                 stdin=subprocess.PIPE,
                 pass_fds=[channel.fileno()],
                 env=environment,
@@ -242,10 +252,23 @@ class OneBox:
                 ended = "timeout"
             end_children()
             child.wait()
+            shutil.rmtree(programs.parent, ignore_errors=True)
             channel.seek(0)
             report = results.read(channel.read(), nonce)
         seconds = time.monotonic() - began
         return results.test_run(report, request.ids, ended=ended, seconds=seconds, log="")
+
+    def _programs(self, request: SessionRequest) -> Path:
+        """The runner, in a new folder with all that it needs; the code under test may not look into TESTS."""
+        names = request.programs
+        folder = self.scratch / Path(names.folder).name
+        folder.mkdir()
+        ours = Programs().files()
+        kept = {file: self.tests / name for name, file in ours.items()}
+        for name, file in names.files().items():
+            copy = shutil.copytree if kept[file].is_dir() else shutil.copyfile
+            copy(kept[file], folder / name)
+        return folder / f"{names.runner}.py"
 
 
 def can_separate() -> bool:

@@ -39,14 +39,24 @@ def grading_files(task: Task) -> Path:
 
 def isolated_tests(task: Task) -> tuple[str, tuple[str, ...]] | None:
     """The fail-to-pass tests that pass with the original code in another process than theirs, and the version of the
-    grader that found them (`grading.isolated_tests`); None where nobody has looked."""
+    grader that found them (`grading.isolated_tests`); None where nobody has looked.
+
+    Raises:
+        TaskError: what is noted there has another form, as an earlier version left it.
+    """
     try:
         known = documents.read_json(grading_files(task) / "expected.json", TaskError).get("isolated")
     except FileNotFoundError:
         known = None
-    if not isinstance(known, dict):
+    if known is None:
         return None
-    return known["by"], tuple(test for test in task.fail_to_pass if test in set(known["tests"]))
+    by, tests = (known.get("by"), known.get("tests")) if isinstance(known, dict) else (None, None)
+    if not (isinstance(by, str) and isinstance(tests, list) and all(isinstance(test, str) for test in tests)):
+        raise TaskError(
+            f"{grading_files(task)}/expected.json: `isolated` is {str(known)[:60]!r}, not the isolated tests and the "
+            "version that found them. Make the task again with `woodshed tasks make`."
+        )
+    return by, tuple(test for test in task.fail_to_pass if test in set(tests))
 
 
 def shown_files(tests: Path) -> Path:

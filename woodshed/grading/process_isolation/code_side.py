@@ -16,6 +16,7 @@ import sys
 import threading
 import types
 import warnings
+from pathlib import Path
 from typing import Any
 
 from . import confinement, values
@@ -258,14 +259,20 @@ def _connect() -> None:
     warnings.showwarning = show_warning  # type: ignore[assignment]
 
 
-def main(descriptor: int, tests: int, paths: list[str], packages: list[str]) -> None:
+def main(
+    line: socket.socket, tests: int, paths: list[str], packages: list[str], environment: dict[str, str]
+) -> None:
     """Serve. Nothing of the repository is imported before the filter of system calls holds."""
     global peer
     confinement.confine(tests)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(paths[-1])
     place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))
     sys.path[place:place] = paths
-    end = socket.socket(fileno=descriptor)
-    end.set_inheritable(False)
+    end = line.dup()  # neither to be found by its number, nor inherited
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), line.detach())
     peer = Unpickled.peer = CodePeer(MessageLine(end))
     peer.serves_in = threading.get_ident()
     _connect()

@@ -39,6 +39,7 @@ class Peer:
         self.types: dict[int, Any] = {}
         self.told: set[int] = set()
         self.turn = threading.RLock()
+        self.doubting: Any = None
         self.serves_in: int | None = None
         """The one thread that may ask, where the other side listens only while it waits for an answer."""
         self.sent: list[Any] = []

@@ -38,6 +38,8 @@ class Asker(Protocol):
     """The end of the line that a stand-in asks (`peer.Peer`)."""
 
     types: dict[int, Any]
+    doubting: Any
+    """Doubts the answers of special methods (`doubting.Doubting`); None: they are believed."""
 
     def ask(self, verb: str, *arguments: Any) -> Any: ...
 
@@ -151,7 +153,7 @@ class RemoteDoc:
 
 def is_made_here(kind: type) -> bool:
     """True for a class that this process made below a type of the other one."""
-    return "__woodshed_local__" in kind.__dict__
+    return "@local" in kind.__dict__
 
 
 def is_remote(value: Any) -> bool:
@@ -264,7 +266,7 @@ def subclass(meta: Any, name: str, bases: tuple, body: dict, named: dict) -> Any
     remote = next(base for base in bases if isinstance(base, RemoteType))
     peer = peer_of(remote)
     if any(issubclass(base, BaseException) for base in bases):
-        kept = {**body, "__woodshed_local__": True}
+        kept = {**body, "@local": True}
         return type.__new__(type(remote), name, bases, kept)
     cell = body.get("__classcell__")
     sent = {key: _member(value) for key, value in body.items() if key not in NOT_MEMBERS}
@@ -275,7 +277,7 @@ def subclass(meta: Any, name: str, bases: tuple, body: dict, named: dict) -> Any
     names = [name, str(body.get("__module__")), str(body.get("__qualname__"))]
     number = peer.ask("subclass", names, above, sent, named)
     local = {key: value for key, value in body.items() if key not in LOCAL or key == "__class__"}
-    local |= {NUMBER: number, PEER: peer, "__woodshed_local__": True}
+    local |= {NUMBER: number, PEER: peer, "@local": True}
     if cell is not None:
         local["__classcell__"] = cell
     made = type.__new__(type(remote), name, bases, local)
@@ -314,12 +316,14 @@ def _forwarder(peer: Asker, owner: int | None, name: str) -> Callable[..., Any]:
     if name == "__await__":
         return lambda self, /: _awaited(peer, self)
 
-    def forward(self: Any, /, *arguments: Any) -> Any:
+    def ask(self: Any, /, *arguments: Any) -> Any:
         if owner is not None and is_made_here(type(self)):  # through `super()`
             return peer.ask("special", self, name, arguments, peer.types[owner])
         return peer.ask("special", self, name, arguments)
 
-    return forward
+    if peer.doubting is None:
+        return ask
+    return lambda self, /, *arguments: peer.doubting.answer(name, ask, self, arguments)
 
 
 def _awaited(peer: Asker, awaitable: Any) -> Any:

@@ -15,7 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from . import confinement, imports, values
+from .doubting import Doubting
 from .lending import Lending
 from .line import LineError, MessageLine
 from .peer import Peer
@@ -23,8 +26,18 @@ from .stand_ins import RemoteModule, Unpickled
 
 MOST_TEXT = 1 << 20
 """Characters of one warning, log record or printed text."""
-PRIVATE = ("PYTEST_", "WOODSHED_")
-START = "import sys; sys.path.insert(0, {!r}); from {} import code_side; sys.path.pop(0); code_side.main{!r}"
+PRIVATE = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")
+"""Beginnings of variables that the other process does not have."""
+START = "import socket; line = socket.socket(fileno=0); exec(line.recv({}, socket.MSG_WAITALL))"
+"""All that its command line says; what it is to do comes through its standard input."""
+BEGIN = """import sys
+sys.path[:] = [{!r}, *filter(None, sys.path)]
+from {} import code_side
+del sys.path[0]
+code_side.main(line, *{!r})
+"""
+HOMELESS = {"HOME": "/proc/self/none", "PYTHONPATH": ""}
+"""While it starts no folder is imported from that an attempt may have filled."""
 
 
 class TestsPeer(Peer):
@@ -152,33 +165,45 @@ TOLD = {"warn": warn, "log": log, "write": write, "read": read, "input": ask_inp
 """Requests that the other side may make without an object: each takes and returns plain values."""
 
 
+def refute(message: str) -> None:
+    """End a test in a way that no `except Exception`, and no expected AssertionError, takes for its own."""
+    pytest.fail(message, pytrace=False)
+
+
 def install(
-    workspace: str, packages: Sequence[str], python_path: str, own: Mapping[str, bytes], first: Sequence[str]
+    workspace: str,
+    packages: Sequence[str],
+    python_path: str,
+    own: Mapping[str, bytes],
+    hardening: Any,
 ) -> None:
     """Start the other process and import the packages from there, from now on.
 
     Args:
         own: text of the tests and their helpers, by path in the workspace: all that is imported here.
-        first: packages that the other process imports before it is asked.
+        hardening: the module that doubts asserts, as far as it was imported.
     """
     confinement.close_memory()
     confinement.confine()
     ours, theirs = socket.socketpair()
     paths = [*filter(None, python_path.split(":")), workspace]
-    told = theirs.fileno(), os.getpid(), paths, list(first)
-    start = START.format(str(Path(__file__).parent.parent), __package__, told)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)}
+    told = os.getpid(), paths, list(packages), environment
+    begin = BEGIN.format(str(Path(__file__).parent.parent), __package__, told).encode()
     with Path(os.devnull).open("r+b") as nothing:
         subprocess.Popen(
-            [sys.executable, "-P", "-s", "-B", "-c", start],
-            pass_fds=[theirs.fileno()],
-            env={k: v for k, v in os.environ.items() if not k.startswith(PRIVATE)},
-            stdin=nothing,
+            [sys.executable, "-c", START.format(len(begin))],
+            env={k: v for k, v in environment.items() if k != "PYTHONUSERBASE"} | HOMELESS,
+            cwd="/",
+            stdin=theirs.fileno(),
             stdout=nothing,
             stderr=nothing,
             start_new_session=True,
         )
     theirs.close()
+    ours.sendall(begin)
     peer = Unpickled.peer = TestsPeer(MessageLine(ours), workspace)
+    peer.doubting = Doubting(hardening, refute)
     imports.guard(workspace, own)
     sys.meta_path.insert(0, imports.Finder(peer, packages))
     seed = random.seed

@@ -44,7 +44,17 @@ SESSION = (
     *(
         f"process_isolation/{name}.py"
         for name in (
-            *("__init__", "line", "values", "stand_ins", "peer", "lending", "imports", "confinement"),
+            *(
+                "__init__",
+                "line",
+                "values",
+                "stand_ins",
+                "peer",
+                "lending",
+                "imports",
+                "confinement",
+                "doubting",
+            ),
             *("tests_side", "code_side"),
         )
     ),
@@ -242,10 +252,12 @@ export WOODSHED_PYTHONPATH="${PYTHONPATH-}" PYTHONPATH=/tests/grader
 python -P -S -s -B -m woodshed.grading.shipped /tests /workspace /logs/verifier
 status=$?
 if [ "$status" -ne 0 ]; then  # what lies there is not the grader's
-    chmod u+rwx /logs/verifier
+    chmod u+rwx /logs
+    [ -d /logs/verifier ] && [ ! -L /logs/verifier ] || { rm -rf /logs/verifier; mkdir -p /logs/verifier; }
+    chmod -R u+rwx /logs/verifier
     rm -rf /logs/verifier/reward.json /logs/verifier/reward.txt
 fi
-if [ "$status" -gt 128 ]; then  # the code under test killed its grader
+if [ "$status" -gt 128 ] || [ "$status" -eq 3 ]; then  # the code under test killed its grader, or stood in its way
     echo '{"reward": 0.0}' > /logs/verifier/reward.json
 fi
 exit "$status"
