@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import random
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -352,3 +353,18 @@ def test_a_decoy_of_another_test_is_refused(guarded_task: Task, tmp_path: Path):
         TaskError, match=r"a decoy copies 'tests/x\.py::test_tip', which is no fail-to-pass test"
     ):
         folder.load(copy)
+
+
+@pytest.mark.parametrize(
+    "noted", [["tests/test_x.py::test"], {"by": "x", "tests": [["a"]]}, {"tests": []}, 1]
+)
+def test_isolated_tests_that_an_earlier_version_noted_are_refused(
+    tiny_task: Task, tmp_path: Path, noted: object
+):
+    copy = shutil.copytree(tiny_task.folder, tmp_path / "task")
+    expected = copy / "tests/expected.json"
+    told = json.loads(expected.read_text("utf-8"))
+    expected.write_text(json.dumps(told | {"isolated": noted}), "utf-8")
+    task = folder.load(copy)
+    with pytest.raises(TaskError, match="Make the task again with `woodshed tasks make`"):
+        grading.grade(task, Patch({}))

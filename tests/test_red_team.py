@@ -14,17 +14,20 @@ from woodshed import grading, red_team, tasks
 from woodshed.records import Task
 from woodshed.red_team.honest import REWRITES, rewritten, solution
 from woodshed.red_team.shipped import shipped_reward
+from woodshed.sandbox import BUBBLEWRAP
 
 SEED = 21
-PAID_WHERE_SHIPPED = {"a folder of the judge"}
-"""Right only where /logs is there, which a box of Harbor's has in every run of a grading."""
+PAID_WHERE_SHIPPED = {"a folder of the judge", "the user's number"}
+"""Right only where /logs is there, or for the one user that there is: every run in a box of Harbor's has these."""
 BUYABLE = {"report writer": "runner", "channel": "runner", "line": "naive line"}
 """The judge that attacks of a kind are made for; of all others, those that read what pytest leaves."""
 
 
 @pytest.fixture(scope="module")
 def plain_task(tmp_path_factory: pytest.TempPathFactory) -> Task:
-    return write_plain_task(tmp_path_factory.mktemp("plain"))
+    task = write_plain_task(tmp_path_factory.mktemp("plain"))
+    grading.keep_isolated_tests(task, BUBBLEWRAP)
+    return task
 
 
 def test_there_are_hundreds_of_attacks_of_a_dozen_kinds():

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -217,8 +217,9 @@ def _test_once(
     request, disguise = session_of(task, crossed, expected, kind, compiled=ready)
     with store.folder() as scratch:
         names = request.programs  # the list of mounts tells these paths
-        layer, blanks, hidden = scratch / names.runner, scratch / names.hardening, scratch / names.python_path
-        hidden.symlink_to(os.path.relpath(folder.hidden_tests(task), scratch))
+        layer, blanks, hidden = scratch / names.runner, scratch / names.hardening, folder.hidden_tests(task)
+        if kind == "ordinary":
+            hidden = shutil.copytree(hidden, scratch / names.python_path, symlinks=True)
         deleted = lay(layer, crossed)
         lay(blanks, dict.fromkeys(request.sources, b""))
         spec = environment.sandbox_spec(task, extra_lowers=(layer, hidden, blanks))
