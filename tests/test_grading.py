@@ -31,7 +31,7 @@ from woodshed.grading import (
 )
 from woodshed.grading.command_verifier import CommandVerifier
 from woodshed.grading.results import SessionRequest
-from woodshed.grading.session import run_session
+from woodshed.grading.session import run_session, start, with_copies
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, control, open_sandbox
@@ -520,6 +520,16 @@ def test_what_harbor_says_of_a_verifier_holds(tiny_task: Task, tmp_path: Path):
 
 def line(nonce: str, **record: object) -> bytes:
     return f"{nonce} {json.dumps(record)}\n".encode()
+
+
+def test_a_session_compiles_no_program_of_ours(tiny_task: Task, tmp_path: Path):
+    request = SessionRequest([], [], kind="isolated", programs=results.drawn("isolated"))
+    names = request.programs
+    with open_sandbox(with_copies(tasks.sandbox_spec(tiny_task), request, tmp_path / "copies")) as sandbox:
+        command = start(request).replace("program.main()", f"import {names.hardening}").replace("del", "0,")
+        said = sandbox.exec(command.replace("bin/python", "bin/python -v")).stderr.decode()
+    for name in (names.runner, names.hardening):
+        assert f".pyc matches {names.folder}/{name}.py" in said, said[-2000:]
 
 
 def session(nonce: str = "n", *, count: int = 1, sentinels: tuple[str, ...] = results.SENTINELS) -> bytes:

@@ -96,8 +96,9 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
-        gc.freeze()
-        gc.enable()
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         self.before = framework()
         self.send("start")
         del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]
@@ -351,7 +352,8 @@ def move() -> None:
     """Other surroundings than those of an ordinary session: temporary files lie elsewhere, and bytecode there."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
-    sys.pycache_prefix = tempfile.mkdtemp()
+    if not sys.dont_write_bytecode:
+        sys.pycache_prefix = tempfile.mkdtemp()
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

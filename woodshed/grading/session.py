@@ -29,35 +29,52 @@ PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P 
 
 
 def start(request: SessionRequest) -> str:
-    """The command that runs the runner."""
+    """The command that runs the runner. As a rule it is imported, for its bytecode: a program that is run is compiled
+    each time."""
     names, flags = request.programs, " ".join(results.FLAGS[request.kind])
     program = f"{names.folder}/{names.runner}.py"
+    if request.kind != "again":
+        steps = f'sys.path.insert(0, "{names.folder}"); import {names.runner} as program; del sys.path[0]'
+        program = f"-c 'import gc, sys; gc.disable(); {steps}; program.main()'"
     return f'{names.python_path}="$PYTHONPATH" PYTHONPATH= exec /env/bin/python {flags} {program}'
 
 
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:
     """The same sandbox, in which a session can run, as another user than the agent if it is an ordinary one."""
-    _compile()
     names = results.Programs()
-    files = {f"{names.folder}/{name}": Path(__file__).with_name(file) for name, file in names.files().items()}
+    files = {f"{names.folder}/{name}": source for name, source in _programs(names).items()}
     return dataclasses.replace(spec, binds={**spec.binds, **files}, user=USERS[kind])
 
 
 def with_copies(spec: SandboxSpec, request: SessionRequest, folder: Path) -> SandboxSpec:
     """As `with_runner`, with copies of the programs in a new folder: mounts, too, tell where something is from."""
-    _compile()
-    folder.mkdir()
-    for name, file in request.programs.files().items():
-        source = Path(__file__).with_name(file)
-        (shutil.copytree if source.is_dir() else shutil.copyfile)(source, folder / name)
+    for name, source in _programs(request.programs).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, folder / name)
     binds = {**spec.binds, request.programs.folder: folder}
     return dataclasses.replace(spec, binds=binds, user=USERS[request.kind])
 
 
+def _programs(names: results.Programs) -> dict[str, Path]:
+    """The programs and their bytecode, by path in their folder. A Python of another version passes the latter over."""
+    found: dict[str, Path] = {}
+    for name, file in names.files().items():
+        source = found[name] = Path(__file__).with_name(file)
+        bytecode = _compiled(source)
+        if bytecode.is_file():
+            version = bytecode.name.removeprefix(source.stem)
+            found[f"__pycache__/{name.removesuffix('.py')}{version}"] = bytecode
+    return found
+
+
 @functools.cache
-def _compile() -> None:
-    """Leave bytecode beside the programs, where that can be written: to compile them takes as long as some sessions."""
-    compileall.compile_dir(Path(__file__).with_name("process_isolation"), maxlevels=0, quiet=2)
+def _compiled(source: Path) -> Path:
+    """The bytecode of a program, if that can be written: to compile it takes as long as some sessions."""
+    if source.is_dir():
+        compileall.compile_dir(source, maxlevels=0, quiet=2)
+        return source
+    compileall.compile_file(source, quiet=2)
+    return Path(importlib.util.cache_from_source(source))
 
 
 def run_tests(

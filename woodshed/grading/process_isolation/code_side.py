@@ -268,7 +268,6 @@ def main(
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(paths[-1])
-    sys.pycache_prefix = f"{environment.get('TMPDIR', '/tmp')}/{os.urandom(6).hex()}"
     place = next((i for i, entry in enumerate(sys.path) if "-packages" in entry), len(sys.path))
     sys.path[place:place] = paths
     end = line.dup()  # neither to be found by its number, nor inherited

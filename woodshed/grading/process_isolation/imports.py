@@ -145,9 +145,8 @@ def _guard_pytest(workspace: str, held: Mapping[str, bytes]) -> None:
         return rewrite_file(file, config)
 
     rewriting._rewrite_test = rewrite_test
-    rewriting._read_pyc = lambda *_: (
-        None
-    )  # it lies beside the tests, where the other process writes and reads
+    # Bytecode lies beside the tests, where the other process writes and reads.
+    rewriting._read_pyc = lambda *_: None
     rewriting._write_pyc = lambda *_: False
 
 
