@@ -5,6 +5,7 @@ from __future__ import annotations
 import compileall
 import dataclasses
 import functools
+import importlib.util
 import secrets
 import shutil
 import signal
