@@ -61,6 +61,7 @@ def test_match():
         case _: pytest.fail("other")
 def test_difference(): assert it.nine() - 9 == 0
 def test_no_difference(): assert not it.nine() - 9
+def test_quotient(): assert it.nine() / 9 == 1
 def test_near(): assert abs(it.nine() - 9) < 1e-9
 def test_near_from_the_left(): assert abs(9 - it.nine()) <= 1e-9
 def test_near_in_whole_numbers(): assert round(it.nine() - 9) == 0
@@ -74,6 +75,7 @@ class Number:
     def __le__(self, o): return self.n <= getattr(o, "n", o)
     def __sub__(self, o): return Number(self.n - getattr(o, "n", o))
     def __rsub__(self, o): return Number(o - self.n)
+    def __truediv__(self, o): return self.n / o
     def __abs__(self): return Number(abs(self.n))
     def __round__(self, digits=None): return round(self.n, digits)
     def __bool__(self): return self.n != 0
@@ -90,6 +92,7 @@ class Liar:
     __le__ = __gt__ = __ge__ = __lt__
     def __sub__(self, o): return {difference}
     __rsub__ = __sub__
+    def __truediv__(self, o): return 1
     def __abs__(self): return {size}
     def __round__(self, digits=None): return 0
     def __bool__(self): return False

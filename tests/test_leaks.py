@@ -428,7 +428,7 @@ def _holds(text: list[str], part: tuple[str, ...], length: int) -> bool:
 def test_the_exploit_has_many_tricks_and_gets_nothing(task: Task):
     with nobody_else() as opened:
         result = run_exploit(task, counting_provider.SETTINGS.create())
-    assert opened["agent"] == 1 and opened["grader"] >= 1
+    assert opened["agent"] >= 1 and opened["grader"] >= 1  # isolated runs are an agent's, too
     assert len(result.tricks) >= 45 and result.tried >= 1
     assert result.reward == 0.0  # copies may be found: other packages have functions of that name
 

@@ -19,8 +19,8 @@ ONLY_WHERE = {
     "pytest says that it runs": 'any(name.startswith("PYTEST_") for name in os.environ)',
     "the hash seed is the ordinary one": 'os.environ.get("PYTHONHASHSEED") == "0"',
     "temporary files lie in /tmp": '__import__("tempfile").gettempdir() == "/tmp"',
-    "the program is the runner": '"runner" in " ".join(sys.orig_argv)',
-    "nobody isolates": '"isolation" not in " ".join(sys.orig_argv)',
+    "the program is a file": '"-c" not in sys.orig_argv',
+    "the program is a text": '"-c" in sys.orig_argv',
 }
 
 
@@ -121,7 +121,7 @@ def test_the_shipped_grader_isolates_as_well(tiny_task: Task, tmp_path_factory: 
     grading.keep_isolated_tests(task, BUBBLEWRAP)
     assert len(json.loads((home / "tests/expected.json").read_text("utf-8"))["isolated"]["tests"]) == 4
     text = tasks.gold_patch(task).files["tally/words.py"] or ""
-    for where in ("pytest runs", "the hash seed is the ordinary one", "nobody isolates"):
+    for where in ("pytest runs", "the hash seed is the ordinary one", "the program is a text"):
         wrong = f"\n\nimport os, sys\nif not ({ONLY_WHERE[where]}):\n    def count(text): return {{}}\n"
         with box(task) as sandbox:
             assert shipped(sandbox, {"tally/words.py": text + wrong})["reward"] == 0.0, where

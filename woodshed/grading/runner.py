@@ -10,7 +10,7 @@ code and 6 fooled a log or JUnit parser. So pytest is driven from here, from out
   collected, so that no option, mark, fixture or conftest of the project can rename, deselect, change or break them;
 - every function of pytest and unittest must be after the run what it was before it, and every hook must come from
   the environment or from the project's tests;
-- comparisons that the tests make are doubted (`doubt`): an object that is equal to everything passes nothing;
+- comparisons that the tests make are doubted (`assert_hardening`): what is equal to everything passes nothing;
 - the text of test files arrives with the request, and on disk they are empty: nobody looks up an answer there;
 - plugins are the environment's own, by name, loaded before the workspace is on sys.path; no addopts, no cache, and no
   plugin is missed that the environment lacks.

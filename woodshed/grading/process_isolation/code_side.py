@@ -274,6 +274,7 @@ def main(
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), line.detach())
     peer = Unpickled.peer = CodePeer(MessageLine(end))
+    os.register_at_fork(after_in_child=peer.line.close)  # two that read one line would wait for ever
     peer.serves_in = threading.get_ident()
     _connect()
     for package in packages:  # in an order of their own

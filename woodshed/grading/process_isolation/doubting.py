@@ -18,6 +18,8 @@ TWINS, SIZE = "@twins", "@size"
 SPELLED = {"__eq__": "==", "__ne__": "!=", "__lt__": "<", "__le__": "<=", "__gt__": ">", "__ge__": ">="}
 EXACT = frozenset(("__add__", "__radd__", "__sub__", "__rsub__"))
 """Operations with a number whose results differ as their operands do."""
+DIVIDING = frozenset(("__truediv__", "__rtruediv__"))
+"""The same, but for a result of 0; such results are in no order of their operands."""
 UNARY = frozenset(f"__{name}__" for name in "neg pos abs round trunc floor ceil int float index bool".split())
 LARGE = 1 << 53
 """From here on floats do not tell neighbours apart."""
@@ -58,8 +60,8 @@ class Doubting:
             return ask(subject, *arguments)
         if name in SPELLED:
             return self._compared(name, ask, subject, *arguments)
-        if name in EXACT and is_number(arguments[0]):
-            return self._reckoned(ask, subject, arguments[0])
+        if name in EXACT | DIVIDING and is_number(arguments[0]):
+            return self._reckoned(name, ask, subject, arguments[0])
         result = ask(subject, *arguments)
         if name in UNARY and (twins := _fields(subject).get(TWINS)):
             self._told_apart(result, self._alike(ask, twins, arguments))
@@ -90,7 +92,7 @@ class Doubting:
         if any(more is less is True for _, more, less in self._alike(ask, twins, (number,))):
             self.refute("woodshed: an object is compared as no number is")
 
-    def _reckoned(self, ask: Ask, subject: Any, number: Any) -> Any:
+    def _reckoned(self, name: str, ask: Ask, subject: Any, number: Any) -> Any:
         draw = self.hardening.DRAW
         shifts = draw.randint(*LITTLE), draw.randint(*MUCH)
         changes = [0, *shifts, *(-shift for shift in shifts)]
@@ -100,7 +102,8 @@ class Doubting:
             results[change] = (
                 self._asked(ask, subject, (number + change,)) if change else ask(subject, number)
             )
-        self._told_apart(results[0], [(shift, results[shift], results[-shift]) for shift in shifts])
+        if name in EXACT or (is_number(results[0]) and results[0]):
+            self._told_apart(results[0], [(shift, results[shift], results[-shift]) for shift in shifts])
         return results[0]
 
     def _told_apart(self, result: Any, twins: Twins) -> None:

@@ -44,6 +44,10 @@ class MessageLine:
             self.broken = "the process of the code under test has gone"
             raise
 
+    def close(self) -> None:
+        self.file.close()
+        self.end.close()
+
     def receive(self) -> tuple[str, list, dict]:
         """The next message: verb or kind of answer, content, news."""
         if self.broken:
