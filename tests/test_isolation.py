@@ -347,13 +347,20 @@ def test_only_files_that_were_there_are_imported(tmp_path: Path):
     import pickle, sys
     from woodshed.grading.process_isolation import imports
     place = {str(tmp_path)!r}
+    import importlib.util, pathlib, py_compile
+    import _pytest.assertion.rewrite as rewriting
+    beside = importlib.util.cache_from_source(place + "/own.py")
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(place + "/own.py", beside, invalidation_mode=unchecked)
     imports.guard(place, {{"own.py": b"VALUE = 2\\n"}})
     sys.path.insert(0, place)
+    assert rewriting._read_pyc(pathlib.Path(place, "own.py"), pathlib.Path(beside)) is None
     import own
     assert own.VALUE == 2  # the text that was there
     open(place + "/colorsys.py", "w").write("raise SystemExit('planted')")
     open(place + "/planted.py", "w").write("raise SystemExit('planted')")
-    import colorsys  # of the standard library
+    import colorsys  # of the standard library, from bytecode if it has some
+    assert colorsys.__cached__.startswith(sys.base_prefix)
     for name in ("planted", "sub.planted"):
         try:
             __import__(name)
@@ -368,7 +375,7 @@ def test_only_files_that_were_there_are_imported(tmp_path: Path):
             continue
         raise SystemExit("unpickled")
     assert pickle.loads(pickle.dumps([1, {{2: (3.5, None)}}])) == [1, {{2: (3.5, None)}}]
-    import importlib.util, runpy
+    import runpy
     spec = importlib.util.spec_from_file_location("planted", place + "/planted.py")
     for run in (lambda: spec.loader.exec_module(importlib.util.module_from_spec(spec)), lambda: runpy.run_path(
         place + "/planted.py")):

@@ -96,9 +96,7 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
-        if not gc.isenabled():
-            gc.freeze()
-            gc.enable()
+        gc.enable()
         self.before = framework()
         self.send("start")
         del os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"]

@@ -30,11 +30,14 @@ PYTHON = 'WOODSHED_PYTHONPATH="$PYTHONPATH" PYTHONPATH= exec /env/bin/python -P 
 
 
 def start(request: SessionRequest) -> str:
-    """The command that runs the runner. As a rule it is imported, for its bytecode: a program that is run is compiled
-    each time."""
+    """The command that runs the runner.
+
+    Where the code under test is elsewhere it is imported, for its bytecode: a program that is run is compiled each
+    time. Where that code may look, the command line is another than in its own process.
+    """
     names, flags = request.programs, " ".join(results.FLAGS[request.kind])
     program = f"{names.folder}/{names.runner}.py"
-    if request.kind != "again":
+    if request.kind == "isolated":
         steps = f'sys.path.insert(0, "{names.folder}"); import {names.runner} as program; del sys.path[0]'
         program = f"-c 'import gc, sys; gc.disable(); {steps}; program.main()'"
     return f'{names.python_path}="$PYTHONPATH" PYTHONPATH= exec /env/bin/python {flags} {program}'
