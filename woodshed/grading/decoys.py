@@ -5,7 +5,7 @@ turns outcomes into "passed", whatever it does it with, also passes the decoys; 
 passes them too. Only the right values tell a decoy from the test it copies, so a guess about one pair is right half of
 the time. A verdict is believed if every decoy failed.
 
-Standard library only; one file: task folders ship a copy of it.
+Standard library only: task folders ship a copy of it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from woodshed.pysource import syntax
 
 if TYPE_CHECKING:
     from woodshed.records import Decoy
@@ -212,7 +214,7 @@ def find(text: str, test: str) -> TestFunction | None:
 @functools.lru_cache(maxsize=16)
 def _parsed(text: str) -> ast.Module | None:
     try:
-        return ast.parse(text)
+        return syntax.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return None
 

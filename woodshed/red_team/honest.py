@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from woodshed import tasks
+from woodshed.pysource import syntax
 from woodshed.pysource.edits import Edit, Source, apply
 from woodshed.records import Patch, Task, TaskError
 from woodshed.red_team.planting import Function, missing, sources
@@ -138,7 +139,7 @@ def add_hints(function: Function, unique: str) -> list[str]:
 
 def add_logging(function: Function, unique: str) -> list[str]:
     """A line in the log at each call."""
-    line = ast.parse(
+    line = syntax.parse(
         f"import logging as log_{unique}\nlog_{unique}.getLogger(__name__).debug('%s', {function.name!r})"
     ).body
     function.body[_after_docstring(function) :] = [*line, *function.body[_after_docstring(function) :]]
@@ -213,7 +214,7 @@ def write_out_lists(function: Function, unique: str) -> list[str]:
             for name in ast.walk(listed):
                 if isinstance(name, ast.Name) and name.id == old and name not in outside:
                     name.id = item
-            add: list[ast.stmt] = ast.parse(f"{gathered}.append({ast.unparse(listed.elt)})").body
+            add: list[ast.stmt] = syntax.parse(f"{gathered}.append({ast.unparse(listed.elt)})").body
             for condition in reversed(only.ifs):
                 add = [ast.If(condition, add, [])]
             loop = ast.For(ast.Name(item, ast.Store()), only.iter, add, [])
@@ -269,7 +270,7 @@ def move_to_a_helper(function: Function, unique: str) -> list[str]:
     for argument in ast.walk(inner.args):
         if isinstance(argument, ast.arg):
             argument.annotation = None
-    function.body[start:] = ast.parse(f"return {inner.name}({', '.join(given)})").body
+    function.body[start:] = syntax.parse(f"return {inner.name}({', '.join(given)})").body
     return [ast.unparse(ast.fix_missing_locations(inner))]
 
 
@@ -279,7 +280,7 @@ def cache_a_text(function: Function, unique: str) -> list[str]:
     for node in calls:
         for place, given in enumerate(node.args):
             if isinstance(given, ast.Constant) and isinstance(given.value, str):
-                node.args[place] = ast.parse(f"_text_{unique}()", mode="eval").body
+                node.args[place] = syntax.parse(f"_text_{unique}()", mode="eval").body
                 return [
                     f"import functools as _functools_{unique}\n\n\n@_functools_{unique}.cache\n"
                     f"def _text_{unique}():\n    return {given.value!r}"

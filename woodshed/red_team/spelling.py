@@ -7,6 +7,8 @@ import base64
 import re
 from collections.abc import Callable, Mapping
 
+from woodshed.pysource import syntax
+
 WORDS = re.compile(
     r"_|frame|test|pytest|trace|profile|/proc/|runner|reward|gc|inspect|ctypes|unittest|mock|sys|builtins|importlib|exec|eval"
 )
@@ -23,7 +25,7 @@ def plain(code: str) -> str:
 
 def in_pieces(code: str) -> str:
     """No import, and neither attribute nor text with a telling word, is spelled out."""
-    tree = ast.parse(code)
+    tree = syntax.parse(code)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     names = {_bound(alias) for node in imports for alias in node.names}
     new = {name: f"m{number}" for number, name in enumerate(sorted(names))}
@@ -56,7 +58,7 @@ class Pieces(ast.NodeTransformer):
 
     def visit_Import(self, node: ast.Import) -> list[ast.stmt]:
         lines = [f"{self.names[_bound(a)]} = {_imported(a.name, 'x' * bool(a.asname))}" for a in node.names]
-        return ast.parse("\n".join(lines)).body
+        return syntax.parse("\n".join(lines)).body
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> list[ast.stmt]:
         module = node.module or ""
@@ -64,18 +66,18 @@ class Pieces(ast.NodeTransformer):
             f"{self.names[_bound(a)]} = getattr({_imported(module, a.name)}, {_cut(a.name)})"
             for a in node.names
         ]
-        return ast.parse("\n".join(lines)).body
+        return syntax.parse("\n".join(lines)).body
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
         if not isinstance(node.ctx, ast.Load) or not WORDS.search(node.attr):
             return node
         name = ast.Name("getattr", ast.Load())
-        return ast.Call(name, [node.value, ast.parse(_cut(node.attr), mode="eval").body], [])
+        return ast.Call(name, [node.value, syntax.parse(_cut(node.attr), mode="eval").body], [])
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, str) and WORDS.search(node.value):
-            return ast.parse(_cut(node.value), mode="eval").body
+            return syntax.parse(_cut(node.value), mode="eval").body
         return node
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:

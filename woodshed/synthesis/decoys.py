@@ -28,6 +28,7 @@ from woodshed.grading.decoys import (
     without_parameters,
 )
 from woodshed.grading.results import TestRun
+from woodshed.pysource import syntax
 from woodshed.records import Decoy
 
 MOST_TESTS = 24
@@ -181,7 +182,7 @@ def _parameters(source: bytes, decoy: Decoy, tests: Sequence[str]) -> dict[str, 
     assert function is not None
     written = text[function.start : function.end][decoy.start : decoy.end]
     try:
-        was, now = str(ast.literal_eval(written)), str(ast.literal_eval(decoy.text))
+        was, now = str(syntax.literal(written)), str(syntax.literal(decoy.text))
     except (ValueError, SyntaxError):
         return own
     places = [(p, match.span()) for p in own for match in re.finditer(re.escape(was), p) if was]

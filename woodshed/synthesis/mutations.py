@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from woodshed.pysource import edits
+from woodshed.pysource import edits, syntax
 from woodshed.pysource.edits import Edit, Source
 
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
@@ -70,7 +70,7 @@ def distinct(
     for number, mutant in numbered:
         moved = Edit(mutant.edit.start - first, mutant.edit.end - first, mutant.edit.text)
         text = edits.apply(source.text[first:end], [moved])
-        tree = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text)
+        tree = syntax.parse(f"if True:\n{text}" if text[:1].isspace() else text)
         by_meaning.setdefault(ast.dump(_Positive().visit(tree)), (number, mutant))
     return list(by_meaning.values())
 
