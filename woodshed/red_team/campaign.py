@@ -14,7 +14,7 @@ from woodshed import grading
 from woodshed.grading import GradingSettings
 from woodshed.records import Patch, SandboxError, Task, TaskError
 from woodshed.red_team.compose import Attack, sample
-from woodshed.red_team.planting import can_be_attacked, plant
+from woodshed.red_team.planting import can_be_attacked, hollow, plant
 from woodshed.red_team.shipped import shipped_reward
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
 
@@ -82,6 +82,7 @@ class GradedAttack:
     task: str
     grader: str
     reward: float
+    """Earned beyond what the same functions earn when they are left hollow: a share can be honest."""
     status: str
     seconds: float
 
@@ -116,6 +117,8 @@ def run(
         began = time.monotonic()
         try:
             reward, status = campaign.grade(task, plant(task, attack), grader)
+            if reward > 0:
+                reward = max(0.0, reward - campaign.grade(task, hollow(task), grader)[0])
         except SandboxError as error:
             reward, status = 0.0, f"invalid: {error}"
         seconds = round(time.monotonic() - began, 2)
