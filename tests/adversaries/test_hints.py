@@ -260,14 +260,13 @@ def test_a_hint_that_cannot_be_checked_is_refused(task: Task, attempt: Rollout, 
     assert leak("Call a tool.", task, broken, 1).startswith("the check broke: AttributeError")
 
 
-@pytest.mark.parametrize("codec", CODECS.values(), ids=lambda codec: codec.name)
-def test_every_hint_of_the_rules_passes(task: Task, attempt: Rollout, codec) -> None:
-    for detector, tool in itertools.product(feedback.CLASSES, TOOLS):
-        text = feedback.hint_text(
-            detector, tools=TOOLS, codec=codec, tool=tool.name, test_command=task.test_command
-        )
-        for turn in range(len(attempt.turns)):
-            assert leak(text, task, attempt, turn, hidden=HIDDEN) == "", text
+def test_every_hint_of_the_rules_passes(task: Task, attempt: Rollout) -> None:
+    texts = {
+        feedback.hint_text(detector, tools=TOOLS, codec=codec, tool=tool.name, test_command=task.test_command)
+        for codec, detector, tool in itertools.product(CODECS.values(), feedback.CLASSES, TOOLS)
+    }
+    for turn, text in itertools.product(range(len(attempt.turns)), sorted(texts)):
+        assert leak(text, task, attempt, turn, hidden=HIDDEN) == "", text
     for text in feedback.PLACEBOS:
         assert leak(text, task, attempt, 1, hidden=HIDDEN) == ""
 
