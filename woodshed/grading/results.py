@@ -35,7 +35,7 @@ Kind = Literal["ordinary", "isolated", "again"]
 """Surroundings of a session. "isolated": the packages are in another process than the tests (`process_isolation`), and
 all that this process sees is as for an agent. "again": as "ordinary", with other names, places and order."""
 FOLDERS: dict[Kind, str] = {"ordinary": "/run", "isolated": "/opt", "again": "/srv"}
-"""Where the programs of each kind of session lie."""
+"""Folder of the programs of each kind of session."""
 FLAGS: dict[Kind, tuple[str, ...]] = {
     "ordinary": ("-P", "-s", "-B"),
     "isolated": ("-P", "-s", "-B"),

@@ -55,10 +55,10 @@ class FamilyCodec:
     begins: re.Pattern[str]
     read: Reader
     ends: re.Pattern[str]
-    """What closes a call; may be empty where the message's end does."""
+    """End of a call; may be empty where the message's end closes it."""
     write: Callable[[str, Mapping[str, Any]], str]
     more: re.Pattern[str] | None = None
-    """What stands between two calls inside one pair of brackets."""
+    """Separator of two calls inside one pair of brackets."""
     call_id: str = "call{index:05}"
     """Id of a call for chat templates, of its `name` and `index`."""
     describes: bool = False
