@@ -83,7 +83,7 @@ _LIGHT = frozenset(
 
 @dataclass(frozen=True)
 class _Known:
-    """What the policy has read, in the forms that hints and unknown text are compared in."""
+    """Everything that the policy has read, in the forms that hints and unknown text are compared in."""
 
     stems: frozenset[str]
     names: frozenset[str]
@@ -96,7 +96,7 @@ class _Known:
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> _Known:
-        """What several texts say together."""
+        """Everything that several texts say, together."""
         read = [_read(text) for text in texts]
         return cls(*(frozenset().union(*(getattr(one, field.name) for one in read)) for field in fields(cls)))
 
@@ -168,7 +168,7 @@ def _after(rollout: Rollout, turn: int) -> list[str]:
 
 @functools.lru_cache(maxsize=64)
 def _read(text: str) -> _Known:
-    """What one text says; what every policy reads is long, and compared with every hint."""
+    """Everything that one text says; the rules and tools are long, and compared with every hint."""
     found = in_digits(tokens(text))
     return _Known(
         frozenset(stem(token.text) for token in found),
