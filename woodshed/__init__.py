@@ -15,6 +15,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     muon
     red_team
     synthesis
+    solving
     evals
     experience
     curriculum
