@@ -213,7 +213,7 @@ def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
     assert [body["prompt"] for body in server.bodies] == prompts
     assert len(prompts) == 12
     assert {body["stop_token_ids"][-1] for body in server.bodies} == {max(renderer.stop_ids)}
-    assert rollouts[0].token_ids == rollouts[1].token_ids
+    assert rollouts[0].segments[0].token_ids == rollouts[1].segments[0].token_ids
     faults = [turn.error_kind for turn in rollouts[1].turns if turn.error_kind]
     assert {"no_call", "unknown_tool", "unparseable", "truncated", "old_missing", "bad_path"} <= set(faults)
 

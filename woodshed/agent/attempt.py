@@ -279,7 +279,8 @@ class Attempt:
                 raise SandboxError(f"the sandbox was lost while {self.rollout_id} was replayed")
         self.turns = list(turns)
         self._context = ContextTokens(following.context_ids, following.opening)
-        self._ids = [i for turn in turns for i in (*turn.context_ids, *turn.sampled_ids)]
+        earlier = [turn for turn in turns if turn.segment == following.segment]
+        self._ids = [i for turn in earlier for i in (*turn.context_ids, *turn.sampled_ids)]
         self._ids += following.context_ids
 
     def fork(self) -> Attempt:

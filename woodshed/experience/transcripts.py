@@ -85,8 +85,9 @@ def of_run(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript
         if rollout.ended != "sandbox_lost" and wanted.allows(
             rollout.task_id, solved=is_solved, flagged=is_flagged
         ):
-            turns = [(turn.context_ids, turn.sampled_ids, turn.text) for turn in rollout.turns]
-            transcripts += _of_turns(rollout.id, f"{path}, attempt {rollout.id}", turns, renderer)
+            for segment in rollout.segments:
+                turns = [(turn.context_ids, turn.sampled_ids, turn.text) for turn in segment.turns]
+                transcripts += _of_turns(rollout.id, f"{path}, attempt {rollout.id}", turns, renderer)
     return transcripts
 
 
@@ -100,19 +101,26 @@ def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcrip
         task_id, solved=verdict.get("solved") is True, flagged=bool(extra.get("flags"))
     ):
         return []
-    turns = []
+    segments: dict[int, list[tuple[tuple[int, ...], tuple[int, ...], str]]] = {}
     for number, step in enumerate(_list(document.get("steps")), 1):
         if _mapping(step).get("source") != "agent":
             continue
-        context = _mapping(step.get("extra")).get("context_token_ids")
+        extra = _mapping(step.get("extra"))
+        context, segment = extra.get("context_token_ids"), extra.get("segment", 0)
         sampled = _mapping(step.get("metrics")).get("completion_token_ids")
-        if not (_are_ids(context) and _are_ids(sampled) and isinstance(step.get("message"), str)):
+        if not (
+            _are_ids(context)
+            and _are_ids(sampled)
+            and isinstance(step.get("message"), str)
+            and type(segment) is int
+        ):
             raise RecipeError(
                 f"{path}, step {number}: no extra.context_token_ids and metrics.completion_token_ids, without which a "
                 "trajectory is not exact; write it as chat JSONL to have it rendered"
             )
-        turns.append((tuple(context), tuple(sampled), step["message"]))
-    return _of_turns(str(document.get("trajectory_id", path.stem)), str(path), turns, renderer)
+        segments.setdefault(segment, []).append((tuple(context), tuple(sampled), step["message"]))
+    name = str(document.get("trajectory_id", path.stem))
+    return [each for turns in segments.values() for each in _of_turns(name, str(path), turns, renderer)]
 
 
 def of_chats(path: Path, renderer: Renderer) -> list[Transcript]:
