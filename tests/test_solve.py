@@ -65,7 +65,7 @@ def work(root: Path, runs: Path, *messages: str, ask: bool = True) -> tuple[RunD
     run = solutions_folder(chosen, {})
     engine = ScriptedEngine(renderer(), [*messages, FINISH])
     with open_request(working_tree.read_tree(root), "Implement double.", None, BUBBLEWRAP) as request:
-        command._serve(command.Session(run, request, chosen, engine), ask=ask)
+        command._serve(command.RequestSession(run, request, chosen, engine), ask=ask)
     verdicts = [each for _, _, each in run.read("verdicts", Verdict)]
     return run, run.read("rollouts", Rollout)[-1][2], verdicts[-1] if verdicts else None
 
@@ -164,10 +164,10 @@ def test_a_file_that_changed_meanwhile_stops_the_whole_change(repository: Path, 
         with pytest.raises(TaskError, match=r"calc\.py: no longer as the policy was given it"):
             working_tree.apply(rollout.patch, tree, request.copy)
         assert state(repository) == before
-        session = command.Session(
+        session = command.RequestSession(
             solutions_folder(chosen, {}), request, chosen, ScriptedEngine(renderer(), [EDIT, FINISH])
         )
-        with pytest.raises(TaskError, match="git -C .* apply --3way"):
+        with pytest.raises(TaskError, match=r"git -C \S* apply --3way"):
             command._serve(session, ask=False)
         assert state(repository) == before
 

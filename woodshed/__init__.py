@@ -22,6 +22,7 @@ The ladder. A module imports only from lines below its own; modules that share a
     feedback
     monitors
     grading
+    gateway
     agent
     engines
     tokens

@@ -82,13 +82,7 @@ def solve(
     from woodshed.solving.request import open_request
 
     tree = working_tree.read_tree(repository)
-    if tree.changed and not dirty:
-        raise TaskError(
-            f"{tree.root} has uncommitted changes ({working_tree.named(tree.changed)}), which could then not be told "
-            "from the policy's: commit or stash them, or let it work on them as they are with --dirty"
-        )
-    if environment is not None and not (environment / "pyvenv.cfg").is_file():
-        raise RecipeError(f"{environment} is no virtual environment; make one with `python -m venv`")
+    _refuse(tree, environment, dirty=dirty)
     chosen = settings_of(policy, endpoint, overrides or [])
     with open_request(tree, request, environment, chosen.sandbox.create()) as opened:
         if (environment or working_tree.own_environment(tree)) is None:
@@ -103,7 +97,20 @@ def solve(
             run.forget()  # where this made it
             raise
         with closing(engine):
-            _serve(Session(run, opened, chosen, engine), ask=not yes)
+            _serve(RequestSession(run, opened, chosen, engine), ask=not yes)
+
+
+def _refuse(tree: WorkingTree, environment: Path | None, *, dirty: bool) -> None:
+    """Raise TaskError for uncommitted changes, RecipeError for what is no virtual environment."""
+    from woodshed.solving.working_tree import named
+
+    if tree.changed and not dirty:
+        raise TaskError(
+            f"{tree.root} has uncommitted changes ({named(tree.changed)}), which could then not be told "
+            "from the policy's: commit or stash them, or let it work on them as they are with --dirty"
+        )
+    if environment is not None and not (environment / "pyvenv.cfg").is_file():
+        raise RecipeError(f"{environment} is no virtual environment; make one with `python -m venv`")
 
 
 def settings_of(policy: str, endpoint: str, overrides: list[str]) -> SolveSettings:
@@ -139,15 +146,16 @@ def _trained(path: Path) -> dict[str, Any]:
     Raises:
         RunError: no training, or one that is not finished.
     """
-    from woodshed import settings
     from woodshed.runs.folder import RunDir
-    from woodshed.stages.recipe import Recipe
 
     run = RunDir.open(path)
     if "stages" not in run.recipe():
         raise RunError(f"{path} is no run of training, and has no policy; name the model itself")
     if not (path / "policy").is_dir():
         raise RunError(f"{path} is not finished and has no policy yet; `{run.resuming}`")
+    from woodshed import settings
+    from woodshed.stages.recipe import Recipe
+
     recipe = settings.read(Recipe, path / "recipe.toml")
     is_adapter = (path / "policy" / "adapter_config.json").is_file()
     values = {
@@ -174,7 +182,7 @@ def _flat(name: str, section: Settings) -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Session:
+class RequestSession:
     """One request with everything that it takes."""
 
     run: RunDir
@@ -187,7 +195,7 @@ class Session:
         return self.request.tree
 
 
-def _serve(session: Session, *, ask: bool) -> None:
+def _serve(session: RequestSession, *, ask: bool) -> None:
     """Make the attempt, show it, and do what the person says."""
     from woodshed.solving.working_tree import apply
 
@@ -226,7 +234,7 @@ def _serve(session: Session, *, ask: bool) -> None:
         _keep(session, rollout, decision, applied, final)
 
 
-def _attempt(session: Session) -> Rollout:
+def _attempt(session: RequestSession) -> Rollout:
     """The attempt, told turn by turn."""
     number = 0
 
@@ -257,7 +265,7 @@ def _in_short(call: Call) -> str:
     return " ".join([call.tool or "unreadable call", *(value[:60] for value in values if value)])[:100]
 
 
-def _decide(session: Session, rollout: Rollout) -> tuple[Decision, Patch | None]:
+def _decide(session: RequestSession, rollout: Rollout) -> tuple[Decision, Patch | None]:
     """The person's decision, and the changes to apply."""
     final = rollout.patch
     while True:
@@ -272,7 +280,7 @@ def _decide(session: Session, rollout: Rollout) -> tuple[Decision, Patch | None]
         say(final.diff.rstrip("\n") or "(no changes are left)")
 
 
-def _edited(session: Session, patch: Patch) -> Patch:
+def _edited(session: RequestSession, patch: Patch) -> Patch:
     """The patch as the person's editor leaves it; as it was where that does not fit."""
     from woodshed.solving import working_tree
 
@@ -290,7 +298,7 @@ def _edited(session: Session, patch: Patch) -> Patch:
 
 
 def _keep(
-    session: Session,
+    session: RequestSession,
     rollout: Rollout,
     decision: Decision | None,
     applied: Patch | None,

@@ -220,7 +220,7 @@ def _put(file: Path, data: bytes | None) -> None:
 
 
 class _GitError(Exception):
-    """What git said."""
+    """A message of git."""
 
 
 def _git(folder: Path, *arguments: str, given: str = "") -> str:
