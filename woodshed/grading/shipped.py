@@ -26,13 +26,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from woodshed.grading import results
-from woodshed.grading.decision import Files, decide, reward, session_of, understood
+from woodshed.grading.decision import Files, Planned, decide, reward, session_of, understood
 from woodshed.grading.patches import crossing, protected_paths
 from woodshed.grading.results import Kind, Programs, SessionRequest, TestRun
 from woodshed.pysource import syntax
@@ -160,7 +160,11 @@ class OneBox:
                     skipped[path] = str(error)
         return Patch(files, skipped)
 
-    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
+    def runs(self, crossed: Files, planned: Sequence[Planned]) -> Generator[TestRun, None, None]:
+        for one in planned:
+            yield self._run(crossed, *one)
+
+    def _run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
         request, disguise = session_of(self.task, crossed, tests, kind)
         hidden = dict(_contents(hidden_tests(self.task)))
         shown = dict(_contents(shown_files(self.tests)))
