@@ -34,6 +34,7 @@ GRADER = (
     "tasks/paths.py",
     "grading/decision.py",
     "grading/decoys.py",
+    "grading/other_user.py",
     "grading/patches.py",
     "grading/results.py",
     "grading/shipped.py",
