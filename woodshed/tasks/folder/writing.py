@@ -35,6 +35,7 @@ GRADER = (
     "tasks/paths.py",
     "grading/decision.py",
     "grading/decoys.py",
+    "grading/other_user.py",
     "grading/patches.py",
     "grading/results.py",
     "grading/shipped.py",
