@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -41,15 +41,21 @@ class Settings(BaseModel):
             if not field.is_required()
         }
 
-    def differing(self) -> dict[str, Any]:
-        """The settings that are not the usual ones, as plain values; sections without any are left out."""
+    def differing(self, always: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+        """The settings that are not the usual ones, as plain values; sections without any are left out.
+
+        Args:
+            always: dotted names of settings that are given whatever they are.
+            prefix: in front of the names of these settings, as `always` has them.
+        """
         usual, plain = self.usual(), self.model_dump(mode="json", exclude_none=True)
         found: dict[str, Any] = {}
         for name in plain:
             value = getattr(self, name)
             if isinstance(value, Settings) and isinstance(usual.get(name), Settings):
-                found |= {name: inner} if (inner := value.differing()) else {}
-            elif name not in usual or value != usual[name]:
+                inner = value.differing(always, f"{prefix}{name}.")
+                found |= {name: inner} if inner else {}
+            elif name not in usual or value != usual[name] or f"{prefix}{name}" in always:
                 found[name] = plain[name]
         return found
 
@@ -109,6 +115,18 @@ def read(kind: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
     for override in overrides:
         _override(tree, override)
     return validate(kind, tree, origin=str(path) if path is not None else "settings")
+
+
+def changed(chosen: S, overrides: Sequence[str]) -> S:
+    """Settings with `section.key=value` overrides applied.
+
+    Raises:
+        RecipeError: as `read`.
+    """
+    tree = chosen.model_dump(mode="json", exclude_none=True)
+    for override in overrides:
+        _override(tree, override)
+    return validate(type(chosen), tree)
 
 
 def validate(kind: type[S], tree: dict[str, Any], *, origin: str = "settings") -> S:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import get_origin
 
@@ -100,16 +100,17 @@ def matching(kind: type[BaseModel], words: list[str]) -> list[DescribedSetting]:
     ]
 
 
-def commented(chosen: Settings, notes: Mapping[str, str] | None = None) -> str:
+def commented(chosen: Settings, notes: Mapping[str, str] | None = None, always: Collection[str] = ()) -> str:
     """The settings that are not the usual ones, as TOML, each under a comment.
 
     Args:
         notes: dotted name of a setting to why it has its value, or of a section to a line about it; a setting
             without one is described as everywhere. None writes no comments.
+        always: as of `Settings.differing`.
     """
     described = {each.name: each for section in sections(type(chosen)) for each in section.settings}
     lines, section = [], ""
-    for line in tomli_w.dumps(chosen.differing()).splitlines():
+    for line in tomli_w.dumps(chosen.differing(always)).splitlines():
         heading, key = re.fullmatch(r"\[+([\w.-]+)\]+", line), re.match(r"([\w-]+) = ", line)
         section = f"{heading[1]}." if heading else section
         name = section.removesuffix(".") if heading else f"{section}{key[1]}" if key else ""

@@ -56,7 +56,6 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
-    from woodshed import report
     from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
 
@@ -76,6 +75,13 @@ def train(
         name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     run_or_resume(run, chosen, is_new=resume is None)
+    finish(run)
+
+
+def finish(run: RunDir) -> None:
+    """Print what a run shows and cost, and write its report."""
+    from woodshed import report
+
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
