@@ -21,7 +21,8 @@ from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, Sandb
 from woodshed.synthesis import plugins, project, requirements
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.sources import Repository
-from woodshed.tasks.environment import NoWheelError, prepare, python_path, resolve
+from woodshed.tasks import environment as environments
+from woodshed.tasks.environment import NoWheelError, prepare, resolve
 from woodshed.tasks.folder import is_protected
 
 Progress = Callable[[int, int, str], None]
@@ -125,7 +126,7 @@ class Baseline:
             SandboxSpec(
                 lowers=(self.repository.tree,),
                 environment=prepare(self.environment),
-                env={"PYTHONPATH": python_path(self.environment)},
+                env=environments.variables(self.environment),
             )
         )
 
@@ -134,6 +135,8 @@ def measure(
     repository: Repository,
     *,
     extra_requirements: Sequence[str] = (),
+    variables: Sequence[str] = (),
+    options: Sequence[str] = (),
     runs: int = 3,
     timeout_s: float = 120.0,
     progress: Progress = lambda done, total, text: None,
@@ -144,6 +147,7 @@ def measure(
     The runs take place at the same time, so that tests that depend on the clock fail here rather than later.
 
     Args:
+        variables: as in `Environment`; `options` are its `pytest_options`.
         timeout_s: for one run alone; several at once may take as many times as long.
 
     Raises:
@@ -154,6 +158,7 @@ def measure(
     described = project.read(repository, sandboxes=sandboxes)
     progress(0, 2, f"measuring {name}, preparing its environment")
     environment, described = _environment(described, extra_requirements)
+    environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
     for reason in described.left_out:
         progress(0, 2, f"measuring {name}, not installed: {reason}")
     draft = _draft(repository, described, environment)
@@ -182,8 +187,14 @@ def _runs(draft: Baseline, runs: int, timeout_s: float, sandboxes: SandboxProvid
 
     def suite(hash_seed: int) -> TestRun:
         with sandboxes.open(draft.spec) as sandbox:
-            packages = draft.environment.packages
-            return run_tests(sandbox, ids=None, packages=packages, timeout_s=timeout_s, hash_seed=hash_seed)
+            return run_tests(
+                sandbox,
+                ids=None,
+                packages=draft.environment.packages,
+                timeout_s=timeout_s,
+                hash_seed=hash_seed,
+                options=draft.environment.pytest_options,
+            )
 
     with ThreadPoolExecutor(runs) as pool:
         return list(pool.map(suite, range(runs)))

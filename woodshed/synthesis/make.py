@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import random
 import re
 import shutil
@@ -23,7 +24,7 @@ from typing import Any, TypeVar
 
 from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.files import write_atomically
-from woodshed.synthesis import leaks, sources
+from woodshed.synthesis import leaks, selection, sources
 from woodshed.synthesis.baseline import Progress
 from woodshed.synthesis.discovery import FINDERS, Feature, discover
 from woodshed.synthesis.history import Commit, commits, revert
@@ -43,7 +44,7 @@ from woodshed.synthesis.repository_context import (
 )
 from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.synthesis.test_writing import functions_to_test, write_tests
-from woodshed.tasks import folder
+from woodshed.tasks import environment, folder
 
 T = TypeVar("T")
 
@@ -86,6 +87,8 @@ def make(
         TaskError: a source that cannot be used, or an `out` that holds tasks made from something else.
     """
     settings = settings or SynthesisSettings()
+    selection.refuse(settings.pytest_args)
+    _allow_variables(settings.env)
     report, sandboxes = MakeReport(), settings.sandbox.create()
     folder.refuse_run(out)
     with folder.claimed(out):
@@ -103,6 +106,25 @@ def make(
                 staging.mkdir()
                 _make_from(read_context(measured, staging, settings), out, report, progress)
     return report
+
+
+def _allow_variables(entries: Sequence[str]) -> None:
+    """Note that tasks may read these variables here.
+
+    Raises:
+        TaskError: one that cannot be given to tests, or has no value.
+    """
+    for entry in entries:
+        name, has_value, _ = entry.partition("=")
+        if not re.fullmatch(environment.VARIABLE, entry):
+            raise TaskError(
+                f"--env {name}: cannot be given to tests; expected a name of letters, digits and underscores that "
+                "steers neither Python, pytest, the loader nor the sandbox"
+            )
+        if not has_value and name not in os.environ:
+            raise TaskError(f"--env {name}: not set here. export {name}=VALUE, or give --env {name}=VALUE")
+        if not has_value:
+            environment.allow_variable(name)
 
 
 # ---- candidates -------------------------------------------------------------------------------------------
