@@ -102,6 +102,8 @@ class SessionRequest:
     """Python files of the tests and their helpers, by path: where tests are isolated, all that they import from the
     workspace themselves."""
     programs: Programs = Programs()
+    options: Sequence[str] = ()
+    """Options of pytest, as the task's environment has them."""
 
     def encoded(self, nonce: str, workspace: str, **more: object) -> bytes:
         """The request as the runner reads it from stdin."""
@@ -114,6 +116,7 @@ class SessionRequest:
             "sources": {path: data.decode("latin-1") for path, data in self.sources.items()},
             "compiled": dict(self.compiled),
             "own": list(self.own),
+            "options": list(self.options),
             "kind": self.kind,
             "programs": dataclasses.asdict(self.programs),
         }

@@ -317,7 +317,7 @@ def arguments(request: dict) -> list[str]:
                 break
     for name in plugin_names():
         options += ["-p", name, *filter(None, [ONCE.get(name)])]
-    return options + files_of(request["ids"] or [], workspace)
+    return [*options, *request.get("options", []), *files_of(request["ids"] or [], workspace)]
 
 
 def beside(name: str) -> types.ModuleType:
