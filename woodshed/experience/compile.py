@@ -59,13 +59,11 @@ def compile_samples(
     flagged_ids: Collection[str] = (),
     reward_terms: Mapping[str, float] | None = None,
 ) -> Compiled:
-    """Make a sample of every segment of every trainable attempt. Attempts without a graded verdict (lost sandbox,
-    invalid) are left out.
+    """Make a sample of every segment of every attempt that was graded, and lost no sandbox.
 
-    Advantage of an attempt, the same for all of its segments: its reward and its reward terms, minus the mean of that
-    over its group's attempts, each counted once, whatever the number of its segments. It is
-    not divided by their standard deviation (Dr. GRPO, arXiv 2503.20783, as in the Composer 2 report, arXiv 2603.24477,
-    section 4.1), which would blow up tiny differences between equally good attempts.
+    Advantage of an attempt and all its segments: its reward and its reward terms, minus the mean of that over its
+    group's attempts, each counted once. It is not divided by their standard deviation (Dr. GRPO, arXiv 2503.20783, as
+    in the Composer 2 report, arXiv 2603.24477, section 4.1), which would blow up differences between good attempts.
 
     Args:
         flagged_ids: attempts that monitors flagged (`in_baseline`). They count as attempts, and hints on their
@@ -88,11 +86,11 @@ def compile_samples(
             advantage = next(advantages) if is_counted else 0.0
             advantage = min(0.0, advantage) if is_flagged else advantage
             for sample in rollout_samples(rollout):
-                tokens = len(sample.predicted)
-                weights = (float(is_counted),) * tokens
-                samples.append(
-                    replace(sample, advantages=(advantage,) * tokens, rl_weights=weights, group=number)
-                )
+                streams = {
+                    "advantages": (advantage,) * len(sample.predicted),
+                    "rl_weights": (float(is_counted),) * len(sample.predicted),
+                }
+                samples.append(replace(sample, group=number, **streams))
     branches, skipped = hint_branches(rollouts, hints, renderer, options or HintOptions())
     return Compiled(tuple(with_branches(samples, branches)), skipped)
 

@@ -66,6 +66,10 @@ class Environment:
     """"name==version" of the distribution, whose metadata (no code) the environment offers to importlib.metadata."""
     entry_points: str = ""
     """Text of the distribution's entry_points.txt, or ""."""
+    variables: tuple[str, ...] = ()
+    """Environment variables of its code and tests: "NAME=VALUE", or "NAME" for one of the machine that runs them."""
+    pytest_options: tuple[str, ...] = ()
+    """Options of every session of pytest, such as those that select tests ("-m", "not slow")."""
 
 
 @dataclass(frozen=True)
