@@ -22,7 +22,7 @@ from woodshed.engines import local
 from woodshed.engines.local import invariant
 from woodshed.learning import packing, ranks
 from woodshed.learning.logprobs import Predictions
-from woodshed.learning.packing import Padded, Segment
+from woodshed.learning.packing import Padded, RowSegment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 from woodshed.tokens.codec import CODEC
@@ -340,7 +340,7 @@ def segment_attention() -> str:
         value: Tensor,
         attention_mask: Tensor | None,
         *,
-        segments: tuple[Segment, ...] = (),
+        segments: tuple[RowSegment, ...] = (),
         **options: Any,
     ) -> tuple[Tensor, None]:
         if not segments:  # dropped by the model: `prefix_tree.why_not` finds that by trying
