@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from woodshed.stages.session import Progress
 
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the settings that are not the usual ones, and stop.")
+]
+Explain = Annotated[bool, typer.Option("--explain", help="The same with a comment above each setting.")]
+
+
 @app.command()
 def train(
     recipe: Annotated[
@@ -39,7 +45,8 @@ def train(
     variant: Annotated[
         str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    dry_run: DryRun = False,
+    explain: Explain = False,
 ) -> None:
     """Train a policy from a recipe.
 
@@ -49,12 +56,11 @@ def train(
     """
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
-    from woodshed import report
     from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
 
     if launch.is_follower():
-        if not dry_run:
+        if not (dry_run or explain):
             take_part()
         return
     if resume is not None:
@@ -62,22 +68,32 @@ def train(
     else:
         values = overrides or []
         chosen = new_recipe(Path(recipe or ""), variant, values)
-        if dry_run:
+        if dry_run or explain:
             option = ["--variant", variant] if variant else []
-            say_recipe(chosen, [str(recipe), *option, *values])
+            say_recipe(chosen, [str(recipe), *option, *values], explain=explain)
             return
         name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     run_or_resume(run, chosen, is_new=resume is None)
+    finish(run)
+
+
+def finish(run: RunDir) -> None:
+    """Print what a run shows and cost, and write its report."""
+    from woodshed import report
+
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
     say_next(f"woodshed report {run.path} --open")
 
 
-def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
-    """Print every setting, and the command that trains by them."""
-    say(chosen.to_toml().rstrip())
+def say_recipe(chosen: Recipe, arguments: Sequence[str], *, explain: bool) -> None:
+    """Print the settings that are not the usual ones, and the command that trains by them."""
+    from woodshed.cli import reference
+
+    say(reference.commented(chosen, {} if explain else None).rstrip())
+    say("# The other settings have their usual values: woodshed settings")
     say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
 
 

@@ -35,20 +35,22 @@ SHAPES: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 Kind = Literal["ordinary", "isolated", "again"]
 """Surroundings of a session. "isolated": the packages are in another process than the tests (`process_isolation`), and
-all that this process sees is as for an agent. "again": as "ordinary", with other names, places and order."""
+all that this process sees is as for a command of an agent: a condition that is false there is false here, whatever else
+it names. "ordinary": everything is otherwise than for an agent. "again": as "ordinary", with an agent's surroundings,
+and other names, places and order."""
 FOLDERS: dict[Kind, str] = {"ordinary": "/run", "isolated": "/opt", "again": "/srv"}
 """Folder of the programs of each kind of session."""
 FLAGS: dict[Kind, tuple[str, ...]] = {
-    "ordinary": ("-P", "-s", "-B"),
+    "ordinary": (),
     "isolated": ("-P", "-s", "-B"),
     "again": (),
 }
 """Options of Python. Who writes bytecode writes it to a folder of temporary files (`runner.move`)."""
-HASH_SEEDS: dict[Kind, int] = {"ordinary": 0, "isolated": 1, "again": 2}
+HASH_SEEDS: dict[Kind, int] = {"ordinary": 1, "isolated": 0, "again": 0}
 ENVIRONMENTS: dict[Kind, dict[str, str]] = {
-    "ordinary": {},
-    "isolated": {"USER": "agent", "LOGNAME": "agent"},
-    "again": {"USER": "agent", "LOGNAME": "agent", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},
+    "ordinary": {"LOGNAME": "grader", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},
+    "isolated": {"USER": "agent"},
+    "again": {"USER": "agent"},
 }
 """Variables of each kind of session, on top of the sandbox's."""
 
@@ -224,10 +226,9 @@ def _faults(kinds: dict[str, list[dict]], foreign: int) -> list[str]:
     if len(kinds["end"]) > 1 or end["count"] != count:
         faults.append(f"{count} results arrived, the end record counts {end['count']}")
     failed = {sentinel["name"] for sentinel in kinds["sentinel"] if sentinel["outcome"] == "failed"}
-    is_empty = not tests and any(record["path"] == NOTHING for record in kinds["collection"])
-    if is_empty and not kinds["sentinel"]:  # nothing ran, so nothing passed that could be doubted
-        failed = set(SENTINELS)
-    elif failed != set(SENTINELS) or len(kinds["sentinel"]) != len(SENTINELS):
+    ended_early = any(record["path"] == NOTHING for record in kinds["collection"])
+    is_empty = ended_early and not tests and not kinds["sentinel"]  # so nothing passed that could be doubted
+    if not is_empty and (failed != set(SENTINELS) or len(kinds["sentinel"]) != len(SENTINELS)):
         faults.append(f"tests that must fail did not: {', '.join(sorted(set(SENTINELS) - failed))}")
     if end["patched"]:
         faults.append(f"changed while the tests ran: {', '.join(map(str, end['patched'][:5]))}")

@@ -13,7 +13,7 @@ from woodshed.synthesis.operators import Deletion
 from woodshed.synthesis.repository_context import Candidate, Rejected, RepositoryContext
 
 HASH_SEEDS = (2, 3)
-"""Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
+"""Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's."""
 
 
 @dataclass(frozen=True)
