@@ -136,7 +136,8 @@ def run_or_resume(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
             if not noted and (run.path / "policy").is_dir():
                 tell(f"{run.path} is finished: nothing is left to do. Its results:")
                 return
-        run_recipe(chosen, run, progress)
+        with run.timed():
+            run_recipe(chosen, run, progress)
 
 
 def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
