@@ -40,7 +40,7 @@ KERNELS = {
     "muon/kernels.py:symmetric_kernel",
 }
 # The parameters of a command are its options.
-COMMANDS = {"cli/measure.py:evaluate", "cli/tasks.py:make_tasks"}
+COMMANDS = {"cli/measure.py:evaluate", "cli/making.py:make_tasks"}
 LONG_FUNCTIONS: set[str] = set()
 MANY_PARAMETERS: set[str] = set()
 LONG_FILES: set[str] = set()

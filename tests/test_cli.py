@@ -65,11 +65,11 @@ def run(tmp_path: Path) -> RunDir:
         (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts'"),
         (
             ["eval", "tasks/none", "--attempts", "0"],
-            "RecipeError: settings: attempts = 0: input should be greater",
+            "RecipeError: settings: attempts = 0: give a whole number of attempts, from 1",
         ),
         (
             ["eval", "agent.max_turns=3"],
-            "RecipeError: settings: tasks = []: tuple should have at least 1 item",
+            "RecipeError: settings: tasks = []: give a list of at least 1, each a path",
         ),
         (["train", "recipes/none.toml"], "RecipeError: no recipe at recipes/none.toml"),
         (["train", "--resume", "runs/none"], "RunError: no run at runs/none"),
@@ -238,7 +238,12 @@ def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, mon
     result = woodshed("train", "short.toml", "rl.steps=4", "--dry-run")
     assert result.exit_code == 0
     recipe = tomllib.loads(result.stdout)
-    assert recipe["name"] == "short" and recipe["rl"]["steps"] == 4
+    assert recipe == {"name": "short", "rl": {"steps": 4}}, "what is as usual is not printed"
+    explained = woodshed("train", "short.toml", "--explain")
+    assert tomllib.loads(explained.stdout) == {"name": "short", "rl": {"steps": 2}}
+    assert (
+        "# Optimizer steps of RL and targeted feedback. (a whole number of steps, from 1)" in explained.stdout
+    )
     assert "next: woodshed train short.toml rl.steps=4" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["short.toml"]
 

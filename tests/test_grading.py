@@ -30,11 +30,14 @@ from woodshed.grading import (
     verifier,
 )
 from woodshed.grading.command_verifier import CommandVerifier
+from woodshed.grading.decision import decide
+from woodshed.grading.patches import crossing
+from woodshed.grading.pytest_verifier import FreshSandboxes
 from woodshed.grading.results import SessionRequest
 from woodshed.grading.session import run_session, start, with_copies
 from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, control, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec, control, open_sandbox
 from woodshed.tasks import environment, folder
 
 KINDS = """\
@@ -303,6 +306,33 @@ def test_rewards(tiny_task: Task):
     nothing = grading.grade(tiny_task, Patch({}))
     assert (nothing.status, nothing.reward) == ("graded", 0.0)
     assert "NotImplementedError: count" in nothing.detail
+
+
+class Keeping:
+    """Bubblewrap's sandboxes, kept in a list."""
+
+    watches = True
+
+    def __init__(self) -> None:
+        self.opened: list[Sandbox] = []
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        self.opened.append(open_sandbox(spec))
+        return self.opened[-1]
+
+
+def test_a_run_that_began_ahead_decides_as_one_that_waited(tiny_task: Task):
+    for patch in (tasks.gold_patch(tiny_task), partial(tiny_task)):
+        verdicts = []
+        for is_idle in (True, False):
+            provider = Keeping()
+            box = FreshSandboxes(tiny_task, provider, is_idle=lambda answer=is_idle: answer)
+            crossed, left = crossing(tiny_task, patch)
+            verdict = decide(tiny_task, crossed, left, box, timeout_s=30.0, shaped=False)
+            verdicts.append((verdict.reward, verdict.outcomes, verdict.integrity))
+            assert not any(sandbox.alive() for sandbox in provider.opened)
+        assert verdicts[0] == verdicts[1]
+    assert len(provider.opened) == 1, "a busy machine began what was thrown away"
 
 
 def test_a_broken_sandbox_is_no_verdict(tiny_task: Task, tmp_path: Path):

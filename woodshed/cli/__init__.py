@@ -14,10 +14,10 @@ Exit codes:
 
 import os
 
-from woodshed.cli import measure, red_team, runs, settings, tasks, train
+from woodshed.cli import init, measure, red_team, runs, settings, solve, tasks, train
 from woodshed.cli.app import app
 
-__all__ = ["app", "main", "measure", "red_team", "runs", "settings", "tasks", "train"]
+__all__ = ["app", "init", "main", "measure", "red_team", "runs", "settings", "solve", "tasks", "train"]
 
 
 def main() -> None:

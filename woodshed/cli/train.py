@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from woodshed.stages.session import Progress
 
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the settings that are not the usual ones, and stop.")
+]
+Explain = Annotated[bool, typer.Option("--explain", help="The same with a comment above each setting.")]
+
+
 @app.command()
 def train(
     recipe: Annotated[
@@ -40,7 +47,8 @@ def train(
     variant: Annotated[
         str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    dry_run: DryRun = False,
+    explain: Explain = False,
 ) -> None:
     """Train a policy from a recipe.
 
@@ -51,12 +59,11 @@ def train(
     changed = [*([recipe] if recipe else []), *(overrides or [])] if resume is not None else []
     if (recipe is None and resume is None) or not all("=" in text for text in changed):
         raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
-    from woodshed import report
     from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
 
     if launch.is_follower():
-        if not dry_run:
+        if not (dry_run or explain):
             take_part()
         return
     if resume is not None:
@@ -64,23 +71,33 @@ def train(
     else:
         values = overrides or []
         chosen = new_recipe(Path(recipe or ""), variant, values)
-        if dry_run:
+        if dry_run or explain:
             option = ["--variant", variant] if variant else []
-            say_recipe(chosen, [str(recipe), *option, *values])
+            say_recipe(chosen, [str(recipe), *option, *values], explain=explain)
             return
         name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     run_or_resume(run, chosen, is_new=resume is None)
+    finish(run)
+
+
+def finish(run: RunDir) -> None:
+    """Print what a run shows and cost, and write its report."""
+    from woodshed import report
+
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
-    say_next(f"woodshed report {run.path} --open")
+    say_next(shlex.join(["woodshed", "report", str(run.path), "--open"]))
 
 
-def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
-    """Print every setting, and the command that trains by them."""
-    say(chosen.to_toml().rstrip())
-    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
+def say_recipe(chosen: Recipe, arguments: Sequence[str], *, explain: bool) -> None:
+    """Print the settings that are not the usual ones, and the command that trains by them."""
+    from woodshed.cli import reference
+
+    say(reference.commented(chosen, {} if explain else None).rstrip())
+    say("# The other settings have their usual values: woodshed settings")
+    say_next(shlex.join([*machine.command(chosen.layout.world).split(), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:

@@ -47,7 +47,8 @@ class RolloutSettings(Settings):
     """Attempts go in rounds and waves, so that runs repeat bit for bit. Otherwise a message is sampled as soon as its
     attempt is ready, and attempts are graded while others are made."""
     watch: bool = True
-    """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
+    """Keep which files each attempt reads, writes and runs (`Rollout.accesses`). Chosen on its cost: some 3% of a
+    test run."""
 
 
 @dataclass(frozen=True)

@@ -33,20 +33,22 @@ SHAPES: dict[str, dict[str, type | tuple[type, ...]]] = {
 
 Kind = Literal["ordinary", "isolated", "again"]
 """Surroundings of a session. "isolated": the packages are in another process than the tests (`process_isolation`), and
-all that this process sees is as for an agent. "again": as "ordinary", with other names, places and order."""
+all that this process sees is as for a command of an agent: a condition that is false there is false here, whatever else
+it names. "ordinary": everything is otherwise than for an agent. "again": as "ordinary", with an agent's surroundings,
+and other names, places and order."""
 FOLDERS: dict[Kind, str] = {"ordinary": "/run", "isolated": "/opt", "again": "/srv"}
 """Folder of the programs of each kind of session."""
 FLAGS: dict[Kind, tuple[str, ...]] = {
-    "ordinary": ("-P", "-s", "-B"),
+    "ordinary": (),
     "isolated": ("-P", "-s", "-B"),
     "again": (),
 }
 """Options of Python. Who writes bytecode writes it to a folder of temporary files (`runner.move`)."""
-HASH_SEEDS: dict[Kind, int] = {"ordinary": 0, "isolated": 1, "again": 2}
+HASH_SEEDS: dict[Kind, int] = {"ordinary": 1, "isolated": 0, "again": 0}
 ENVIRONMENTS: dict[Kind, dict[str, str]] = {
-    "ordinary": {},
-    "isolated": {"USER": "agent", "LOGNAME": "agent"},
-    "again": {"USER": "agent", "LOGNAME": "agent", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},
+    "ordinary": {"LOGNAME": "grader", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},
+    "isolated": {"USER": "agent"},
+    "again": {"USER": "agent"},
 }
 """Variables of each kind of session, on top of the sandbox's."""
 
@@ -100,6 +102,8 @@ class SessionRequest:
     """Python files of the tests and their helpers, by path: where tests are isolated, all that they import from the
     workspace themselves."""
     programs: Programs = Programs()
+    options: Sequence[str] = ()
+    """Options of pytest, as the task's environment has them."""
 
     def encoded(self, nonce: str, workspace: str, **more: object) -> bytes:
         """The request as the runner reads it from stdin."""
@@ -112,6 +116,7 @@ class SessionRequest:
             "sources": {path: data.decode("latin-1") for path, data in self.sources.items()},
             "compiled": dict(self.compiled),
             "own": list(self.own),
+            "options": list(self.options),
             "kind": self.kind,
             "programs": dataclasses.asdict(self.programs),
         }

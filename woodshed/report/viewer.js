@@ -307,6 +307,7 @@ function drawTurn(turn, number, texts, row) {
   facts.push(`policy ${turn.v}`, `${turn.s[0].toFixed(1)} s sampling, ${turn.s[1].toFixed(1)} s tools`);
   if (turn.p) facts.push(`planted ${turn.p}`);
   if (turn.x) facts.push("cut off");
+  if (turn.b) node.append(make("p", "segment", turn.b));
   const fault = turn.e ? [make("span", "bad", `\u26a0 ${turn.e}`), ", "] : [];
   node.append(make("p", "quiet head", make("b", "", `turn ${number} `), ...fault, facts.join(", ")));
   const body = make("div", "body", drawMessage(turn, texts[turn.m]));

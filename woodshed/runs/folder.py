@@ -8,6 +8,7 @@
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
         reward_terms.jsonl  auxiliary rewards and effort of each attempt, if the recipe has them
         divergences.jsonl  divergence of hinted turns in the update, token by token
+        solutions.jsonl    decisions of the person whose requests the attempts are (`woodshed solve`)
         token_texts.jsonl  text of every sampled token id, so that a reader needs no tokenizer
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
@@ -59,6 +60,7 @@ Kind = Literal[
     "metrics",
     "divergences",
     "token_texts",
+    "solutions",
 ]
 
 BatchId = tuple[str, int, int]  # phase, step, part

@@ -78,7 +78,7 @@ def _failing(
     binds = {**baseline.spec.binds, "/run/woodshed/woodshed_slowed.py": script}
     with sandboxes.open(replace(baseline.spec, binds=binds)) as sandbox:
         request = {"ids": list(tests), "phase": phase, "seconds": limit_s, "workspace": sandbox.workspace}
-        request["out"] = "/tmp/slowed.json"
+        request |= {"options": list(baseline.environment.pytest_options), "out": "/tmp/slowed.json"}
         result = sandbox.exec(
             session.PYTHON + "/run/woodshed/woodshed_slowed.py",
             stdin=json.dumps(request).encode(),

@@ -7,29 +7,28 @@ same folders, and a run that was stopped goes on where it was. Combinations come
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import random
+import os
 import re
 import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.files import write_atomically
-from woodshed.synthesis import leaks, sources
+from woodshed.synthesis import leaks, selection, sources
 from woodshed.synthesis.baseline import Progress
-from woodshed.synthesis.discovery import FINDERS, Feature, discover
+from woodshed.synthesis.candidates import COMBINED_SHARE, candidates, combinations, derivations
 from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.impossible import contradict
 from woodshed.synthesis.measuring import measured_once, notes
-from woodshed.synthesis.operators import LEVELS, Symbol
+from woodshed.synthesis.operators import Symbol
 from woodshed.synthesis.proof import prove, prove_revert
 from woodshed.synthesis.repository_context import (
     GENERATOR,
@@ -42,18 +41,13 @@ from woodshed.synthesis.repository_context import (
     read_context,
 )
 from woodshed.synthesis.stats import UNREAD, rejected
-from woodshed.synthesis.test_writing import functions_to_test, write_tests
-from woodshed.tasks import folder
+from woodshed.synthesis.test_writing import write_tests
+from woodshed.tasks import environment, folder
 
-T = TypeVar("T")
-
-COMBINED_SHARE = 8
-"""One task in so many is a combination of others, where combinations are asked for."""
 AHEAD = 4
 """Candidates of a job that are worked on beside the one that is due."""
 MAX_COMMITS = 50
 """Commits that are tried where no limit is given."""
-COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 
 @dataclass
@@ -86,6 +80,8 @@ def make(
         TaskError: a source that cannot be used, or an `out` that holds tasks made from something else.
     """
     settings = settings or SynthesisSettings()
+    selection.refuse(settings.pytest_args)
+    _allow_variables(settings.env)
     report, sandboxes = MakeReport(), settings.sandbox.create()
     folder.refuse_run(out)
     with folder.claimed(out):
@@ -105,104 +101,23 @@ def make(
     return report
 
 
-# ---- candidates -------------------------------------------------------------------------------------------
+def _allow_variables(entries: Sequence[str]) -> None:
+    """Note that tasks may read these variables here.
 
-
-def candidates(work: RepositoryContext) -> list[Candidate]:
-    """Features of every operator, the better ones earlier, in seeded order: operators take turns, and so do modules."""
-    settings = work.settings
-    repository = work.baseline.repository.name
-    wanted = [o for o in settings.operators if o in FINDERS and LEVELS[o] in settings.levels]
-    times = Counter(s.name.lower() for s in work.survey.symbols)
-    queues = []
-    for operator in wanted:
-        draw = random.Random(f"{settings.seed} {repository} {operator}")
-        features = discover(work.survey, operator)
-        weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in features}
-        queues.append(
-            _by_turns(sorted(features, key=lambda feature: -weight[id(feature)]), lambda f: f.symbol.path)
-        )
-    named: dict[str, Candidate] = {}
-    for turn in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if turn < len(queue):
-                candidate = _candidate(repository, queue[turn], times)
-                named.setdefault(candidate.name.lower(), candidate)
-    return _by_turns(list(named.values()), lambda c: (c.symbol.path, c.symbol.name))
-
-
-def _by_turns(items: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
-    """The same items, reordered so that keys take turns: every key once, then every key that has more, and so on."""
-    nth: Counter[Hashable] = Counter()
-    turns = []
-    for item in items:
-        turns.append((nth[key(item)], len(turns), item))
-        nth[key(item)] += 1
-    return [item for *_, item in sorted(turns, key=lambda turn: turn[:2])]
-
-
-def _candidate(repository: str, feature: Feature, times: Counter[str]) -> Candidate:
-    symbol = feature.symbol
-    place = f"{symbol.module}." if times[symbol.name.lower()] > 1 else ""
-    name = f"{repository}-{feature.operator}-{place}{symbol.name}{_suffix(symbol)}"
-    return Candidate(name, feature.operator, symbol, feature.tests)
-
-
-def _suffix(symbol: Symbol) -> str:
-    """The detail of a symbol as the end of a folder's name."""
-    if not symbol.detail:
-        return ""
-    text = re.sub(r"[^A-Za-z0-9_]+", "-", symbol.detail).strip("-")[:40]
-    if text != symbol.detail:
-        digest = hashlib.sha256(symbol.detail.encode()).hexdigest()[:6]
-        text = f"{text}-{digest}" if text else digest
-    return f"-{text}"
-
-
-def combinations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
-    """Pairs of proven candidates in different files that different tests cover, each candidate at most once.
-
-    Each finds its partner among those before it, so that a higher limit leaves earlier pairs as they are.
+    Raises:
+        TaskError: one that cannot be given to tests, or has no value.
     """
-    settings = work.settings
-    if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
-        return []
-    waiting: list[Candidate] = []
-    pairs = []
-    for one in (c for c in proven if c.operator in COMBINABLE):
-        other = next(
-            (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
-        )
-        if other is None:
-            waiting.append(one)
-        else:
-            waiting.remove(other)
-            pairs.append(_pair(work.baseline.repository.name, other, one))
-    return pairs
-
-
-def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
-    parts = tuple(replace(c.symbol, detail=f"{c.operator} {c.symbol.detail}".strip()) for c in (one, other))
-    symbol = replace(one.symbol, kind="combination", parts=parts, detail="")
-    names = [c.name.removeprefix(f"{repository}-") for c in (one, other)]
-    return Candidate(
-        f"{repository}-combine-{'-and-'.join(names)}", "combine", symbol, one.tests | other.tests
-    )
-
-
-def derivations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
-    """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
-    repository, derived = work.baseline.repository.name, []
-    if "impossible" in work.settings.operators and proven:
-        draw = random.Random(f"{work.settings.seed} {repository} impossible")
-        for parent in draw.sample(list(proven), max(1, len(proven) // COMBINED_SHARE)):
-            symbol = replace(parent.symbol, detail=parent.name)
-            derived.append(Candidate(f"{parent.name}-impossible", "impossible", symbol, parent.tests))
-    if "write_tests" in work.settings.operators:
-        for function in functions_to_test(work):
-            name = f"{repository}-write_tests-{function.module}.{function.name}"
-            derived.append(Candidate(name, "write_tests", function, work.survey.tests(function)))
-    return derived
+    for entry in entries:
+        name, has_value, _ = entry.partition("=")
+        if not re.fullmatch(environment.VARIABLE, entry):
+            raise TaskError(
+                f"--env {name}: cannot be given to tests; expected a name of letters, digits and underscores that "
+                "steers neither Python, pytest, the loader nor the sandbox"
+            )
+        if not has_value and name not in os.environ:
+            raise TaskError(f"--env {name}: not set here. export {name}=VALUE, or give --env {name}=VALUE")
+        if not has_value:
+            environment.allow_variable(name)
 
 
 # ---- decisions --------------------------------------------------------------------------------------------

@@ -127,6 +127,7 @@ def trace(
         request = {
             "nonce": "",
             "ids": list(tests),
+            "options": list(baseline.environment.pytest_options),
             "packages": [],
             "workspace": sandbox.workspace,
             "files": [f"{sandbox.workspace}/{path}" for path in files],

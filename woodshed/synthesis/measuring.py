@@ -18,7 +18,7 @@ from typing import Any
 
 from woodshed.records import from_json, to_json
 from woodshed.runs.files import write_atomically
-from woodshed.synthesis import clocks, leaks, mapping, sources
+from woodshed.synthesis import clocks, leaks, mapping, selection, sources
 from woodshed.synthesis.baseline import Baseline, Progress, measure
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.project import PYTHON
@@ -37,6 +37,7 @@ def measured_once(
     A map that wanted time is gone on with where `settings.mapping_timeout_s` was raised since.
     """
     asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
+    asked += [*settings.pytest_args, *settings.deselect, *settings.env]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     home = out / ".baselines" / f"{repository.name}-{key}"
     kept, parts = home.with_name(f"{home.name}.json"), home.with_name(f"{home.name}.parts")
@@ -82,6 +83,8 @@ def _first(
     measured = measure(
         repository,
         extra_requirements=settings.extra_requirements,
+        variables=settings.env,
+        options=selection.options(repository.tree, settings.pytest_args, settings.deselect),
         timeout_s=settings.timeout_s,
         progress=progress,
         sandboxes=sandboxes,

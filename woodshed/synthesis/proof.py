@@ -44,7 +44,7 @@ MAX_REPAIRS = 5
 UNWRITTEN = "not written yet"
 """Placeholder for a draft's instruction and test command."""
 HASH_SEEDS = (2, 3)
-"""Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
+"""Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's."""
 MAX_MEASURED = 8
 """Most functions of one deletion whose tests' strength is measured."""
 WIDTHS = (1, 1, 1, 2, 10, 4, 10)

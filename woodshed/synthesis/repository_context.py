@@ -31,7 +31,7 @@ from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
-GENERATOR = "woodshed-synthesis-11"
+GENERATOR = "woodshed-synthesis-12"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -99,6 +99,13 @@ class SynthesisSettings(Settings):
     that are not mapped by then are left to the proofs; the same command with more seconds goes on with them."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one run of a suite, here and when the task's attempts are graded; here half of them on the CPU."""
+    pytest_args: tuple[str, ...] = ()
+    """Options of every run of pytest, besides those of the repository's own addopts that select tests."""
+    deselect: tuple[str, ...] = ()
+    """Tests that are left out: ids, or what their ids begin with ("tests/test_web.py::TestLogin")."""
+    env: tuple[str, ...] = ()
+    """Environment variables of the code and its tests: "NAME=VALUE", or "NAME" for the value of whoever runs the tests,
+    which no task holds."""
     sandbox: SandboxSettings = SandboxSettings()
     """Where the repository's code runs."""
 
@@ -235,7 +242,13 @@ class RepositoryContext:
             known = self._strengths.get(key)
         if known is None:
             known = mutation_score.measure(
-                self.spec(), self.code, function, tests, self.settings.timeout_s, self.sandboxes
+                self.spec(),
+                self.code,
+                function,
+                tests,
+                self.settings.timeout_s,
+                self.sandboxes,
+                self.baseline.environment.pytest_options,
             )
             with self._lock:
                 self._strengths[key] = known
@@ -273,7 +286,10 @@ class RepositoryContext:
         sources: Mapping[str, bytes] | None = None,
     ) -> TestRun:
         """Some tests, as far as they came; `sources` are read in place of test files on disk."""
-        request = SessionRequest(list(ids), self.baseline.environment.packages, sources=sources or {})
+        environment = self.baseline.environment
+        request = SessionRequest(
+            list(ids), environment.packages, sources=sources or {}, options=environment.pytest_options
+        )
         timeout_s, cpu_s = self.settings.timeout_s, self.cpu_s
         return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
 

@@ -8,6 +8,7 @@ dist-info that holds its name, its version and its entry points. Sandboxes mount
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import hashlib
 import json
 import os
@@ -39,6 +40,9 @@ MOUNT = "/env"
 _BUILDING: dict[Path, threading.Lock] = {}
 """Held while a thread builds the environment of a folder: attempts and runs that want the same one wait for it."""
 PYTHON = r"[1-9]\d?\.\d{1,2}"
+STEERING = r"(PYTHON|PYTEST_|WOODSHED_|LD_)\w*|PATH|HOME|USER|BASH_ENV"
+VARIABLE = rf"(?s:(?!({STEERING})(=|$))[A-Za-z_]\w*(=[^\0]*)?)"
+"""A variable of the tests, none that steers Python, pytest, the loader or the sandbox."""
 PIP = (sys.executable, "-P", "-m", "pip")
 """pip of this Python, and never a pip that lies in the working folder."""
 SHARED = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
@@ -120,9 +124,51 @@ def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = (), watch: bool =
     return SandboxSpec(
         lowers=(workspace(task), *extra_lowers),
         environment=prepare(task.environment),
-        env={"PYTHONPATH": python_path(task.environment)},
+        env=variables(task.environment),
         watch=tuple(package.rpartition(".")[2] for package in task.environment.packages) if watch else None,
     )
+
+
+def variables(environment: Environment) -> dict[str, str]:
+    """Variables of a sandbox: PYTHONPATH, and those that the repository's code and tests need.
+
+    Raises:
+        TaskError: one of this machine is not set, or nobody allowed that tasks read it.
+    """
+    known = {}
+    for entry in environment.variables:
+        name, is_given, value = entry.partition("=")
+        known[name] = value if is_given else _of_this_machine(name)
+    return {**known, "PYTHONPATH": python_path(environment)}
+
+
+def allow_variable(name: str) -> None:
+    """Let tasks on this machine read a variable of whoever runs them; only its name is kept."""
+    if name not in _allowed_variables():
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with (cache_dir() / "variables").open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+
+
+def _allowed_variables() -> set[str]:
+    kept = cache_dir() / "variables"
+    lines = kept.read_text("utf-8").split() if kept.is_file() else []
+    return {*lines, *os.environ.get("WOODSHED_ENV", "").split(",")}
+
+
+def _of_this_machine(name: str) -> str:
+    """A variable of whoever runs a task. A stranger's task must not read others than those that were allowed."""
+    if name not in os.environ:
+        raise TaskError(
+            f"the tests need the environment variable {name}, which is not set here: export {name}=VALUE (a value "
+            "for tests: the agent's commands see it too)"
+        )
+    if name not in _allowed_variables():
+        raise TaskError(
+            f"the task reads {name} from your environment, and shows it to the agent's commands. If it may, "
+            f"export WOODSHED_ENV={name} (names separated by commas)"
+        )
+    return os.environ[name]
 
 
 def python_path(environment: Environment) -> str:
@@ -252,6 +298,8 @@ def _check_words(environment: Environment) -> None:
     forms = [(environment.python, PYTHON, "a Python version (3.12)")]
     forms += [(name, r"[^\W\d]\w*(\.[^\W\d]\w*)*", "a name to import") for name in environment.packages]
     forms += [(root, r"[^:\0\n]*", "a folder of the workspace") for root in environment.source_roots]
+    forms += [(entry, VARIABLE, "a variable that tests may be given") for entry in environment.variables]
+    forms += [(option, r"[^\0]+", "an option") for option in environment.pytest_options]
     for word, form, what in forms:
         if not re.fullmatch(form, word):
             raise TaskError(f"the environment names {word!r}, which is not {what}; make the task again")
@@ -339,5 +387,6 @@ def _interpreter(version: str) -> Path:
 
 
 def _key(environment: Environment, interpreter: Path) -> str:
-    parts = [FORMAT, to_json(environment), str(interpreter), sysconfig.get_platform()]
+    installed = dataclasses.replace(environment, variables=(), pytest_options=())
+    parts = [FORMAT, to_json(installed), str(interpreter), sysconfig.get_platform()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]
