@@ -65,7 +65,7 @@ def parts(value: object) -> Iterator[object]:
 
 
 def _inner(value: object) -> list[object]:
-    """What a container holds, also one of a type below the built-in ones, whatever it says itself."""
+    """Contents of a container, also one of a type below the built-in ones, whatever it says itself."""
     kinds = type.__dict__["__mro__"].__get__(type(value))  # `in` would ask a type that says it is equal to all
     found = (list(look(value)) for kind, look in HOLDERS.items() if any(kind is owner for owner in kinds))
     return next(found, [])
