@@ -68,36 +68,9 @@ def parts(value: object) -> Iterator[object]:
 
 def _contents(value: object) -> list[object]:
     """Parts of a container, also of one of a type below the built-in ones, whatever it says itself."""
-    kinds = type.__dict__["__mro__"].__get__(
-        type(value)
-    )  # `in` would ask a type that says it is equal to all
+    kinds = type.__dict__["__mro__"].__get__(type(value))
+    # By identity: `in` would ask a type that says it is equal to everything.
     found = (list(look(value)) for kind, look in HOLDERS.items() if any(kind is owner for owner in kinds))
-    return next(found, [])
-
-
-# -- values that look alike
-
-
-def parts(value: object) -> Iterator[object]:
-    """The value and what its built-in containers hold, the value first."""
-    waiting, seen = [(value, 0)], 0
-    while waiting and seen < MOST:
-        value, depth = waiting.pop()
-        seen += 1
-        yield value
-        if depth < DEEPEST:
-            waiting += [(item, depth + 1) for item in _inner(value)]
-
-
-def _inner(value: object) -> list[object]:
-    """Contents of a container, also one of a type below the built-in ones, whatever it says itself."""
-    kind = type(value)
-    if (
-        kind is str or kind is int or kind is float or kind is bytes or kind is bool
-    ):  # nearly always, in long loops
-        return []
-    kinds = type.__dict__["__mro__"].__get__(kind)  # `in` would ask a type that says it is equal to all
-    found = (list(look(value)) for holder, look in HOLDERS.items() if any(holder is owner for owner in kinds))
     return next(found, [])
 
 
