@@ -98,7 +98,11 @@ def test_a_random_hundred_earns_nothing(plain_task: Task):
 
 
 @pytest.mark.parametrize(
-    "name", ["who started it is killed", "a folder where the reward goes", "reward files"]
+    "name",
+    [
+        *("who started it is killed", "processes that relieve each other"),
+        *("a folder where the reward goes", "reward files"),
+    ],
 )
 def test_rewards_that_the_code_under_test_leaves_are_not_read(plain_task: Task, name: str):
     """It kills or blocks the grader that a task folder ships, once its own reward lies there."""
