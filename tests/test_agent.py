@@ -84,7 +84,7 @@ def test_every_prompt_has_the_one_before_and_its_message_as_an_exact_prefix(
         assert request.prompt_ids == tuple(so_far)
         assert 0 < turn.opening < len(turn.context_ids)
         so_far += turn.sampled_ids
-    assert rollout.token_ids == tuple(so_far)
+    assert rollout.segments[0].token_ids == tuple(so_far)
     assert faults(rollout) == [None, "unknown_tool", "unparseable", "truncated", None, None]
     assert len({request.seed for request in requests}) == len(requests)
 
@@ -270,5 +270,5 @@ def test_a_test_run_reads_short_and_the_same_and_leaves_nothing_behind(tiny_task
     assert texts(rollouts[0], 0) == [".\n1 passed in #s"]
     failed = texts(rollouts[0], 1)[0].splitlines()
     assert failed[0] == "F" and failed[-2:] == ["1 failed in #s", "exit code 1"]
-    assert rollouts[0].token_ids == rollouts[1].token_ids
+    assert rollouts[0].segments[0].token_ids == rollouts[1].segments[0].token_ids
     assert rollouts[0].patch.files == {} and rollouts[0].patch.skipped == {}

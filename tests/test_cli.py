@@ -22,6 +22,7 @@ from woodshed.cli import app, terminal
 from woodshed.cli.terminal import say
 from woodshed.evals import measures
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
+from woodshed.runs import pace
 from woodshed.runs.files import WAYS_OUT, way_out
 from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
@@ -64,11 +65,11 @@ def run(tmp_path: Path) -> RunDir:
         (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts'"),
         (
             ["eval", "tasks/none", "--attempts", "0"],
-            "RecipeError: settings: attempts = 0: input should be greater",
+            "RecipeError: settings: attempts = 0: give a whole number of attempts, from 1",
         ),
         (
             ["eval", "agent.max_turns=3"],
-            "RecipeError: settings: tasks = []: tuple should have at least 1 item",
+            "RecipeError: settings: tasks = []: give a list of at least 1, each a path",
         ),
         (["train", "recipes/none.toml"], "RecipeError: no recipe at recipes/none.toml"),
         (["train", "--resume", "runs/none"], "RunError: no run at runs/none"),
@@ -237,7 +238,12 @@ def test_dry_run_prints_the_resolved_recipe_and_nothing_else(tmp_path: Path, mon
     result = woodshed("train", "short.toml", "rl.steps=4", "--dry-run")
     assert result.exit_code == 0
     recipe = tomllib.loads(result.stdout)
-    assert recipe["name"] == "short" and recipe["rl"]["steps"] == 4
+    assert recipe == {"name": "short", "rl": {"steps": 4}}, "what is as usual is not printed"
+    explained = woodshed("train", "short.toml", "--explain")
+    assert tomllib.loads(explained.stdout) == {"name": "short", "rl": {"steps": 2}}
+    assert (
+        "# Optimizer steps of RL and targeted feedback. (a whole number of steps, from 1)" in explained.stdout
+    )
     assert "next: woodshed train short.toml rl.steps=4" in result.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["short.toml"]
 
@@ -315,10 +321,11 @@ def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    clock = iter(range(0, 1000, 9))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
     with terminal.progress_bars() as progress:
         for done in range(9):
+            now[0] += 9
             progress(done, 8, f"train 0: attempts, turn {done}")
         progress(1, 1, "quick")
         progress(0, 0, "loading it")
@@ -326,7 +333,7 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     assert seen.out == ""
     assert seen.err.splitlines() == [
         "train 0: attempts, turn 0: 0/8",
-        "train 0: attempts, turn 4: 4/8 after 36 s",
+        "train 0: attempts, turn 4: 4/8 after 36 s, about 36 s left",
         "train 0: attempts, turn 8: 8/8 after 72 s",
         "loading it",
     ]

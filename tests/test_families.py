@@ -26,6 +26,7 @@ from woodshed.sandbox import SandboxSpec, open_sandbox
 from woodshed.settings import read
 from woodshed.tokens.chat_template import on_one_day
 from woodshed.tokens.codec import CODECS
+from woodshed.tokens.conversation import Conversation as Record
 from woodshed.tokens.family import schemas
 from woodshed.tokens.renderer import Renderer, create_renderer
 
@@ -60,7 +61,7 @@ class Conversation:
     def __init__(self, name: str) -> None:
         self.family, self.renderer = FAMILIES[name], renderer_of(name)
         self.tokenizer = self.renderer._tokenizer  # type: ignore[attr-defined]
-        self.ids = list(self.renderer.start(SYSTEM, USER, TOOLS).ids)
+        self.record = Record(self.renderer, SYSTEM, USER, TOOLS)
         is_listed = not self.renderer.codec.describe(TOOLS)
         self.tools = schemas(TOOLS) if is_listed else None
         system = "\n\n".join(filter(None, [self.renderer.codec.describe(TOOLS), SYSTEM]))
@@ -76,13 +77,27 @@ class Conversation:
         sampled = (*self.renderer._encode(text), self.renderer._stop_ids[1])  # type: ignore[attr-defined]
         _, calls, fault = self.renderer.codec.parse(self.renderer.decode(sampled), TOOLS)
         assert fault is None
-        context = self.renderer.extend(sampled, "stop", [Observation(calls[0].id, result)], calls)
-        self.ids += [*sampled, *context.ids]
+        self.record.add(sampled, "stop", [Observation(calls[0].id, result)], calls)
         call_id = calls[0].id if calls[0].id in text else "call00000"
         message = self.renderer._template.calls([(tool, call_id, arguments)])  # type: ignore[attr-defined]
         thoughts = {"reasoning_content": "Hm.", "thinking": "Hm."} if thought.strip() else {}
         answer = {"role": "tool", "name": tool, "tool_call_id": call_id, "content": result}
         self.messages += [{**message, **thoughts}, answer]
+
+    def say(self, prose: str, reply: str) -> None:
+        """One turn without a call, which a message of the user answers."""
+        sampled = self.renderer.encode_message(prose)
+        if thought := self.family.thought.strip("\n"):
+            text = self.renderer.decode(sampled)
+            lead = "<|channel|>final<|message|>" * (self.family.codec == "harmony")
+            text = f"{self.family.thought}{lead}{prose}"
+            sampled = (*self.renderer._encode(text), sampled[-1])  # type: ignore[attr-defined]
+        self.record.add(sampled, "stop", [Observation("", reply)], ())
+        thoughts = {"reasoning_content": "Hm.", "thinking": "Hm."} if thought else {}
+        self.messages += [
+            {"role": "assistant", "content": prose, **thoughts},
+            {"role": "user", "content": reply},
+        ]
 
     def expected(self) -> list[int]:
         return self.tokenizer.apply_chat_template(
@@ -96,7 +111,7 @@ class Conversation:
 
 def test_prompts_are_those_of_transformers_token_for_token(name: str):
     conversation = Conversation(name)
-    assert conversation.ids == conversation.expected()
+    assert conversation.record.prompt == conversation.expected()
     for tool, arguments, result in (
         ("read_file", {"path": "a.py", "start": 3}, 'x = "1"\n\ty'),
         ("edit_file", {"path": "a.py", "old": "x <y>\n  z", "new": '"q"'}, "edited"),
@@ -104,7 +119,23 @@ def test_prompts_are_those_of_transformers_token_for_token(name: str):
         ("finish", {}, "finished"),
     ):
         conversation.call(tool, arguments, result)
-        assert conversation.ids == conversation.expected()
+        assert conversation.record.prompt == conversation.expected()
+
+
+def test_thoughts_that_the_template_drops_begin_a_new_segment(name: str):
+    conversation = Conversation(name)
+    segments = []
+    conversation.call("read_file", {"path": "a.py", "start": 3}, "x = 1")
+    assert conversation.record.segment == 0
+    for turn in range(2):
+        conversation.say(f"Look, I am done {turn}.", "error: no call")
+        assert conversation.record.prompt == conversation.expected()
+        segments.append((conversation.record.segment, conversation.record.begins))
+        conversation.call("option", {"on": True, "mode": "a"}, "set")
+        assert conversation.record.prompt == conversation.expected()
+        assert conversation.record.begins == ""
+    is_dropped = name in ("qwen3", "qwen3.5", "gpt-oss")
+    assert segments == ([(1, "thoughts"), (2, "thoughts")] if is_dropped else [(0, "")] * 2)
 
 
 def test_hints_and_errors_show_the_form_of_the_family(name: str):
@@ -213,7 +244,8 @@ def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
     assert [body["prompt"] for body in server.bodies] == prompts
     assert len(prompts) == 12
     assert {body["stop_token_ids"][-1] for body in server.bodies} == {max(renderer.stop_ids)}
-    assert rollouts[0].token_ids == rollouts[1].token_ids
+    here, there = ([segment.token_ids for segment in made.segments] for made in rollouts)
+    assert here == there
     faults = [turn.error_kind for turn in rollouts[1].turns if turn.error_kind]
     assert {"no_call", "unknown_tool", "unparseable", "truncated", "old_missing", "bad_path"} <= set(faults)
 

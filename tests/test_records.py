@@ -115,7 +115,7 @@ def test_records_are_frozen_and_described():
 
 
 def test_token_ids_are_the_whole_sequence():
-    assert ROLLOUT.token_ids == (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
+    assert ROLLOUT.segments[0].token_ids == (1, 2, 3, 4, 5, 1, 2, 3, 4, 5)
     assert ROLLOUT.counters == {
         "turns": 2,
         "calls": 2,

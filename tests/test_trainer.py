@@ -129,7 +129,7 @@ def test_samples_of_one_row_have_the_log_probs_and_gradients_of_rows_of_their_ow
 
 @pytest.mark.parametrize("lengths", [[7], [5, 5, 5], [9, 8, 5, 4, 2, 1], [1, 1, 30, 16, 15]])
 def test_segments_of_similar_length_are_rows_of_one_call(lengths):
-    segments = [packing.Segment(length) for length in lengths]
+    segments = [packing.RowSegment(length) for length in lengths]
     groups = packing.similar(segments)
     assert [segment for group in groups for segment in group] == segments
     for group, behind in itertools.zip_longest(groups, groups[1:], fillvalue=[]):
@@ -144,7 +144,7 @@ def test_segments_of_similar_length_are_rows_of_one_call(lengths):
 
 
 def test_segments_with_branches_are_attended_to_one_by_one():
-    plain, branching = packing.Segment(8), packing.Segment(8, torch.ones(1, 1, 2, 10, dtype=torch.bool))
+    plain, branching = packing.RowSegment(8), packing.RowSegment(8, torch.ones(1, 1, 2, 10, dtype=torch.bool))
     found = packing.similar([plain, plain, branching, branching, plain])
     assert [len(group) for group in found] == [2, 1, 1, 1]
 

@@ -73,7 +73,7 @@ def hints_of(samples: Sequence[TrainingSample]) -> list[Hint]:
 
 def test_a_row_is_the_rollout_and_wants_exactly_the_sampled_tokens(rollouts):
     row = rollout_sample(rollouts[1])
-    assert row.ids == rollouts[1].token_ids
+    assert row.ids == rollouts[1].segments[0].token_ids
     sampled = [i for turn in rollouts[1].turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.predicted] == sampled
 
@@ -94,7 +94,7 @@ def test_a_reminder_stands_right_before_the_tokens_that_open_the_message(rollout
     start = row.predicted[len(rollouts[1].turns[0].sampled_ids)]
     assert row.ids[start - len(opening) : start] == opening
     assert row.ids[start - len(opening) - len(message) : start - len(opening)] == tuple(message)
-    assert len(row.ids) == len(rollouts[1].token_ids) + len(message)
+    assert len(row.ids) == len(rollouts[1].segments[0].token_ids) + len(message)
 
 
 def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollouts):
@@ -102,7 +102,7 @@ def test_student_and_teacher_want_the_same_tokens_and_differ_by_the_hint(rollout
     predicted = [[view.ids[i] for i in view.predicted] for view in (student, teacher)]
     assert predicted[0] == predicted[1] == list(rollouts[3].turns[1].sampled_ids)
     assert len(teacher.ids) - len(student.ids) == len(renderer().hint(HINT))
-    assert student.ids == rollouts[3].token_ids[: len(student.ids)]
+    assert student.ids == rollouts[3].segments[0].token_ids[: len(student.ids)]
     assert student.logps == rollouts[3].turns[1].logps
 
 
@@ -113,7 +113,7 @@ def test_a_whole_rollout_is_wanted_after_a_message_before_its_first_turn(rollout
     message = tuple(renderer().hint(HINT))
     first = rollouts[3].turns[0]
     cut = len(first.context_ids) - first.opening
-    whole = rollouts[3].token_ids
+    whole = rollouts[3].segments[0].token_ids
     assert student.ids == whole and branch.position == cut
     assert teacher.ids == (*whole[:cut], *message, *whole[cut:])
     predicted = [[view.ids[i] for i in view.predicted] for view in (student, teacher)]

@@ -55,7 +55,7 @@ def test_a_repair_fails_its_first_test_run_and_solves_the_task_in_the_end(tiny_t
     ]
     assert tests == ["nonzero_exit", None]
     assert [turn.oracle for turn in made.turns] == ["", scripted_expert.SLIP, "", "", "", ""]
-    sample = sft.expert_sample(attempt(tiny_task, repair_share=1.0), renderer())
+    (sample,) = sft.expert_samples(attempt(tiny_task, repair_share=1.0), renderer())
     imitated = [i for turn in made.turns if turn.oracle != scripted_expert.SLIP for i in turn.sampled_ids]
     assert [sample.ids[i] for i in sample.predicted] == imitated and made.turns[1].sampled_ids
     assert made.ended == "finished" and grading.grade(tiny_task, made.patch).solved
@@ -152,7 +152,7 @@ def test_a_renamed_attempt_is_the_same_attempt_under_other_names(tiny_task):
     ]
     text = whole(other, using)
     assert "tally/words.py" in whole(made, using) and "tally/words.py" not in text and "`count`" not in text
-    row = sft.expert_sample(other, using)
+    (row,) = sft.expert_samples(other, using)
     ids = [i for turn in other.rollout.turns for i in turn.sampled_ids]
     assert [row.ids[i] for i in row.predicted] == ids
     again, another = (
@@ -177,8 +177,8 @@ def test_without_code_all_of_an_edit_is_imitated_but_what_it_writes(tiny_task, c
         rows = []
         for n in range(len(made.rollout.turns)):
             part = replace(made.rollout, turns=made.rollout.turns[: n + 1])
-            rows.append(sft.expert_sample(replace(made, rollout=part), using))
-        wanted = set(sft.expert_sample(made, using, code=False).predicted)
+            rows += sft.expert_samples(replace(made, rollout=part), using)
+        wanted = set(sft.expert_samples(made, using, code=False)[0].predicted)
         begin = 0
         for turn, row in zip(made.rollout.turns, rows, strict=True):
             own = [i for i in row.predicted if i >= begin]

@@ -102,7 +102,7 @@ def samples_of(rollouts, rewards, hints=(), **options) -> tuple[TrainingSample, 
 
 def hinted_sample(made: Rollout, hint: Hint, **options) -> TrainingSample:
     """The rollout with one branch, in no policy gradient."""
-    branch = hint_branch(made, hint, renderer(), HintOptions(**options))
+    branch = hint_branch(made.segments[0], hint, renderer(), HintOptions(**options))
     return replace(rollout_sample(made), branches=(branch,))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from published.write import counted, judged, load, percent, table
+from published.write import counted, judged, load, middle, percent, table
 
 
 def machine() -> str:
@@ -270,6 +270,47 @@ def busy_duration() -> str:
 def installation() -> str:
     seconds = load("quickstart")["times"]["install_s"].values()
     return f"{min(seconds):.0f} to {max(seconds):.0f} seconds"
+
+
+def hardware() -> str:
+    """Minutes and gigabytes of what was trained or made here, by model and cards."""
+    times, factory = load("quickstart")["times"], load("task_factory_2")
+    low, high = times["peak_gb_training_f29feb6"]
+    one = [run for run in load("targeted_feedback")["runs"] if run["machine"].startswith("1 NVIDIA H200")]
+    whole = [sum(step["seconds"] for step in run["steps"]) / 60 for run in one if len(run["steps"]) == 16]
+    rows = [
+        [
+            "135M, adapter of rank 8",
+            "none, 2 cores",
+            "the quickstart, tasks included",
+            duration(),
+            f"{low} to {high} GB",
+        ],
+        [
+            "0.5B, adapter of rank 16",
+            "a third of an H200",
+            "16 steps of 64 attempts, measurements not counted",
+            f"{min(whole):.1f} to {max(whole):.1f} minutes",
+            "not kept",
+        ],
+    ]
+    for name, file in (
+        ("0.5B, adapter of rank 16", "grpo_side_by_side"),
+        ("0.5B, all weights", "full_weights_h200"),
+    ):
+        for row in load(file)["rows"]:
+            if row["side"] == "woodshed":
+                work = f"a step of 128 answers of 256 tokens, {row['micro_rows']} at once"
+                rows.append(
+                    [name, "one H200", work, f"{middle(row['step_s']):.1f} seconds", _gb(row["peak_gib"])]
+                )
+    made = f"{factory['tasks']} tasks of eight packages"
+    rows.append(["none", "none, 2 cores", made, f"{factory['wall_s'] / 60:.0f} minutes", "not kept"])
+    return table(["model", "cards", "work", "time", "memory at the peak"], rows)
+
+
+def _gb(gib: float) -> str:
+    return f"{gib * 2**30 / 1e9:.0f} GB"
 
 
 def memory() -> str:

@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from woodshed.agent import access, tools
+from woodshed.agent import access, command_line, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import ToolSettings
@@ -46,7 +46,8 @@ from woodshed.records import (
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, Touch
 from woodshed.settings import Settings
 from woodshed.tasks import sandbox_spec, workspace
-from woodshed.tokens.renderer import ContextTokens, Renderer
+from woodshed.tokens.conversation import Conversation
+from woodshed.tokens.renderer import Renderer
 
 
 class AgentSettings(Settings):
@@ -65,8 +66,18 @@ class AgentSettings(Settings):
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall-clock limit in seconds, waiting for other attempts included. A safety net: it does not end the same attempts
     in every run."""
+    harness: str = ""
+    """Command line of an agent of others that makes the attempts in place of ours, with {instruction}, {base_url},
+    {api_key} and {model}; max_turns, turn_tokens, rollout_tokens and timeout_s limit what it may ask of the policy."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
+
+    @field_validator("harness")
+    @classmethod
+    def _can_be_split(cls, harness: str) -> str:
+        if harness:
+            command_line.words(harness)
+        return harness
 
 
 T = TypeVar("T")
@@ -122,12 +133,11 @@ class Attempt:
         self._loss: Literal["sandbox_broken", "sandbox_lost"] | None = None
         self._started = time.monotonic()
         system = system_prompt(max_calls=settings.max_calls)
-        self._context: ContextTokens = renderer.start(system, user_prompt(task), self.tools)
-        self._ids: list[int] = list(self._context.ids)
+        self._conversation = Conversation(renderer, system, user_prompt(task), self.tools)
         if self._room() < settings.turn_tokens:
             raise RecipeError(
-                f"the prompt of task {task.name!r} takes {len(self._ids)} of {context_length} tokens of context "
-                f"and a turn up to {settings.turn_tokens}; lower agent.turn_tokens or drop the task"
+                f"the prompt of task {task.name!r} takes {len(self._conversation.prompt)} of {context_length} tokens "
+                f"of context and a turn up to {settings.turn_tokens}; lower agent.turn_tokens or drop the task"
             )
 
     @property
@@ -140,10 +150,10 @@ class Attempt:
         return sum(len(turn.sampled_ids) for turn in self.turns)
 
     def request(self) -> SampleRequest:
-        """The prompt of the next turn: every token so far."""
+        """The prompt of the next turn: every token of its segment so far."""
         left = self.settings.rollout_tokens - self.sampled_tokens
         return SampleRequest(
-            prompt_ids=tuple(self._ids),
+            prompt_ids=tuple(self._conversation.prompt),
             max_tokens=min(self.settings.turn_tokens, left),
             seed=turn_seed(self.seed, self.rollout_id, len(self.turns)),
         )
@@ -245,8 +255,8 @@ class Attempt:
         observed = tuple(observations or ())
         kinds = (message.error_kind, *(seen.error_kind for seen in observed))
         turn = Turn(
-            context_ids=tuple(self._context.ids),
-            opening=self._context.opening,
+            context_ids=self._conversation.context.ids,
+            opening=self._conversation.context.opening,
             sampled_ids=tuple(sample.ids),
             logps=tuple(sample.logps),
             versions=sample.versions,
@@ -258,17 +268,17 @@ class Attempt:
             sample_s=sample_s,
             tools_s=sum(seen.seconds for seen in observed),
             oracle=oracle,
+            segment=self._conversation.segment,
+            begins=self._conversation.begins,
         )
         self.turns.append(turn)
-        self._ids.extend(sample.ids)
         self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()
         if self.ended is None:
-            self._context = self.renderer.extend(sample.ids, sample.finish_reason, observed, message.calls)
-            self._ids.extend(self._context.ids)
+            self._conversation.add(sample.ids, sample.finish_reason, observed, message.calls)
             self.ended = "context_full" if self._room() < self.settings.turn_tokens else None
 
-    def replay(self, turns: Sequence[Turn], following: Turn) -> None:
-        """Execute the calls of an earlier attempt's first turns, up to its state before the turn `following`.
+    def replay(self, turns: Sequence[Turn]) -> None:
+        """Execute the calls of an earlier attempt's first turns.
 
         Raises:
             SandboxError: the sandbox was lost; it is closed.
@@ -278,15 +288,15 @@ class Attempt:
                 self.sandbox.close()
                 raise SandboxError(f"the sandbox was lost while {self.rollout_id} was replayed")
         self.turns = list(turns)
-        self._context = ContextTokens(following.context_ids, following.opening)
-        self._ids = [i for turn in turns for i in (*turn.context_ids, *turn.sampled_ids)]
-        self._ids += following.context_ids
+        for turn in turns:
+            self._conversation.add(turn.sampled_ids, turn.finish_reason, turn.observations, turn.calls)
 
     def fork(self) -> Attempt:
         """A copy of the attempt, in a fork of its sandbox."""
         twin = copy.copy(self)
         twin.sandbox = self.sandbox.fork()
-        twin.turns, twin.accesses, twin._ids = list(self.turns), list(self.accesses), list(self._ids)
+        twin.turns, twin.accesses = list(self.turns), list(self.accesses)
+        twin._conversation = self._conversation.copy()
         return twin
 
     def finish(self) -> Rollout:
@@ -323,7 +333,7 @@ class Attempt:
         )
 
     def _room(self) -> int:
-        return self.context_length - len(self._ids)
+        return self.context_length - len(self._conversation.prompt)
 
     def _no_call(self, error_kind: ErrorKind | None) -> Observation:
         if error_kind == "truncated":

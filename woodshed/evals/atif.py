@@ -2,8 +2,8 @@
 
 ATIF knows messages, calls, observations and token ids. What the format lacks (calls that cannot be read, hints,
 flags, verdicts, policy versions) is under `extra`, where the format allows anything. The prompt of turn t is the
-`context_token_ids` and `completion_token_ids` of all turns before it, and its own `context_token_ids`: written out in
-every step, the ids of a long rollout would grow with the square of its length.
+`context_token_ids` and `completion_token_ids` of all turns of its segment before it, and its own `context_token_ids`:
+written out in every step, the ids of a long rollout would grow with the square of its length.
 
 `scripts/validate-atif FILE...` runs Harbor's own validator.
 """
@@ -30,7 +30,8 @@ from woodshed.tasks import folder
 SCHEMA = "ATIF-v1.8"
 NOTES = (
     "Token-exact: the prompt of a step is extra.context_token_ids and metrics.completion_token_ids of all agent steps "
-    "before it, then its own extra.context_token_ids. Calls that could not be read are in extra.unreadable_calls."
+    "of the same extra.segment before it, then its own extra.context_token_ids; extra.begins says why. Calls "
+    "that could not be read are in extra.unreadable_calls."
 )
 
 
@@ -153,6 +154,8 @@ def _step(
     extra: dict[str, Any] = {
         "context_token_ids": list(turn.context_ids),
         "opening": turn.opening,
+        "segment": turn.segment,
+        "begins": turn.begins,
         "versions": [list(span) for span in turn.versions],
         "finish_reason": turn.finish_reason,
         "error_kind": turn.error_kind,

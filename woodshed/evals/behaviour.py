@@ -93,11 +93,11 @@ def of(
 
 
 def prompt_lengths(rollout: Rollout) -> list[int]:
-    """Tokens of the prompt of each turn: everything before its sampled ids."""
-    lengths, before = [], 0
+    """Tokens of the prompt of each turn: everything in its segment before its sampled ids."""
+    lengths, before = [], {}
     for turn in rollout.turns:
-        lengths.append(before + len(turn.context_ids))
-        before = lengths[-1] + len(turn.sampled_ids)
+        lengths.append(before.get(turn.segment, 0) + len(turn.context_ids))
+        before[turn.segment] = lengths[-1] + len(turn.sampled_ids)
     return lengths
 
 

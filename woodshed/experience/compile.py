@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from woodshed.experience.samples import HintBranch, TrainingSample
-from woodshed.records import Group, Hint, Rollout, RunError, Turn, Verdict
+from woodshed.records import Group, Hint, Rollout, RunError, Segment, Turn, Verdict
 from woodshed.tokens.renderer import Renderer
 
 T = TypeVar("T")
@@ -28,8 +28,8 @@ class HintOptions:
     """The hints that become branches, and their form."""
 
     scope: Scope = "turn"
-    """turn: the hinted turn is compared. rollout: every turn is, with the message before the first one. That is how
-    SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a solution."""
+    """turn: the hinted turn is compared. rollout: every turn is, with the message before the first one of each segment.
+    That is how SDFT (arXiv 2601.19897) shows a demonstration and OPSD (arXiv 2601.18734) a solution."""
     skip_first: int = 0
     """Tokens at the start of each turn of weight 0 (SDFT's code skips a few: the student otherwise copies the prefaces
     of a teacher that can see what it speaks of)."""
@@ -44,7 +44,7 @@ class Compiled:
     """The samples of one optimizer step."""
 
     samples: tuple[TrainingSample, ...]
-    """Every attempt that is trained on or counted."""
+    """One for each segment of every attempt that is trained on or counted."""
     skipped_hints: Mapping[str, int]
     """Reason to the number of hints that became no branch."""
 
@@ -59,11 +59,11 @@ def compile_samples(
     flagged_ids: Collection[str] = (),
     reward_terms: Mapping[str, float] | None = None,
 ) -> Compiled:
-    """Make a sample of every trainable attempt. Attempts without a graded verdict (lost sandbox, invalid) are left out.
+    """Make a sample of every segment of every attempt that was graded, and lost no sandbox.
 
-    Advantage of an attempt: its reward and its reward terms, minus the mean of that over its group's attempts. It is
-    not divided by their standard deviation (Dr. GRPO, arXiv 2503.20783, as in the Composer 2 report, arXiv 2603.24477,
-    section 4.1), which would blow up tiny differences between equally good attempts.
+    Advantage of an attempt and all its segments: its reward and its reward terms, minus the mean of that over its
+    group's attempts, each counted once. It is not divided by their standard deviation (Dr. GRPO, arXiv 2503.20783, as
+    in the Composer 2 report, arXiv 2603.24477, section 4.1), which would blow up differences between good attempts.
 
     Args:
         flagged_ids: attempts that monitors flagged (`in_baseline`). They count as attempts, and hints on their
@@ -85,12 +85,12 @@ def compile_samples(
         for rollout, is_flagged, is_counted in zip(members, flagged, counted, strict=True):
             advantage = next(advantages) if is_counted else 0.0
             advantage = min(0.0, advantage) if is_flagged else advantage
-            sample = rollout_sample(rollout)
-            tokens = len(sample.predicted)
-            weights = (float(is_counted),) * tokens
-            samples.append(
-                replace(sample, advantages=(advantage,) * tokens, rl_weights=weights, group=number)
-            )
+            for sample in rollout_samples(rollout):
+                streams = {
+                    "advantages": (advantage,) * len(sample.predicted),
+                    "rl_weights": (float(is_counted),) * len(sample.predicted),
+                }
+                samples.append(replace(sample, group=number, **streams))
     branches, skipped = hint_branches(rollouts, hints, renderer, options or HintOptions())
     return Compiled(tuple(with_branches(samples, branches)), skipped)
 
@@ -137,16 +137,24 @@ def _reward(verdict: Verdict) -> float:
     return verdict.reward
 
 
+def rollout_samples(rollout: Rollout, **options: Any) -> list[TrainingSample]:
+    """The samples of all segments of a rollout in which a token was sampled, without weights; see `rollout_sample`."""
+    samples = [rollout_sample(rollout, segment, **options) for segment in rollout.segments]
+    return [sample for sample in samples if sample.predicted]
+
+
 def rollout_sample(
     rollout: Rollout,
+    segment: Segment | None = None,
     *,
     reminders: Mapping[int, Sequence[int]] | None = None,
     context_only: Collection[int] = (),
     masked: Mapping[int, Collection[int]] | None = None,
 ) -> TrainingSample:
-    """A whole rollout, without weights.
+    """One segment of a rollout, without weights.
 
     Args:
+        segment: None for the first one.
         reminders: by turn, the tokens of a message inserted before it.
         context_only: turns whose tokens are not predicted.
         masked: by turn, positions in its message that are not predicted.
@@ -155,7 +163,8 @@ def rollout_sample(
     predicted: list[int] = []
     logps: list[float] = []
     versions: list[int] = []
-    for index, turn in enumerate(rollout.turns):
+    segment = segment or rollout.segments[0]
+    for index, turn in zip(segment.indices, segment.turns, strict=True):
         ids += _context(turn, (reminders or {}).get(index, ()))
         if index not in context_only:
             hidden = (masked or {}).get(index, ())
@@ -166,7 +175,9 @@ def rollout_sample(
             versions += [written_by[position] for position in kept] if written_by else []
         ids += turn.sampled_ids
     spans = tuple((version, len(list(tokens))) for version, tokens in itertools.groupby(versions))
-    return TrainingSample(tuple(ids), tuple(predicted), tuple(logps), spans, rollout_id=rollout.id)
+    return TrainingSample(
+        tuple(ids), tuple(predicted), tuple(logps), spans, rollout_id=rollout.id, segment=segment.number
+    )
 
 
 def sft_sample(sample: TrainingSample) -> TrainingSample:
@@ -175,11 +186,11 @@ def sft_sample(sample: TrainingSample) -> TrainingSample:
 
 
 def with_branches(samples: Sequence[TrainingSample], branches: Sequence[HintBranch]) -> list[TrainingSample]:
-    """The samples, each with the hints on its rollout."""
-    of_rollout: dict[str, list[HintBranch]] = {}
+    """The samples, each with the hints on its turns."""
+    of_sample: dict[tuple[str, int], list[HintBranch]] = {}
     for branch in branches:
-        of_rollout.setdefault(branch.hint.rollout_id, []).append(branch)
-    return [replace(s, branches=tuple(of_rollout.get(s.rollout_id, ()))) for s in samples]
+        of_sample.setdefault(branch.sample_key, []).append(branch)
+    return [replace(s, branches=tuple(of_sample.get(s.key, ()))) for s in samples]
 
 
 def hint_branches(
@@ -196,13 +207,18 @@ def hint_branches(
         if reason := _unusable(rollout, hint, options.scope):
             skipped[reason] += 1
             continue
-        branch = hint_branch(rollout, hint, renderer, options)
-        if options.context_length and branch.position + len(branch.ids) > options.context_length:
-            skipped["no room for the hint"] += 1
-        elif not any(branch.weights):
-            skipped["no token counts"] += 1
-        else:
-            branches.append(branch)
+        for segment in rollout.segments:
+            if options.scope == "turn" and hint.turn not in segment.indices:
+                continue
+            if not any(turn.sampled_ids for turn in segment.turns):
+                continue
+            branch = hint_branch(segment, hint, renderer, options)
+            if options.context_length and branch.position + len(branch.ids) > options.context_length:
+                skipped["no room for the hint"] += 1
+            elif not any(branch.weights):
+                skipped["no token counts"] += 1
+            else:
+                branches.append(branch)
     return subsample(branches, options.max_branches), dict(skipped)
 
 
@@ -228,14 +244,18 @@ def subsample(items: Sequence[T], limit: int | None) -> list[T]:
 
 
 def hint_branch(
-    rollout: Rollout, hint: Hint, renderer: Renderer, options: HintOptions | None = None
+    segment: Segment, hint: Hint, renderer: Renderer, options: HintOptions | None = None
 ) -> HintBranch:
-    """The turns that a hint is about, behind the hint's message: a branch of `rollout_sample(rollout)`."""
+    """The turns of a segment that a hint is about, behind the hint's message: a branch of the segment's
+    `rollout_sample`."""
     options = options or HintOptions()
-    first, end = (hint.turn, hint.turn + 1) if options.scope == "turn" else (0, len(rollout.turns))
-    turn, turns = rollout.turns[first], rollout.turns[first:end]
+    first, end = 0, len(segment.turns)
+    if options.scope == "turn":
+        first = segment.indices.index(hint.turn)
+        end = first + 1
+    turn, turns = segment.turns[first], segment.turns[first:end]
     hinted = _context(turn, renderer.hint(hint.text))
-    before = sum(len(t.context_ids) + len(t.sampled_ids) for t in rollout.turns[:first])
+    before = sum(len(t.context_ids) + len(t.sampled_ids) for t in segment.turns[:first])
     same = (a == b for a, b in zip(turn.context_ids[: -turn.opening or None], hinted, strict=False))
     shared = sum(itertools.takewhile(bool, same))
 
@@ -254,7 +274,8 @@ def hint_branch(
         tuple(ids[shared : len(ids) - behind_last]),
         tuple(predicted),
         tuple(float(n >= options.skip_first) for t in turns for n in range(len(t.sampled_ids))),
-        tuple((first + n, len(compared.sampled_ids)) for n, compared in enumerate(turns)),
+        tuple((segment.indices[first + n], len(compared.sampled_ids)) for n, compared in enumerate(turns)),
+        segment.number,
     )
 
 

@@ -18,6 +18,7 @@ from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.experience.scripted_expert import ExpertAttempt, ExpertSettings, read_from
 from woodshed.records import Task, Turn
 from woodshed.tasks import folder
+from woodshed.tokens.conversation import Conversation
 from woodshed.tokens.renderer import Renderer
 
 WORDS = """
@@ -57,9 +58,8 @@ def renamed(
     """
     rollout = attempt.rollout
     say = renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
-    context = renderer.start(
-        system_prompt(max_calls=agent.max_calls), say(user_prompt(task)), agent.tools.specs
-    )
+    system = system_prompt(max_calls=agent.max_calls)
+    conversation = Conversation(renderer, system, say(user_prompt(task)), agent.tools.specs)
     turns: list[Turn] = []
     for turn in rollout.turns:
         text = say(turn.text)
@@ -78,8 +78,14 @@ def renamed(
             "versions": ((0, len(ids)),),
             "observations": observations,
         }
-        turns.append(replace(turn, context_ids=context.ids, opening=context.opening, **changed))
-        context = renderer.extend(ids, "stop", observations, calls)
+        context = {
+            "context_ids": conversation.context.ids,
+            "opening": conversation.context.opening,
+            "segment": conversation.segment,
+            "begins": conversation.begins,
+        }
+        turns.append(replace(turn, **context, **changed))
+        conversation.add(ids, "stop", observations, calls)
     reminders = tuple(replace(hint, text=say(hint.text)) for hint in attempt.reminders)
     return ExpertAttempt(replace(rollout, turns=tuple(turns)), reminders)
 

@@ -31,6 +31,13 @@ class HintBranch:
     """Weight of each of them in the divergence; 0 leaves it out."""
     spans: Spans
     """(turn, tokens) of each turn that is compared, in order."""
+    segment: int = 0
+    """Number of the segment that they stand in."""
+
+    @property
+    def sample_key(self) -> tuple[str, int]:
+        """`TrainingSample.key` of the sample that it branches off."""
+        return self.hint.rollout_id, self.segment
 
     @property
     def behind_hint(self) -> tuple[int, ...]:
@@ -57,12 +64,14 @@ class TrainingSample:
     advantages: tuple[float, ...] = ()
     """Advantage of each predicted token."""
     rl_weights: tuple[float, ...] = ()
-    """Weight of each predicted token in the policy gradient. A sample with this stream counts as an attempt in the
+    """Weight of each predicted token in the policy gradient. An attempt of which a sample has this stream counts in the
     denominator, also where all its weights or advantages are 0."""
     ce_weights: tuple[float, ...] = ()
     """Weight of each predicted token in the cross-entropy."""
     branches: tuple[HintBranch, ...] = ()
     rollout_id: str = ""
+    segment: int = 0
+    """Number of its segment in the rollout."""
     group: int = 0
     """Number of the group whose mean is the baseline of the advantages."""
 
@@ -78,6 +87,11 @@ class TrainingSample:
                 f"sample {self.rollout_id!r} predicts tokens {min(self.predicted)} to {max(self.predicted)} of "
                 f"{len(self.ids)}; the first token of a sequence cannot be predicted"
             )
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Rollout and segment, by which a sample is known among those of a step."""
+        return self.rollout_id, self.segment
 
     @property
     def has_advantage(self) -> bool:

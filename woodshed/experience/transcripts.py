@@ -16,8 +16,9 @@ from woodshed import documents
 from woodshed.agent.tools import TOOLS
 from woodshed.records import Call, Flag, Observation, RecipeError, Rollout, Verdict
 from woodshed.runs.folder import RunDir
+from woodshed.tokens.conversation import Conversation
 from woodshed.tokens.renderer import Renderer
-from woodshed.tokens.schema import ToolSpec
+from woodshed.tokens.schema import ToolSpec, foreign_tool
 
 CHAT = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...], "tools": [...]}'
 
@@ -85,8 +86,9 @@ def of_run(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcript
         if rollout.ended != "sandbox_lost" and wanted.allows(
             rollout.task_id, solved=is_solved, flagged=is_flagged
         ):
-            turns = [(turn.context_ids, turn.sampled_ids, turn.text) for turn in rollout.turns]
-            transcripts += _of_turns(rollout.id, f"{path}, attempt {rollout.id}", turns, renderer)
+            for segment in rollout.segments:
+                turns = [(turn.context_ids, turn.sampled_ids, turn.text) for turn in segment.turns]
+                transcripts += _of_turns(rollout.id, f"{path}, attempt {rollout.id}", turns, renderer)
     return transcripts
 
 
@@ -100,19 +102,26 @@ def of_atif(path: Path, renderer: Renderer, wanted: Selection) -> list[Transcrip
         task_id, solved=verdict.get("solved") is True, flagged=bool(extra.get("flags"))
     ):
         return []
-    turns = []
+    segments: dict[int, list[tuple[tuple[int, ...], tuple[int, ...], str]]] = {}
     for number, step in enumerate(_list(document.get("steps")), 1):
         if _mapping(step).get("source") != "agent":
             continue
-        context = _mapping(step.get("extra")).get("context_token_ids")
+        extra = _mapping(step.get("extra"))
+        context, segment = extra.get("context_token_ids"), extra.get("segment", 0)
         sampled = _mapping(step.get("metrics")).get("completion_token_ids")
-        if not (_are_ids(context) and _are_ids(sampled) and isinstance(step.get("message"), str)):
+        if not (
+            _are_ids(context)
+            and _are_ids(sampled)
+            and isinstance(step.get("message"), str)
+            and type(segment) is int
+        ):
             raise RecipeError(
                 f"{path}, step {number}: no extra.context_token_ids and metrics.completion_token_ids, without which a "
                 "trajectory is not exact; write it as chat JSONL to have it rendered"
             )
-        turns.append((tuple(context), tuple(sampled), step["message"]))
-    return _of_turns(str(document.get("trajectory_id", path.stem)), str(path), turns, renderer)
+        segments.setdefault(segment, []).append((tuple(context), tuple(sampled), step["message"]))
+    name = str(document.get("trajectory_id", path.stem))
+    return [each for turns in segments.values() for each in _of_turns(name, str(path), turns, renderer)]
 
 
 def of_chats(path: Path, renderer: Renderer) -> list[Transcript]:
@@ -122,11 +131,15 @@ def of_chats(path: Path, renderer: Renderer) -> list[Transcript]:
     except FileNotFoundError:
         raise RecipeError(f"{path} cannot be read: it is not there") from None
     lines = text.removesuffix("\n").split("\n") if text else []  # JSON may hold what `splitlines` splits at
-    return [of_chat(line, f"{path}, line {number}", renderer) for number, line in enumerate(lines, 1)]
+    return [
+        transcript
+        for number, line in enumerate(lines, 1)
+        for transcript in of_chat(line, f"{path}, line {number}", renderer)
+    ]
 
 
-def of_chat(line: str, origin: str, renderer: Renderer) -> Transcript:
-    """Render one chat; every token of its assistant's messages is imitated.
+def of_chat(line: str, origin: str, renderer: Renderer) -> list[Transcript]:
+    """Render one chat, a transcript for each of its segments; every token of its assistant's messages is imitated once.
 
     Raises:
         RecipeError: not such a chat, or a call that cannot be written in the policy's format.
@@ -146,18 +159,19 @@ def of_chat(line: str, origin: str, renderer: Renderer) -> Transcript:
             f"{origin}: after an optional system message a chat begins with user and assistant, and ends with the "
             f"assistant; here roles are {', '.join(roles) or 'none'}"
         )
-    context = renderer.start(system, _content(messages[0][1], origin), tools)
-    ids, imitated = list(context.ids), []
+    conversation = Conversation(renderer, system, _content(messages[0][1], origin), tools)
+    segments: dict[int, tuple[list[int], list[int]]] = {}
     rest = messages[1:]
     while rest:
         sampled, calls = _said(rest[0][1], tools, origin, renderer)
+        ids, imitated = segments.setdefault(conversation.segment, ([], []))
+        ids += conversation.context.ids
         imitated += range(len(ids), len(ids) + len(sampled))
         ids += sampled
         answers = list(_until_assistant(rest[1:]))
         if rest := rest[1 + len(answers) :]:
-            observations = _heard(answers, calls, origin)
-            ids += renderer.extend(sampled, "stop", observations, calls).ids
-    return Transcript(origin, tuple(ids), tuple(imitated))
+            conversation.add(sampled, "stop", _heard(answers, calls, origin), calls)
+    return [Transcript(origin, tuple(ids), tuple(imitated)) for ids, imitated in segments.values()]
 
 
 def _said(
@@ -214,8 +228,7 @@ def _tool(each: Mapping[str, Any]) -> ToolSpec:
     function = each.get("function", each)
     name, parameters = function["name"], dict(function.get("parameters") or {"type": "object"})
     own = next((tool for tool in TOOLS if tool.name == name and tool.parameters == parameters), None)
-    inline = tuple(parameters.get("properties", ()))
-    return own or ToolSpec(name, str(function.get("description", "")), parameters, inline)
+    return own or foreign_tool(name, str(function.get("description", "")), parameters)
 
 
 def _content(message: Mapping[str, Any], origin: str) -> str:

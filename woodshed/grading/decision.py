@@ -253,6 +253,7 @@ def session_of(
         kind,
         [path for path in protected_files(task) if path.endswith(".py")],
         drawn(kind),
+        task.environment.pytest_options,
     )
     return request, disguise
 

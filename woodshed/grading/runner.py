@@ -317,7 +317,7 @@ def arguments(request: dict) -> list[str]:
                 break
     for name in plugin_names():
         options += ["-p", name, *filter(None, [ONCE.get(name)])]
-    return options + files_of(request["ids"] or [], workspace)
+    return [*options, *request.get("options", []), *files_of(request["ids"] or [], workspace)]
 
 
 def beside(name: str) -> types.ModuleType:
@@ -395,8 +395,10 @@ def main() -> None:
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     recorder.python_path = python_path
     recorder.is_turned = request["kind"] != "ordinary"
-    pytest.main(arguments(request), plugins=[recorder])
+    code = pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:
+        if code == pytest.ExitCode.USAGE_ERROR and not recorder.sentinels:
+            recorder.send("collection", path="", message="pytest ended before any test")
         recorder.end()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -103,9 +103,10 @@ def _case(task: Task, rollout: Rollout, hint: Hint, redrawing: Redrawing) -> Cas
         test_command=task.test_command,
     )
     texts: dict[Side, str] = {"hint": hint.text, "placebo": rng.choice(PLACEBOS), "wrong": wrong}
-    sample = rollout_sample(rollout)
+    segment = next(each for each in rollout.segments if hint.turn in each.indices)
+    sample = rollout_sample(rollout, segment)
     branches: dict[Side, HintBranch] = {
-        side: hint_branch(rollout, replace(hint, text=text), renderer) for side, text in texts.items()
+        side: hint_branch(segment, replace(hint, text=text), renderer) for side, text in texts.items()
     }
     plain = student_view(sample, branches["hint"])
     hinted: dict[Side, TrainingSample] = {
@@ -164,7 +165,7 @@ def _attempt_before(case: Case, redrawing: Redrawing) -> Attempt:
         rollout_id=case.rollout.id,
         context_length=redrawing.engine.context_length,
     )
-    attempt.replay(case.rollout.turns[: case.hint.turn], case.rollout.turns[case.hint.turn])
+    attempt.replay(case.rollout.turns[: case.hint.turn])
     return attempt
 
 

@@ -95,7 +95,12 @@ def gspo(
 
 
 def sequence_k1(
-    logp_BN: Tensor, logp_reference_BN: Tensor, mask_BN: Tensor, others_B: Tensor, size_B: Tensor
+    logp_BN: Tensor,
+    logp_reference_BN: Tensor,
+    mask_BN: Tensor,
+    others_B: Tensor,
+    size_B: Tensor,
+    rest_B: Tensor | float = 0.0,
 ) -> Tensor:
     """Excess of each sequence's k1 over the mean of its group, (B,): subtract it from the sequence's advantage.
 
@@ -107,6 +112,7 @@ def sequence_k1(
     Args:
         others_B: sum of k1 over the rest of each sequence's group.
         size_B: sequences in it.
+        rest_B: k1 of what else belongs to each sequence, where it has several segments.
     """
-    own_B = ((logp_BN - logp_reference_BN) * mask_BN).detach().sum(-1)
+    own_B = ((logp_BN - logp_reference_BN) * mask_BN).detach().sum(-1) + rest_B
     return own_B - (own_B + others_B) / size_B

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Segment:
+class RowSegment:
     """One sample in a row of several: its causal tokens, and its branches behind them."""
 
     causal: int
@@ -41,14 +41,14 @@ class Segment:
         return self.causal + (0 if self.visible is None else self.visible.shape[2])
 
 
-def similar(segments: Sequence[Segment]) -> list[list[Segment]]:
+def similar(segments: Sequence[RowSegment]) -> list[list[RowSegment]]:
     """Neighbours without branches of which the longest has at most twice the length of the shortest, together; every
     other segment alone.
 
     Attention over a group is one call, as rows with padding (`as_rows`), instead of a call for each of many short
     segments.
     """
-    groups: list[list[Segment]] = []
+    groups: list[list[RowSegment]] = []
     for segment in segments:
         group = [*groups[-1], segment] if groups else []
         lengths = [member.length for member in group]
@@ -59,7 +59,7 @@ def similar(segments: Sequence[Segment]) -> list[list[Segment]]:
     return groups
 
 
-def as_rows(values_HTD: Tensor, group: Sequence[Segment]) -> Tensor:
+def as_rows(values_HTD: Tensor, group: Sequence[RowSegment]) -> Tensor:
     """(S, H, T, D): a right-padded row for each segment of a group, from (1, H, sum of lengths, D)."""
     lengths = [segment.length for segment in group]
     if len(set(lengths)) == 1:
@@ -68,7 +68,7 @@ def as_rows(values_HTD: Tensor, group: Sequence[Segment]) -> Tensor:
     return pad_sequence(list(parts), batch_first=True).transpose(1, 2)
 
 
-def as_one_row(rows_STHD: Tensor, group: Sequence[Segment]) -> Tensor:
+def as_one_row(rows_STHD: Tensor, group: Sequence[RowSegment]) -> Tensor:
     """(1, sum of lengths, H, D): what `as_rows` set apart, behind each other again."""
     lengths = [segment.length for segment in group]
     if len(set(lengths)) == 1:
@@ -96,7 +96,7 @@ class Padded:
     """... and in the cross-entropy."""
     positions_RT: Tensor | None = None
     """Position of each token in its sample, where that is not its index."""
-    segments: tuple[Segment, ...] = ()
+    segments: tuple[RowSegment, ...] = ()
     """The samples of the only row; empty where each sample has a row."""
 
 
@@ -122,7 +122,7 @@ def pad(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -
 def pack(
     samples: Sequence[TrainingSample],
     device: torch.device | str = "cpu",
-    segments: Sequence[Segment] | None = None,
+    segments: Sequence[RowSegment] | None = None,
     positions: Sequence[Sequence[int]] | None = None,
 ) -> Padded:
     """One row of all samples, for a model whose attention keeps them apart (`prefix_tree.why_not`).
@@ -137,7 +137,7 @@ def pack(
     return replace(
         _with_streams(samples, ids_RT, begins[:-1]),
         positions_RT=pad_2d([[i for each in positions for i in each]], begins[-1], device),
-        segments=tuple(segments or map(Segment, lengths)),
+        segments=tuple(segments or map(RowSegment, lengths)),
     )
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from woodshed.engines.local import invariant
 from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
-from woodshed.learning.packing import Padded, PaddedBranches, Segment
+from woodshed.learning.packing import Padded, PaddedBranches, RowSegment
 from woodshed.learning.policy import Policy
 from woodshed.records import Hint
 
@@ -68,6 +68,7 @@ def trunk(sample: TrainingSample) -> TrainingSample:
         tuple(sample.logps[n] for n in kept) if sample.logps else (),
         branches=sample.branches,
         rollout_id=sample.rollout_id,
+        segment=sample.segment,
     )
 
 
@@ -89,7 +90,7 @@ def pad(
         own = [range(branch.position, branch.position + len(branch.ids)) for branch in branches]
         positions.append([*range(len(sample.ids)), *itertools.chain(*own)])
         mask = visible(branches, len(sample.ids)).to(device)[None, None] if branches else None
-        segments.append(Segment(len(sample.ids), mask))
+        segments.append(RowSegment(len(sample.ids), mask))
     padded = packing.pack(trees, device, segments, positions)
     hinted = hinted_turns(samples)
     students, teachers = _predicted_at(samples, padded.predict_BN.shape[1])

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 def count() -> int:
@@ -137,7 +138,7 @@ class RankCalls:
             attrgetter(method)(followed)(*args, **kwargs)
 
 
-def sum_replicated(gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+def sum_replicated(gradients: dict[K, Tensor]) -> dict[K, Tensor]:
     """Sum the gradients of weights that every rank holds whole, in place and in one exchange for each precision, and
     return all of them.
 

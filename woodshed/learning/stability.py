@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from woodshed.experience.compile import rollout_sample
+from woodshed.experience.compile import rollout_samples
 from woodshed.experience.samples import TrainingSample
 from woodshed.records import Rollout
 from woodshed.settings import Settings
@@ -90,7 +90,7 @@ def kl_to_start(
 ) -> float:
     """Nats a token from the weights that sampled these rollouts to the starting ones, whose log-probs are given for
     samples: the mean of k1, unbiased."""
-    samples = [rollout_sample(r) for r in rollouts if any(turn.sampled_ids for turn in r.turns)]
+    samples = [sample for rollout in rollouts for sample in rollout_samples(rollout)]
     k1 = [
         sampled - starting
         for sample, started in zip(samples, logps(samples), strict=True)

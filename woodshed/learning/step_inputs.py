@@ -29,23 +29,25 @@ T = TypeVar("T")
 class StartLogps:
     """The starting weights' view of the samples: what the divergence inside the advantage is measured from."""
 
-    logps: Mapping[str, Tensor]
-    """Rollout id to the log-prob of each of its sampled tokens."""
-    k1: Mapping[str, tuple[Tensor, int]]
-    """... to (sum of k1 over the rest of its group, by the log-probs it was sampled with; attempts in the group)."""
+    logps: Mapping[tuple[str, int], Tensor]
+    """Key of a sample to the log-prob of each of its sampled tokens."""
+    k1: Mapping[tuple[str, int], tuple[Tensor, Tensor, int]]
+    """... to (k1 of the other segments of its attempt, sum of k1 over the rest of its group, both by the log-probs it
+    was sampled with; attempts in the group)."""
 
     def penalty(
         self, logp_BN: Tensor, mask_BN: Tensor, samples: Sequence[TrainingSample]
     ) -> tuple[Tensor, Tensor]:
-        """(how far each sample's k1 lies above its group's mean (B,), k1 of every token (B, N))."""
-        start_BN, nothing = torch.zeros_like(logp_BN), (logp_BN.new_zeros(()), 1)
+        """(how far the k1 of each sample's attempt lies above its group's mean (B,), k1 of every token (B, N))."""
+        start_BN, zero = torch.zeros_like(logp_BN), logp_BN.new_zeros(())
         for start_N, sample in zip(start_BN, samples, strict=True):
-            if sample.rollout_id in self.logps:
-                start_N[: len(sample.predicted)] = self.logps[sample.rollout_id]
-        rest = [self.k1.get(sample.rollout_id, nothing) for sample in samples]
-        others_B = torch.stack([others for others, _ in rest])
-        size_B = packing.pad_2d([[size for _, size in rest]], len(samples), logp_BN.device)[0]
-        above_B = losses.sequence_k1(logp_BN, start_BN, mask_BN, others_B, size_B)
+            if sample.key in self.logps:
+                start_N[: len(sample.predicted)] = self.logps[sample.key]
+        known = [self.k1.get(sample.key, (zero, zero, 1)) for sample in samples]
+        rest_B = torch.stack([rest for rest, _, _ in known])
+        others_B = torch.stack([others for _, others, _ in known])
+        size_B = packing.pad_2d([[size for _, _, size in known]], len(samples), logp_BN.device)[0]
+        above_B = losses.sequence_k1(logp_BN, start_BN, mask_BN, others_B, size_B, rest_B)
         return above_B, (logp_BN.detach() - start_BN) * mask_BN
 
 
@@ -72,8 +74,8 @@ class StepInputs:
         self.temperature = temperature
         self.message_tokens = message_tokens
         self.metrics = Metrics()
-        self.num_rollouts = sum(1 for sample in samples if sample.rl_weights)
-        """Every attempt of the step, those without advantage included."""
+        self.num_rollouts = len({sample.rollout_id for sample in samples if sample.rl_weights})
+        """Every attempt of the step, those without advantage included, whatever the number of its segments."""
         self.samples = active(samples, loss, feedback)
         self.own = [sample for sample in self.samples if sample.rl_weights or sample.ce_weights]
         """Samples with a loss on their own tokens."""
@@ -115,8 +117,8 @@ class StepInputs:
         if not (self.loss.kl_coef and self.rl):
             return None
         device = self.policy.device
-        logps = {sample.rollout_id: torch.zeros(len(sample.predicted), device=device) for sample in self.rl}
-        k1 = {sample.rollout_id: torch.zeros((), device=device) for sample in self.rl}
+        logps = {sample.key: torch.zeros(len(sample.predicted), device=device) for sample in self.rl}
+        k1 = {sample.key: torch.zeros((), device=device) for sample in self.rl}
         lengths = [len(sample.ids) for sample in self.rl]
         for share in ranks.deal(self.rl, lengths, self.micro_batches):
             padded = self.pad(share.items)
@@ -127,16 +129,32 @@ class StepInputs:
             k1_B = ((padded.logp_sampler_BN - start_BN) * padded.rl_BN).sum(-1)
             self.metrics.add(trained_positions=float(padded.positions))
             for sample, start_N, own in zip(share.items, start_BN, k1_B, strict=True):
-                logps[sample.rollout_id] = start_N[: len(sample.predicted)].contiguous()
-                k1[sample.rollout_id] = own
+                logps[sample.key] = start_N[: len(sample.predicted)].contiguous()
+                k1[sample.key] = own
         ranks.sum_replicated(logps)  # every rank knows its own samples only
         ranks.sum_replicated(k1)
-        groups: dict[int, list[Tensor]] = {}
-        for sample in self.rl:
-            groups.setdefault(sample.group, []).append(k1[sample.rollout_id])
-        sums = {number: torch.stack(members).sum() for number, members in groups.items()}
-        rest = {s.rollout_id: (sums[s.group] - k1[s.rollout_id], len(groups[s.group])) for s in self.rl}
-        return StartLogps(logps, rest)
+        return StartLogps(logps, _beside(self.rl, k1))
+
+
+def _beside(
+    samples: Sequence[TrainingSample], k1: Mapping[tuple[str, int], Tensor]
+) -> dict[tuple[str, int], tuple[Tensor, Tensor, int]]:
+    """`StartLogps.k1` of samples whose own k1 is known."""
+    attempts: dict[str, list[Tensor]] = {}
+    groups: dict[int, dict[str, None]] = {}
+    for sample in samples:
+        attempts.setdefault(sample.rollout_id, []).append(k1[sample.key])
+        groups.setdefault(sample.group, {})[sample.rollout_id] = None
+    whole = {rollout_id: torch.stack(segments).sum() for rollout_id, segments in attempts.items()}
+    sums = {number: torch.stack([whole[name] for name in names]).sum() for number, names in groups.items()}
+    return {
+        s.key: (
+            whole[s.rollout_id] - k1[s.key],
+            sums[s.group] - whole[s.rollout_id],
+            len(groups[s.group]),
+        )
+        for s in samples
+    }
 
 
 def active(

@@ -208,6 +208,7 @@ def _rollout(
         packed["l"] = logps[position : position + len(turn.logps)]
         position += len(turn.logps)
         packed["n"] = token_lengths(turn, token_texts)
+        packed["b"] = segment_note(rollout, number)
         packed["h"] = [[h.detector, archive.text(h.text, found_words)] for h in remarks.hints.get(number, ())]
         if divergence := remarks.token_divergences.get(number):
             sides = (divergence.student, divergence.teacher, divergence.divergence)
@@ -225,6 +226,23 @@ def _rollout(
             "x": archive.text(verdict.detail, found_words),
         }
     return packed
+
+
+BREAKS = {
+    "thoughts": "the chat template drops earlier thoughts",
+    "summary": "behind the policy's own summary",
+    "history": "the agent rewrote its messages",
+    "agent": "the agent called another one",
+}
+
+
+def segment_note(rollout: Rollout, number: int) -> str:
+    """The segment that begins with a turn, or that a turn goes back to, and why; "" where one just goes on."""
+    turn = rollout.turns[number]
+    if turn.begins:
+        return f"segment {turn.segment} begins: {BREAKS.get(turn.begins, turn.begins)}"
+    is_back = number > 0 and rollout.turns[number - 1].segment != turn.segment
+    return f"back in segment {turn.segment}" if is_back else ""
 
 
 def written_by(turn: Turn) -> str:

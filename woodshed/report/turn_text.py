@@ -9,11 +9,11 @@ from typing import Any
 from rich.text import Text
 
 from woodshed.records import Flag, Hint, Rollout, TokenDivergence, Turn, Verdict
-from woodshed.report.transcripts import level, texts_of_tokens, written_by
+from woodshed.report.transcripts import level, segment_note, texts_of_tokens, written_by
 from woodshed.report.visible import visible
 from woodshed.runs.folder import BatchId
 
-SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
+SIGNS = {"solved": "\u2713", "partly": "\u25d0", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
 MODES = ("log-prob", "hint", "divergence", "none")
 
 
@@ -55,7 +55,10 @@ def turn_text(
     number: int, turn: Turn, records: RolloutRecords, token_texts: Mapping[int, str], mode: str
 ) -> Text:
     """One turn: its head, hints, flags, the message in colours, edits and observations."""
-    head = Text(f"turn {number}", "bold")
+    note = segment_note(records.rollout, number)
+    head = Text(f"\u2500\u2500 {visible(note)}\n" if note else "", "dodger_blue2").append(
+        f"turn {number}", "bold"
+    )
     if turn.error_kind:
         head.append(f"  \u26a0 {visible(turn.error_kind)}", "bold dark_orange3")
     mean = f", mean log-prob {sum(turn.logps) / len(turn.logps):.2f}" if turn.logps else ""

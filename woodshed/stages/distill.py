@@ -26,6 +26,7 @@ from woodshed.experience.compile import (
     HintOptions,
     hint_branches,
     rollout_sample,
+    rollout_samples,
     subsample,
     with_branches,
 )
@@ -285,7 +286,9 @@ def compile_answers(
         if rollout.ended != "sandbox_lost" and any(turn.sampled_ids for turn in rollout.turns)
     }
     branches, skipped = hint_branches(usable, hints, renderer, options)
-    samples = with_branches([rollout_sample(rollout) for rollout in usable.values()], branches)
+    samples = with_branches(
+        [sample for rollout in usable.values() for sample in rollout_samples(rollout)], branches
+    )
     return Compiled(tuple(samples), skipped)
 
 

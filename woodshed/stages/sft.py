@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from woodshed.experience import scripted_expert, transcripts
-from woodshed.experience.compile import rollout_sample, sft_sample
+from woodshed.experience.compile import rollout_samples, sft_sample
 from woodshed.experience.rename_augmentation import renamed
 from woodshed.experience.samples import TrainingSample
 from woodshed.experience.scripted_expert import SLIP, ExpertAttempt
@@ -128,12 +128,12 @@ def samples(
         task, spelling = tasks[attempt.rollout.task_id], f"{seed}/{epoch}"
         attempt = renamed(attempt, task, session.renderer, settings, agent=recipe.agent, seed=spelling)
         code = random.Random(f"{seed}/{epoch}/{attempt.rollout.id}/code").random() < settings.code_share
-        drawn.append(expert_sample(attempt, session.renderer, code=code))
+        drawn += expert_samples(attempt, session.renderer, code=code)
     return drawn
 
 
-def expert_sample(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> TrainingSample:
-    """The attempt as a training sample, reminders inserted; every message counts but slips, and none of the harness's
+def expert_samples(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = True) -> list[TrainingSample]:
+    """The attempt as training samples, reminders inserted; every message counts but slips, and none of the harness's
     tokens do. Without `code`, what edits write does not count either, also where a planted fault spoils the edit."""
     turns = attempt.rollout.turns
     reminders = {hint.turn: renderer.hint(hint.text) for hint in attempt.reminders}
@@ -143,9 +143,8 @@ def expert_sample(attempt: ExpertAttempt, renderer: Renderer, *, code: bool = Tr
     }
     texts = sorted(str(text) for text in written if text)
     masked = {} if code else {n: text_positions(turn, texts, renderer) for n, turn in enumerate(turns)}
-    return sft_sample(
-        rollout_sample(attempt.rollout, reminders=reminders, context_only=unwanted, masked=masked)
-    )
+    samples = rollout_samples(attempt.rollout, reminders=reminders, context_only=unwanted, masked=masked)
+    return [sft_sample(sample) for sample in samples]
 
 
 def draw(count: int, batch: int, step: int, seed: int) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ of which only what stands behind the assistant's message is tokenised.
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 
 from woodshed import documents
 from woodshed.records import Call, ModelError, Observation
-from woodshed.tokens import family
+from woodshed.tokens import family, past_thoughts
 from woodshed.tokens.chat_template import ChatTemplate, Message, Treatment, filled, mark, said
 from woodshed.tokens.codec import CODEC, CODECS, thoughts
 from woodshed.tokens.codec.families import FamilyCodec
@@ -36,6 +37,16 @@ class ContextTokens:
     ids: tuple[int, ...]
     opening: int
     """Number of the last ids that open the assistant's message; a hint goes right before them."""
+
+
+@dataclass(frozen=True)
+class AnsweredMessage:
+    """A message of the policy, and its answer."""
+
+    sampled_ids: tuple[int, ...]
+    calls: tuple[Call, ...]
+    answer: ContextTokens
+    """What `Renderer.extend` put behind it."""
 
 
 class Renderer(Protocol):
@@ -59,6 +70,13 @@ class Renderer(Protocol):
         calls: Sequence[Call],
     ) -> ContextTokens:
         """Tokens after a sampled message: its end if it was cut, the observations, the next opening."""
+        ...
+
+    def without_thoughts(
+        self, opening: ContextTokens, exchanges: Sequence[AnsweredMessage]
+    ) -> ContextTokens | None:
+        """The prompt behind an opening prompt and some exchanges without those thoughts that the chat template drops;
+        None where it drops none of them."""
         ...
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
@@ -166,6 +184,7 @@ class TemplateRenderer:
             raise ModelError(f"{template.name}: the chat template has no generation prompt")
         self._tails = self._common_tails()
         self._leads = self._both_leads()
+        self._rules = self._thought_rules()
         self._treatments = self._all_treatments()
         self.stop_ids = self._stops(model_dir)
         self._ends = frozenset(map(self._first_added, [self._closing, *self._tail_texts()]))
@@ -199,7 +218,7 @@ class TemplateRenderer:
         observations: Sequence[Observation],
         calls: Sequence[Call],
     ) -> ContextTokens:
-        if 1 in self._tails and calls and all(call.tool for call in calls):
+        if self._kind(calls) == "called":
             tail = self._tails.get(len(observations))
             if tail is None and (len(observations) < 2 or 2 in self._tails):
                 tail = self._results(len(observations))
@@ -222,6 +241,41 @@ class TemplateRenderer:
             if self._closes or context.ids[end] == sampled_ids[-1]:
                 return ContextTokens(context.ids[end + 1 :], context.opening)
         return context
+
+    def without_thoughts(
+        self, opening: ContextTokens, exchanges: Sequence[AnsweredMessage]
+    ) -> ContextTokens | None:
+        kinds: list[past_thoughts.Kind] = [self._kind(exchange.calls) for exchange in exchanges]
+        last = kinds[-1]
+        if not (last in self._rules.own or any((last, kind) in self._rules.earlier for kind in kinds)):
+            return None
+        ids, before = [], opening
+        for exchange, kind, is_dropped in zip(exchanges, kinds, self._rules.dropped(kinds), strict=True):
+            message = self._past(exchange, kind) if is_dropped else None
+            body = before.ids[: len(before.ids) - before.opening]
+            ids += body + message if message is not None else before.ids + exchange.sampled_ids
+            before = exchange.answer
+        return ContextTokens((*ids, *before.ids), before.opening)
+
+    def _past(self, exchange: AnsweredMessage, kind: past_thoughts.Kind) -> tuple[int, ...] | None:
+        """A message without its thought, from its opening to its end; None where nothing changes. What is left of it is
+        not tokenised again where a token begins with it."""
+        sampled = exchange.sampled_ids
+        is_closed = bool(sampled) and sampled[-1] in self.stop_ids
+        sampled = sampled[: len(sampled) - is_closed]
+        text, head = self.decode(sampled), self._rules.heads[kind]
+        begin = thoughts.length(text, opened=self._opens_thought, calls=exchange.calls)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        if (lead := self._leads[0]) and kind == "said" and text.startswith(lead, begin):
+            begin += len(lead)
+        if head + text[begin:] == self._opening + text:
+            return None
+        first = bisect.bisect_left(range(len(sampled)), begin, key=lambda n: len(self.decode(sampled[:n])))
+        if self.decode(sampled[first:]) == text[begin:]:
+            rest = sampled[first:]
+        else:
+            rest = self._encode(text[begin:], literal=self._family is None)
+        return (*self._encode(head), *rest, *self._closing_of(kind) * is_closed)
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
         role = placement if self.system_hints else "user"
@@ -249,6 +303,31 @@ class TemplateRenderer:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     # what the template writes around messages
+
+    def _kind(self, calls: Sequence[Call]) -> past_thoughts.Kind:
+        """The form of the answer to a message."""
+        return "called" if 1 in self._tails and calls and all(call.tool for call in calls) else "said"
+
+    def _closing_of(self, kind: past_thoughts.Kind) -> tuple[int, ...]:
+        """The token that ends a message which another one follows."""
+        end = self._first_added(self._tails[kind == "called"].text)
+        return (end,) if end >= 0 else ()
+
+    def _thought_rules(self) -> past_thoughts.ThoughtRules:
+        family = self._family
+
+        def called(number: int) -> list[Message]:
+            return self._called([number])[len(self._base) :]
+
+        def first_call(text: str) -> str:
+            assert family is not None
+            return next((call.raw for call in family.parse(text, [])[1]), "")
+
+        is_called = family is not None and 1 in self._tails
+        is_regular = {tail.opening for tail in self._tails.values()} == {self._opening}
+        return past_thoughts.find_rules(
+            self._template, called if is_called else None, first_call, is_regular=is_regular
+        )
 
     def _behind(self, messages: Sequence[Message], last: str, *, opened: bool = True) -> str:
         """Text that the template puts behind a text of messages that follow the base."""

@@ -13,7 +13,7 @@ from woodshed.records import Call, Observation, RecipeError
 from woodshed.tokens.codec import CODEC, CODECS
 from woodshed.tokens.codec.families import FamilyCodec
 from woodshed.tokens.codec.reading import Codec
-from woodshed.tokens.renderer import ContextTokens, joined
+from woodshed.tokens.renderer import AnsweredMessage, ContextTokens, joined
 from woodshed.tokens.schema import ToolSpec
 
 ROLES = ("system", "user", "assistant")
@@ -57,6 +57,11 @@ class TextRenderer:
     ) -> ContextTokens:
         end = () if sampled_ids and sampled_ids[-1] == END else (END,)
         return ContextTokens((*end, 1, *_ids(joined(observations)), 2), 1)
+
+    def without_thoughts(
+        self, opening: ContextTokens, exchanges: Sequence[AnsweredMessage]
+    ) -> ContextTokens | None:
+        return None
 
     def hint(self, text: str, *, placement: Literal["system", "user"] = "system") -> tuple[int, ...]:
         return (ROLES.index(placement), *_ids(text))

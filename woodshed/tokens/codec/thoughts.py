@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from woodshed.tokens.codec.reading import Codec
 from woodshed.tokens.schema import ToolSpec
 
 OPENING, CLOSING = "<think>", "</think>"
+ANALYSIS = re.compile(r"(?:<\|channel\|>analysis<\|message\|>.*?<\|end\|><\|start\|>assistant)+", re.DOTALL)
+"""Thoughts of gpt-oss: messages of their own before the one that is answered."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,20 @@ class ThoughtfulCodec:
 
     def thought(self, text: str) -> int:
         """Length of the thought at the beginning of a message, tags included; 0 where none was closed."""
-        if not self.opened and not text.lstrip().startswith(OPENING):
-            return 0
-        return text.find(CLOSING) + len(CLOSING) if CLOSING in text else 0
+        return length(text, opened=self.opened, calls=(None,))
+
+
+def length(text: str, *, opened: bool, calls: Sequence[object]) -> int:
+    """Length of the thought at the beginning of a message, tags included.
+
+    Args:
+        opened: the prompt has opened the thought.
+        calls: those of the message; without any, a thought that was not closed is all of it.
+    """
+    if analysis := ANALYSIS.match(text):
+        return analysis.end()
+    if not opened and not text.lstrip().startswith(OPENING):
+        return 0
+    if CLOSING in text:
+        return text.find(CLOSING) + len(CLOSING)
+    return 0 if calls else len(text)

@@ -6,14 +6,12 @@ line (`to_json`) and read back (`from_json`). Tensors live in `learning.packing`
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import types
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
+
+from woodshed.records.json_form import from_json as from_json
+from woodshed.records.json_form import to_json as to_json
 
 
 class WoodshedError(Exception):
@@ -68,6 +66,10 @@ class Environment:
     """"name==version" of the distribution, whose metadata (no code) the environment offers to importlib.metadata."""
     entry_points: str = ""
     """Text of the distribution's entry_points.txt, or ""."""
+    variables: tuple[str, ...] = ()
+    """Environment variables of its code and tests: "NAME=VALUE", or "NAME" for one of the machine that runs them."""
+    pytest_options: tuple[str, ...] = ()
+    """Options of every session of pytest, such as those that select tests ("-m", "not slow")."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,15 @@ class Observation:
     seconds: float = 0.0
 
 
+Break = Literal[
+    "thoughts",  # the chat template drops thoughts of earlier messages
+    "summary",  # the context is the policy's own summary of what came before
+    "history",  # an agent of others rewrote its messages: compaction, edits
+    "agent",  # an agent of others called another one
+]
+"""Reason for which a turn's prompt does not extend the prompt before it."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """One model call and what came back.
@@ -196,7 +207,8 @@ class Turn:
     """
 
     context_ids: tuple[int, ...]
-    """Tokens the harness added before this turn: the opening prompt (turn 0), else the previous turn's observations."""
+    """Tokens the harness added before this turn: the whole prompt where the turn begins a segment, else the previous
+    turn's observations."""
     opening: int
     """Number of the last context_ids that open the assistant's message; a hint is inserted right before them."""
     sampled_ids: tuple[int, ...]
@@ -214,6 +226,33 @@ class Turn:
     tools_s: float = 0.0
     oracle: str = ""
     """Set on scripted turns only: the class of the fault that was planted, "" for the right move."""
+    segment: int = 0
+    """Number of the segment that the turn belongs to, counted as they begin."""
+    begins: Break | Literal[""] = ""
+    """Why the turn begins its segment; "" for the first turn of an attempt, and where the segment goes on."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Turns over one growing context: the prompt of each is the prompt and the message of the one before it, and more.
+
+    Segments of an agent that calls other agents interleave.
+    """
+
+    number: int
+    indices: tuple[int, ...]
+    """Indices of its turns into Rollout.turns."""
+    turns: tuple[Turn, ...]
+
+    @property
+    def begins(self) -> Break | Literal[""]:
+        """Why it begins; "" for the first one of an attempt."""
+        return self.turns[0].begins
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The whole sequence, harness tokens and sampled tokens."""
+        return tuple(i for turn in self.turns for i in (*turn.context_ids, *turn.sampled_ids))
 
 
 @dataclass(frozen=True)
@@ -289,16 +328,25 @@ class Rollout:
     attempt: int
     seed: int
     turns: tuple[Turn, ...]
+    """In the order in which they were made; each says to which segment it belongs."""
     patch: Patch
     ended: Ended
     seconds: float
     accesses: tuple[Access, ...] = ()
     """Paths that its commands and tools read, wrote and ran, by turn; () if nothing was watched."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """Tools that an agent of others offered to the policy (name, description, parameters); None for our own agent."""
 
     @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The whole sequence, harness tokens and sampled tokens."""
-        return tuple(i for turn in self.turns for i in (*turn.context_ids, *turn.sampled_ids))
+    def segments(self) -> tuple[Segment, ...]:
+        """Its segments, in the order in which they begin."""
+        indices: dict[int, list[int]] = {}
+        for index, turn in enumerate(self.turns):
+            indices.setdefault(turn.segment, []).append(index)
+        return tuple(
+            Segment(number, tuple(own), tuple(self.turns[index] for index in own))
+            for number, own in indices.items()
+        )
 
     @property
     def counters(self) -> dict[str, int]:
@@ -402,92 +450,3 @@ class TokenDivergence:
     def gain(self) -> float:
         """Nats by which the hint makes the turn likelier; a hint against a fault should make this negative."""
         return sum(self.teacher) - sum(self.student)
-
-
-R = TypeVar("R")
-
-
-_AS_IT_IS = frozenset((str, int, float, bool, type(None)))
-
-
-def to_json(record: Any) -> dict[str, Any]:
-    """A record as JSON-ready values (tuples become lists, paths become strings)."""
-
-    def plain(value: Any) -> Any:
-        if type(value) in _AS_IT_IS:  # most values by far: ids and log-probs
-            return value
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            return [plain(item) for item in value]
-        return str(value) if isinstance(value, Path) else value
-
-    return plain(record)
-
-
-def from_json(kind: type[R], data: Any) -> R:
-    """The record that `to_json` wrote.
-
-    Raises:
-        ValueError: a field is unknown, missing or of another kind (a run of another version, or a damaged one).
-    """
-    return _reader(kind)(data)
-
-
-@functools.cache
-def _reader(kind: Any) -> Callable[[Any], Any]:
-    """Converter from JSON values to `kind`; made once per type, since a run holds hundreds of thousands of records."""
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _record_reader(kind)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple and arguments[-1] is Ellipsis:
-        item = _reader(arguments[0])
-        return tuple if item is _as_it_is else lambda data: tuple(map(item, data))
-    if origin is tuple:
-        items = [_reader(argument) for argument in arguments]
-        return lambda data: tuple(read(value) for read, value in zip(items, data, strict=True))
-    if origin is dict:
-        item = _reader(arguments[1])
-        return _as_it_is if item is _as_it_is else lambda data: {k: item(value) for k, value in data.items()}
-    if origin in (typing.Union, types.UnionType):
-        inner = _reader(next(a for a in arguments if a is not type(None)))
-        return _as_it_is if inner is _as_it_is else lambda data: None if data is None else inner(data)
-    return Path if kind is Path else _as_it_is
-
-
-def _record_reader(kind: type) -> Callable[[Any], Any]:
-    hints = typing.get_type_hints(kind)
-    readers = {name: reader for name in hints if (reader := _reader(hints[name])) is not _as_it_is}
-    plain = {name: kinds for name in hints if (kinds := _plain(hints[name]))}
-
-    def read(data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise ValueError(f"{kind.__name__} is {str(data)[:80]!r}, not a table of its fields")
-        if unknown := set(data) - set(hints):
-            raise ValueError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
-        for name in plain.keys() & data:
-            if not isinstance(data[name], plain[name]):
-                raise ValueError(f"{kind.__name__}.{name} is {str(data[name])[:80]!r}")
-        values = dict(data)
-        try:
-            for name in readers.keys() & data:
-                values[name] = readers[name](data[name])
-            return kind(**values)
-        except (TypeError, AttributeError) as error:
-            raise ValueError(f"{kind.__name__}: {error}") from error
-
-    return read
-
-
-def _plain(hint: Any) -> tuple[type, ...]:
-    """Types that a number or text in JSON converts to; () for others. Elements of lists of tokens are not checked."""
-    kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-    if not all(kind in (int, float, str, bool, type(None)) for kind in kinds):
-        return ()
-    return (*kinds, int) if float in kinds else kinds
-
-
-def _as_it_is(data: Any) -> Any:
-    return data
