@@ -122,7 +122,7 @@ def isolation() -> str:
             "90 %",
         ]
     ]
-    names = {"gold": "right patch", "empty": "empty patch", "broken": "patch that cannot be imported"}
+    names = {"gold": "a right patch", "empty": "an empty patch", "broken": "a patch that cannot be imported"}
     for kind, name in names.items():
         wall = [f"{found['median_seconds'][f'{kind} {tree}']:.2f} s" for tree in ("before", "now")]
         if busy := found.get("median_cpu_seconds"):
@@ -130,15 +130,15 @@ def isolation() -> str:
                 f"{w} ({busy[f'{kind} {tree}']:.2f} s)"
                 for w, tree in zip(wall, ("before", "now"), strict=True)
             ]
-        rows.append([f"verdict on a {name}, median", *wall, wall[0].partition(" (")[0]])
+        rows.append([f"verdict on {name}, median", *wall, wall[0].partition(" (")[0]])
     return table(["", "before", "now", "target"], rows)
 
 
 def cheating_policy() -> str:
     """A policy that was taught to cheat, by steps of RL under a judge that believes the exit code."""
-    found = load("cheating_policy")
+    head = ["step", "attempts that cheat", "paid by the weak judge", "paid by the grader", "flagged"]
     rows = []
-    for row in found["rows"]:
+    for row in load("cheating_policy")["rows"]:
         attacks = row["attacks"]
         paid = f"{row['attacks_paid_by_exit_code']} of {attacks}"
         flagged = f"{row['attacks_flagged']} of {attacks}"
@@ -149,8 +149,7 @@ def cheating_policy() -> str:
             flagged,
         ]
         rows.append([str(row["step"]), *cells, f"{row['others_flagged']} of {row['attempts'] - attacks}"])
-    head = ["step", "attempts that cheat", "paid by the weak judge", "paid by the grader", "flagged"]
-    return table([*head, "other attempts, flagged"], rows)
+    return table([*head, "other attempts, flagged"], rows or [["not run yet", *[""] * 5]])
 
 
 def channel_fuzz() -> str:

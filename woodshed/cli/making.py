@@ -165,6 +165,11 @@ def _find_isolated_tests(
         kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), tasks)
         for done, _ in enumerate(kept, 1):
             progress(done, len(tasks), "finding the tests that pass in two processes")
+    for task in tasks:
+        if task.verifier == "pytest" and not grading.believed_tests(task):
+            tell(
+                f"{task.name} pays nothing: none of its hidden tests can be isolated or has a decoy; delete it"
+            )
 
 
 def _settings_of(values: Sequence[str]) -> SynthesisSettings:
