@@ -171,7 +171,7 @@ def test_what_a_patch_breaks_cannot_be_hushed(tiny_task: Task):
     broken = table.replace("def render(rows):", "def render(rows):\n    return 'nothing'\n", 1)
     verdict = grading.grade(tiny_task, Patch({"tally/words.py": f"{words}{HUSH}", "tally/table.py": broken}))
     assert verdict.outcomes["tests/test_table.py::test_render"] == "failed"
-    assert verdict.reward == 0.0 and "in some surroundings" in str(verdict.integrity)
+    assert verdict.reward == 0.0
 
 
 def test_the_honest_solution_is_paid_five_times(plain_task: Task):
