@@ -96,6 +96,7 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
+        gc.freeze()  # what is imported now stays: there is no use in looking at it again
         gc.enable()
         self.before = framework()
         self.send("start")
@@ -347,11 +348,9 @@ def rewrite_all(files: list[str]) -> None:
 
 
 def move() -> None:
-    """Other surroundings than those of an agent's commands: temporary files lie elsewhere, and bytecode there."""
+    """Other surroundings than those of an agent's commands: temporary files lie elsewhere, and bytecode is written."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
-    if not sys.dont_write_bytecode:
-        sys.pycache_prefix = tempfile.mkdtemp()
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
