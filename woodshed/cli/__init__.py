@@ -14,10 +14,22 @@ Exit codes:
 
 import os
 
-from woodshed.cli import init, measure, red_team, runs, settings, solve, tasks, train
+from woodshed.cli import init, measure, red_team, runs, serve, settings, solve, tasks, train
 from woodshed.cli.app import app
 
-__all__ = ["app", "init", "main", "measure", "red_team", "runs", "settings", "solve", "tasks", "train"]
+__all__ = [
+    "app",
+    "init",
+    "main",
+    "measure",
+    "red_team",
+    "runs",
+    "serve",
+    "settings",
+    "solve",
+    "tasks",
+    "train",
+]
 
 
 def main() -> None:

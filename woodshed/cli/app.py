@@ -42,6 +42,7 @@ ORDER = [  # of the commands in --help
     "eval",
     "train",
     "solve",
+    "serve",
     "variants",
     "settings",
     "grade",
@@ -50,6 +51,12 @@ ORDER = [  # of the commands in --help
     "export",
     "monitor",
 ]
+
+
+EXTRAS = dict.fromkeys(("torch", "peft", "safetensors", "accelerate", "gguf"), "train") | dict.fromkeys(
+    ("starlette", "uvicorn"), "gateway"
+)
+"""Libraries that not every installation has, and the extra of the package that brings each."""
 
 
 class Commands(TyperGroup):
@@ -67,9 +74,11 @@ class Commands(TyperGroup):
             tell(f"{type(error).__name__}: {error}")
             raise typer.Exit(2) from None
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "peft", "safetensors", "accelerate", "gguf"):
+            if error.name not in EXTRAS:
                 raise
-            tell(f"ModelError: this needs {error.name}; install it with pip install 'woodshed[train]'")
+            tell(
+                f"ModelError: this needs {error.name}; install it with pip install 'woodshed[{EXTRAS[error.name]}]'"
+            )
             raise typer.Exit(2) from None
         except Failed as failed:
             tell(str(failed))

@@ -50,10 +50,12 @@ def say_columns(table: Sequence[Sequence[str]]) -> None:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
+def progress_bars(every_s: float = 30.0) -> Iterator[Progress]:
     """Progress: a bar for the current stage at a terminal; elsewhere lines when a stage begins, lasts long or ends."""
     if not sys.stderr.isatty():
-        yield _Lines()
+        lines = _Lines()
+        lines.EVERY_S = every_s
+        yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
