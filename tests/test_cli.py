@@ -92,7 +92,7 @@ def run(tmp_path: Path) -> RunDir:
         (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
         (["tasks", "make", "", "--out", "made"], "TaskError: no folder ''"),
         (["tasks", "make", "none", "--out", "a/b/made"], "TaskError: no folder 'none'"),
-        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "TaskError: settings: limit = -1"),
+        (["tasks", "make", ".", "--out", "made", "limit=-1"], "TaskError: settings: limit = -1"),
         (
             ["eval", "--resume", "runs/none", "--attempts", "3"],
             "give either task folders, or only --resume RUN",
