@@ -34,6 +34,9 @@ class RolloutRow:
     hints: tuple[str, ...]
     flags: tuple[str, ...]
     targeted: int
+    reward: float | None
+    """None until it is graded."""
+    num_tokens: int
 
     @property
     def text(self) -> str:
