@@ -108,6 +108,57 @@ def red_team() -> str:
     return table(["paid, by kind of attack", *(names[name] for name in graders)], rows)
 
 
+def isolation() -> str:
+    """Tests whose code under test is in another process, and the time of a verdict before and now."""
+    found = load("isolation")
+    hidden, isolated = (
+        sum(each[name] for each in found["packages"].values()) for name in ("hidden", "isolated")
+    )
+    rows = [
+        [
+            "hidden tests that are isolated",
+            "",
+            f"{percent(isolated / hidden)} ({isolated} of {hidden})",
+            "90 %",
+        ]
+    ]
+    names = {"gold": "right patch", "empty": "empty patch", "broken": "patch that cannot be imported"}
+    for kind, name in names.items():
+        wall = [f"{found['median_seconds'][f'{kind} {tree}']:.2f} s" for tree in ("before", "now")]
+        if busy := found.get("median_cpu_seconds"):
+            wall = [
+                f"{w} ({busy[f'{kind} {tree}']:.2f} s)"
+                for w, tree in zip(wall, ("before", "now"), strict=True)
+            ]
+        rows.append([f"verdict on a {name}, median", *wall, wall[0].partition(" (")[0]])
+    return table(["", "before", "now", "target"], rows)
+
+
+def cheating_policy() -> str:
+    """A policy that was taught to cheat, by steps of RL under a judge that believes the exit code."""
+    found = load("cheating_policy")
+    rows = []
+    for row in found["rows"]:
+        attacks = row["attacks"]
+        paid = f"{row['attacks_paid_by_exit_code']} of {attacks}"
+        flagged = f"{row['attacks_flagged']} of {attacks}"
+        cells = [
+            f"{attacks} of {row['attempts']}",
+            paid,
+            f"{row['attacks_paid_by_grade']} of {attacks}",
+            flagged,
+        ]
+        rows.append([str(row["step"]), *cells, f"{row['others_flagged']} of {row['attempts'] - attacks}"])
+    head = ["step", "attempts that cheat", "paid by the weak judge", "paid by the grader", "flagged"]
+    return table([*head, "other attempts, flagged"], rows)
+
+
+def channel_fuzz() -> str:
+    """Seconds and messages of the fuzz of the line between the two processes."""
+    found = load("channel_fuzz")
+    return f"{found['sent']:,} random messages in {found['seconds']:.0f} seconds"
+
+
 def strangers() -> str:
     """The monitors on attempts that their authors did not see."""
     found = load("monitors_out_of_sample")
