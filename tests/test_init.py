@@ -122,6 +122,15 @@ def test_every_recipe_can_be_started(facts: model.ModelFacts, machine: recipe.Ha
     assert settings.validate(Recipe, tomllib.loads(text)) == chosen
 
 
+def test_the_warm_up_alone_is_measured_afterwards():
+    for machine in (LAPTOP, CARD):
+        chosen = recipe.only_warm_up("warm", (Path("a"), Path("b")), SMOLLM, machine, 40)
+        preflight.refuse(chosen)
+        assert preflight.warnings(chosen) == [] and chosen.stages == ("sft", "evaluate")
+        assert chosen.tasks.train == (Path("a"), Path("b")) and not chosen.sft.seeded_fault_share
+        assert settings.changed(chosen, ["sft.steps=7"]).sft.steps == 7
+
+
 def measured(name: str):  # type: ignore[no-untyped-def]
     return json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
 
