@@ -19,7 +19,7 @@ from woodshed.synthesis import advice, pins, project, suite
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.sources import Repository
-from woodshed.synthesis.suite import LIMITS, Limits, SuiteRuns
+from woodshed.synthesis.suite import LIMITS, SuiteLimits, SuiteRuns
 from woodshed.tasks import environment as environments
 from woodshed.tasks.environment import prepare
 from woodshed.tasks.folder import is_protected
@@ -103,7 +103,7 @@ def measure(
     extra_requirements: Sequence[str] = (),
     variables: Sequence[str] = (),
     options: Sequence[str] = (),
-    limits: Limits = LIMITS,
+    limits: SuiteLimits = LIMITS,
     kept: Path | None = None,
     progress: Progress = lambda done, total, text: None,
     sandboxes: SandboxProvider = BUBBLEWRAP,
@@ -119,15 +119,8 @@ def measure(
     Raises:
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
     """
+    draft, described = _draft_of(repository, extra_requirements, variables, options, progress, sandboxes)
     name = repository.name
-    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
-    described = project.read(repository, sandboxes=sandboxes)
-    progress(0, 0, f"preparing the environment of {name}")
-    environment, described = pins.environment_of(described, extra_requirements, sandboxes)
-    environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
-    for reason in described.left_out:
-        progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
-    draft = _draft(repository, described, environment)
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         measured = suite.measure(draft, kept or Path(scratch), limits, progress, sandboxes)
     for run in measured.runs:
@@ -147,6 +140,26 @@ def measure(
         why=_reasons(measured, broken),
         test_files=tuple(sorted({*draft.test_files, *(test.partition("::")[0] for test in stable)})),
     )
+
+
+def _draft_of(
+    repository: Repository,
+    extra_requirements: Sequence[str],
+    variables: Sequence[str],
+    options: Sequence[str],
+    progress: Progress,
+    sandboxes: SandboxProvider,
+) -> tuple[Baseline, project.Project]:
+    """The repository built and its environment resolved, its tests not yet run."""
+    name = repository.name
+    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
+    described = project.read(repository, sandboxes=sandboxes)
+    progress(0, 0, f"preparing the environment of {name}")
+    environment, described = pins.environment_of(described, extra_requirements, sandboxes)
+    environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
+    for reason in described.left_out:
+        progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
+    return _draft(repository, described, environment), described
 
 
 def _reasons(measured: SuiteRuns, broken: Iterable[str]) -> dict[str, str]:
