@@ -26,6 +26,7 @@ from woodshed.tasks.folder import is_protected
 
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Failed|Warning|Interrupt)\b")
 UNNAMEABLE = re.compile(r"\[|::")
 """Parts of a path that pytest, asked to run that file, takes for the parts of a test's id."""
 IMPORT_ALL = """
@@ -162,12 +163,18 @@ def _draft_of(
     return _draft(repository, described, environment), described
 
 
+def _last_line(text: str) -> str:
+    """The last line of an error that names it, else the last line: pytest explains assertions below them."""
+    lines = [line.removeprefix("E ").strip() for line in text.strip().splitlines()] or ["no reason was given"]
+    return next((line for line in reversed(lines) if RAISED.match(line)), lines[-1])
+
+
 def _reasons(measured: SuiteRuns, broken: Iterable[str]) -> dict[str, str]:
     """Reason by broken test and by file that cannot be collected: the last line of its error."""
     reasons = dict[str, str]()
     for run in measured.runs:
         for path, text in run.collection_errors.items():
-            reasons.setdefault(path, (text.strip().splitlines() or ["no reason was given"])[-1].strip())
+            reasons.setdefault(path, _last_line(text))
         for test in broken:
             if test in run.messages:
                 reasons.setdefault(test, run.messages[test])
