@@ -98,6 +98,8 @@ def make(
             if settings.operators == ("revert",):
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
+                for phase in ("suite", "map"):
+                    phases.bound(phase, min(FIRST_ROUND_S, settings.mapping_timeout_s))
                 phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
                 repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
                 _make_in_rounds(repository, out, settings, report, phases)
