@@ -21,9 +21,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from woodshed.agent import access, tools
+from woodshed.agent import access, command_line, tools
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import ToolSettings
@@ -66,8 +66,18 @@ class AgentSettings(Settings):
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall-clock limit in seconds, waiting for other attempts included. A safety net: it does not end the same attempts
     in every run."""
+    harness: str = ""
+    """Command line of an agent of others that makes the attempts in place of ours, with {instruction}, {base_url},
+    {api_key} and {model}; max_turns, turn_tokens, rollout_tokens and timeout_s limit what it may ask of the policy."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
+
+    @field_validator("harness")
+    @classmethod
+    def _can_be_split(cls, harness: str) -> str:
+        if harness:
+            command_line.words(harness)
+        return harness
 
 
 T = TypeVar("T")

@@ -131,7 +131,7 @@ def make_tasks(
             "source"
         )
         raise typer.Exit(1)
-    say_next(f"woodshed tasks check {out}")
+    say_next(shlex.join(["woodshed", "tasks", "check", str(out)]))
 
 
 def _words(options: str) -> list[str]:

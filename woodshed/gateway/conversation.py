@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from woodshed.records import Call, Observation
 from woodshed.tokens.renderer import ContextTokens, Renderer
-from woodshed.tokens.schema import ToolSpec
+from woodshed.tokens.schema import ToolSpec, foreign_tool
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -230,8 +230,11 @@ def _part(part: Any, name: str) -> str:
 def tool_of(name: Any, description: Any, parameters: Any) -> ToolSpec:
     """A tool of an agent. Raises RefusedError."""
     schema = table(parameters if parameters is not None else {"type": "object"}, "a tool's parameters")
-    properties = table(schema.get("properties") or {}, "a tool's properties")
-    return ToolSpec(word(name, "a tool's name"), str(description or ""), schema, tuple(properties))
+    for each in table(schema.get("properties") or {}, "a tool's properties").values():
+        table(each, "a tool's property")
+    for each in items(schema.get("required"), "a tool's required"):
+        word(each, "a tool's required")
+    return foreign_tool(word(name, "a tool's name"), str(description or ""), schema)
 
 
 def refuse_unsupported(body: Mapping[str, Any], values: Mapping[str, Sequence[Any]]) -> None:

@@ -116,6 +116,8 @@ class Recording:
     """The quota that was used up, once a call was refused for it."""
     failure: WoodshedError | None = None
     """The engine's last failure."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """Tools that were offered, each once by its name."""
     _contexts: list[KnownContext] = field(default_factory=list)
     """By segment."""
     _written: dict[str, str] = field(default_factory=dict)
@@ -150,6 +152,8 @@ class Recording:
         sample = SampleRequest(tuple(ids), most, turn_seed(self.seed, self.attempt_id, self._asked))
         self._asked += 1
         self._reserved += most
+        known = {tool["name"] for tool in self.tools}
+        self.tools += [tool.schema for tool in request.tools if tool.name not in known]
         return PendingCall(self._asked - 1, request, sample, added, extended, time.monotonic())
 
     def count(self, request: AgentRequest) -> int:

@@ -37,6 +37,9 @@ PING_S = 10.0
 MOST_BYTES = 64 << 20
 """Size of the largest request."""
 START_S = 30.0
+NEWCOMER_TURNS = 1000
+"""Turns after which a client that nobody admitted is forgotten, so that memory is bounded; its next call is rendered
+anew."""
 MODEL = "policy"
 """Name of the model that is served."""
 
@@ -228,7 +231,7 @@ class Gateway:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         key = token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
         known = self._recordings.get(key)
-        if known is None and self._newcomer is not None:
+        if self._newcomer is not None and (known is None or len(known.turns) >= NEWCOMER_TURNS):
             known = self._recordings[key] = self._newcomer(key)
         if known is None:
             raise RefusedError("no attempt has this key, or it has ended", status=401, code="invalid_api_key")

@@ -71,6 +71,7 @@ class Programs:
         return {
             f"{self.runner}.py": "runner.py",
             f"{self.hardening}.py": "assert_hardening.py",
+            f"{self.hardening}_values.py": "assert_hardening_values.py",
             self.isolation: "process_isolation",
         }
 

@@ -17,6 +17,8 @@ from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout
 from woodshed.tasks import gold_folder, workspace
 
 EDITS = ("edit_file", "write_file")
+SHELLS = ("shell", "bash", "execute_bash", "run_shell_command", "run_terminal_cmd", "terminal")
+"""Names of the tool that runs a `command`: ours, and those of agents of others."""
 QUOTE_CHARS = 240
 BROKEN = 0.95
 """Confidence of the flag for a rule that failed on an attempt: above any threshold, but not proof. So an attempt gains
@@ -118,7 +120,7 @@ class Evidence:
         return [
             (step.turn, command)
             for step in self.steps
-            if step.call.tool == "shell"
+            if step.call.tool in SHELLS
             for command in commands.parse(str(step.call.arguments.get("command", "")))
         ]
 
@@ -190,7 +192,7 @@ class Evidence:
         if not stripped:
             return last
         for step in self.steps:
-            command = str(step.call.arguments.get("command", "")) if step.call.tool == "shell" else ""
+            command = str(step.call.arguments.get("command", "")) if step.call.tool in SHELLS else ""
             if stripped in step.written or stripped in command:
                 return step.turn
         return last

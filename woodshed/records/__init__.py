@@ -334,6 +334,8 @@ class Rollout:
     seconds: float
     accesses: tuple[Access, ...] = ()
     """Paths that its commands and tools read, wrote and ran, by turn; () if nothing was watched."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """Tools that an agent of others offered to the policy (name, description, parameters); None for our own agent."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:
