@@ -162,3 +162,62 @@ def test_the_repositorys_rules_for_agents_stand_before_the_instruction(task: Tas
     (home / "AGENTS.md").unlink()
     (home / "AGENTS.md").symlink_to("/etc/passwd")
     assert user_prompt(ruled) == task.instruction.strip()
+
+
+SERVER = """
+import json, sys
+ADD = {"name": "add", "description": "Add numbers.", "inputSchema": {"type": "object", "properties": {
+    "a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["a", "b"]}}
+READ = {"name": "head", "description": "First line of a file.", "inputSchema": {"type": "object", "properties": {
+    "path": {"type": "string"}}, "required": ["path"]}}
+for line in sys.stdin:
+    message = json.loads(line)
+    if "id" not in message:
+        continue
+    print(json.dumps({"jsonrpc": "2.0", "method": "notifications/message", "params": {}}))
+    if message["method"] == "tools/list":
+        result = {"tools": [ADD, READ]}
+    elif message["method"] == "tools/call":
+        given = message["params"]["arguments"]
+        try:
+            text = str(given["a"] + given["b"]) if "a" in given else open(given["path"]).readline()
+            result = {"content": [{"type": "text", "text": text}, {"type": "image", "data": ""}]}
+        except OSError as error:
+            result = {"content": [{"type": "text", "text": str(error)}], "isError": True}
+    else:
+        result = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {}}
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+"""
+
+
+def test_servers_of_tools_run_inside_the_sandbox(task: Task, tmp_path: Path):
+    path = tmp_path / "server.py"
+    path.write_text(SERVER)
+    limits = ToolSettings(offered=(f"mcp:{path}", "finish"))
+    assert [spec.name for spec in limits.specs] == ["add", "head", "finish"]
+    for codec in CODECS.values():
+        refuse_lossy(codec, limits.specs)
+    calls = "<call>add 2 40</call><call>head calc.py</call><call>head /etc/nothing</call><call>add 2</call>"
+    rollout = play(task, calls, max_calls=4, tools=limits)
+    texts = [seen.text for seen in rollout.turns[0].observations]
+    assert texts[:2] == ["42\n[image]", "def double(x):\n\n[image]"] and "No such file" in texts[2]
+    assert texts[3].startswith("not executed")
+    assert not rollout.patch.files
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (None, "is not there; agent.tools.offered has"),
+        ("raise SystemExit", "ended without an answer"),
+        (SERVER.replace("[ADD, READ]", "[{}]"), "another form than MCP's: KeyError"),
+        (SERVER.replace("[ADD, READ]", "[]"), "lists no tools"),
+        (SERVER.replace("[ADD, READ]", "[ADD, ADD]"), "is named 'add', too"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_named(source: str | None, why: str, tmp_path: Path):
+    path = tmp_path / "server.py"
+    if source is not None:
+        path.write_text(source)
+    with pytest.raises(RecipeError, match=rf"server\.py.*{why}"):
+        ToolSettings(offered=(f"mcp:{path}", "finish")).specs  # noqa: B018

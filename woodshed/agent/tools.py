@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from woodshed.agent import pasting, todo
+from woodshed.agent import mcp, pasting, todo
 from woodshed.agent.effects import EDITOR
 from woodshed.agent.nearest import closest
 from woodshed.agent.output import LINE_CHARS, clean, clip, cut, printable, short
@@ -60,7 +60,17 @@ class Tool:
     policy reads. What it raises is read by the policy as the tool's error, which is no fault of the call."""
 
 
-NAMED: Part[Tool | ToolSpec] = Part("tool", {spec.name: spec for spec in (*TOOLS, *OTHERS)}, like=Tool)
+class ToolPart(Part[Tool | ToolSpec]):
+    """Tools that a recipe may name, those of MCP servers included."""
+
+    def form(self, name: str) -> str:
+        return name if name.startswith(mcp.PREFIX) and name.endswith(".py") else super().form(name)
+
+    def resolve(self, name: str) -> Tool | ToolSpec:
+        return mcp.tools_of(name)[0] if name.startswith(mcp.PREFIX) else super().resolve(name)
+
+
+NAMED = ToolPart("tool", {spec.name: spec for spec in (*TOOLS, *OTHERS)}, like=Tool)
 """Tools that a recipe may name."""
 
 
@@ -79,7 +89,8 @@ class ToolSettings(Settings):
     """Characters shown of a command's output: the first half and the last half."""
     offered: tuple[Annotated[str, NAMED], ...] = SIX
     """Tools that the agent may call: those above, bash, str_replace_editor, todo; a `Tool` of your own as
-    package.module:name. "finish" must be among them."""
+    package.module:name. "finish" must be among them.
+    mcp:PATH.py offers the tools of an MCP server in one file, which runs inside the sandbox."""
 
     @field_validator("offered")
     @classmethod
@@ -148,17 +159,24 @@ def toolbox(offered: tuple[str, ...]) -> dict[str, Tool]:
     """
     tools: dict[str, Tool] = {}
     for name in offered:
-        part = NAMED.resolve(name)
-        if not isinstance(part, Tool):
-            tool = Tool(part, _RUN[part.name])
-        elif fault := _unusable(part):
-            raise RecipeError(f"tool {name!r} {fault}")
-        else:
-            tool = Tool(part.spec, functools.partial(_run_own, part))
-        if tool.spec.name in tools:
-            raise RecipeError(f"tool {name!r}: another offered tool is named {tool.spec.name!r}, too")
-        tools[tool.spec.name] = tool
+        for tool in _tools_of(name):
+            if tool.spec.name in tools:
+                raise RecipeError(f"tool {name!r}: another offered tool is named {tool.spec.name!r}, too")
+            tools[tool.spec.name] = tool
     return tools
+
+
+def _tools_of(name: str) -> list[Tool]:
+    """The tools of one entry of `ToolSettings.offered`. Raises RecipeError."""
+    if name.startswith(mcp.PREFIX):
+        specs = mcp.tools_of(name)
+        return [Tool(spec, functools.partial(mcp.call, name, spec.name)) for spec in specs]
+    part = NAMED.resolve(name)
+    if not isinstance(part, Tool):
+        return [Tool(part, _RUN[part.name])]
+    if fault := _unusable(part):
+        raise RecipeError(f"tool {name!r} {fault}")
+    return [Tool(part.spec, functools.partial(_run_own, part))]
 
 
 def _unusable(tool: Tool) -> str:
