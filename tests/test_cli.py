@@ -22,6 +22,7 @@ from woodshed.cli import app, terminal
 from woodshed.cli.terminal import say
 from woodshed.evals import measures
 from woodshed.records import ErrorKind, Patch, Rollout, Task, Turn
+from woodshed.runs import pace
 from woodshed.runs.files import WAYS_OUT, way_out
 from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
@@ -320,10 +321,11 @@ def test_a_missing_extra_names_itself(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    clock = iter(range(0, 1000, 9))
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
     with terminal.progress_bars() as progress:
         for done in range(9):
+            now[0] += 9
             progress(done, 8, f"train 0: attempts, turn {done}")
         progress(1, 1, "quick")
         progress(0, 0, "loading it")
@@ -331,7 +333,7 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     assert seen.out == ""
     assert seen.err.splitlines() == [
         "train 0: attempts, turn 0: 0/8",
-        "train 0: attempts, turn 4: 4/8 after 36 s",
+        "train 0: attempts, turn 4: 4/8 after 36 s, about 36 s left",
         "train 0: attempts, turn 8: 8/8 after 72 s",
         "loading it",
     ]

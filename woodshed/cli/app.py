@@ -137,12 +137,12 @@ class Evaluations(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train a coding agent on your own repositories.",
-    epilog="First time here: woodshed doctor, then docs/first-run.md.",
+    epilog="First time here: woodshed doctor, then docs/first-run.md. Names completed by the shell: woodshed "
+    "--install-completion, and a new shell.",
 )
 
 
@@ -173,10 +173,21 @@ app.add_typer(
 monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(monitor_app, name="monitor", help="Measure the monitors that watch for cheating.")
 
+
+def _settings_beginning(incomplete: str) -> list[str]:
+    """Settings of a recipe for the shell's completion: "rl.st" becomes "rl.steps="."""
+    from woodshed.settings import leaves
+    from woodshed.stages.recipe import Recipe
+
+    return [f"{name}=" for name, _ in leaves(Recipe) if name.startswith(incomplete)]
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2 (see woodshed settings)."
+        metavar="SECTION.KEY=VALUE",
+        help="Settings to change, such as rl.steps=2 (see woodshed settings).",
+        autocompletion=_settings_beginning,
     ),
 ]
 
@@ -201,6 +212,7 @@ OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 def open_engine(chosen: DeploymentSettings) -> Engine:
     """The engine of a policy in use: servers, a kind of the user's own, or weights loaded here."""
     from woodshed.engines.create import create, needs_model
+    from woodshed.engines.speech import refuse_text_only
     from woodshed.tokens.codec import refuse_lossy
     from woodshed.tokens.renderer import create_renderer
 
@@ -211,6 +223,8 @@ def open_engine(chosen: DeploymentSettings) -> Engine:
             s if s.model else s.model_copy(update={"model": chosen.model}) for s in chosen.engine.servers
         ]
         return create(chosen.engine.model_copy(update={"servers": tuple(named)}), TextRenderer(chosen.codec))
+    if chosen.engine.kind == "http":
+        refuse_text_only(chosen.engine.servers)
     if needs_model(chosen.engine):
         from woodshed.engines import local
 
@@ -279,7 +293,7 @@ def say_run(run: RunDir) -> None:
 
 
 def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "after")) -> None:
-    from woodshed.evals import measures
+    from woodshed.evals import conclusion, measures
 
     table = [["", *names, "change [95% interval]", "smallest detectable"]]
     for row in rows:
@@ -290,6 +304,9 @@ def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "af
         table.append([row.measure.label, *figures, change, visible])
         table.append(["", *(measures.write_counts(row.measure, side) for side in sides), "", ""])
     say_columns(table)
+    for row in rows:
+        if why := conclusion.why_unclear(row):
+            say(f"{row.measure.label}: {why}")
 
 
 def say_effort(before: Evaluation, after: Evaluation) -> None:
@@ -324,19 +341,14 @@ def describe(chosen: DeploymentSettings | Recipe) -> dict[str, Any]:
     return machine.describe() | own_part | changes.settings_of(chosen)
 
 
-def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
-    """Print the ledger of a run; return the records that could not be read."""
+def say_costs(run: RunDir, prices: Path | None = None, *, is_brief: bool = True) -> tuple[str, ...]:
+    """Print the ledger of a run, in four lines or whole; return the records that could not be read."""
     from woodshed.evals import evaluation, ledger
 
     ledger_of_run = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
     attempts = [ledger.solves(each.graded) for each in evaluation.from_run(run, problems=[])]
-    say_columns(
-        ledger.table(ledger_of_run, ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts)))
-    )
-    if not ledger_of_run.served:
-        say(
-            "nothing was billed: the weights ran here, and the costs are what such a machine would cost to rent"
-        )
+    costs = ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts))
+    say_columns((ledger.brief if is_brief else ledger.table)(ledger_of_run, costs))
     for missing in ledger_of_run.bill(ledger_of_run.total).unknown:
         tell(
             f"no price for {missing}; the total is a lower bound (table of {ledger_of_run.prices.date}; --prices FILE)"

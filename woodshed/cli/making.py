@@ -26,7 +26,9 @@ MAX_FILES_SHOWN = 20
 Sources = Annotated[
     list[str],
     typer.Argument(
-        metavar="SOURCE", help="pypi:NAME==VERSION, git+https://...@REV, git+file://...@REV, or a folder."
+        metavar="SOURCE",
+        help="A folder, pypi:NAME==VERSION, or git: https://HOST/OWNER/NAME, git@HOST:OWNER/NAME or "
+        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it.",
     ),
 ]
 OutFolder = Annotated[Path, typer.Option(help="Folder that receives one folder per task.")]
@@ -108,7 +110,7 @@ def make_tasks(
     Exits with 1 if no candidate became a task.
     """
     from woodshed import synthesis
-    from woodshed.synthesis.sources import without_secrets
+    from woodshed.synthesis.git_sources import without_secrets
 
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
@@ -116,7 +118,7 @@ def make_tasks(
     lists |= {"deselect": deselect or [], "env": env or []}
     values += [f"{key}={json.dumps(listed)}" for key, listed in lists.items() if listed]
     chosen = _settings_of([*values, *(set_ or [])])
-    with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
+    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=10.0) as progress:
         report = synthesis.make(sources, out, chosen, progress)
         _find_isolated_tests(report.accepted, chosen, progress)
     say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
@@ -127,7 +129,7 @@ def make_tasks(
             "source"
         )
         raise typer.Exit(1)
-    say_next(f"woodshed tasks check {out}")
+    say_next(shlex.join(["woodshed", "tasks", "check", str(out)]))
 
 
 def _words(options: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -110,8 +111,8 @@ def check_tasks(
     say(f"{len(paths) - len(bad)} of {len(paths)} tasks are proven")
     if bad:
         raise typer.Exit(1)
-    adapter = f" --adapter {WARMUP}" if WARMUP.is_dir() else ""
-    say_next(f"woodshed eval {' '.join(map(str, folders))}{adapter} --limit 8")
+    adapter = ["--adapter", str(WARMUP)] if WARMUP.is_dir() else []
+    say_next(shlex.join(["woodshed", "eval", *map(str, folders), *adapter, "--limit", "8"]))
 
 
 @tasks_app.command("leaks")
@@ -205,7 +206,7 @@ def harden_tasks(
     if not report.accepted:
         tell("no variant could be proven; try other tasks, or more --operators")
         raise typer.Exit(1)
-    say_next(f"woodshed tasks check {out}")
+    say_next(shlex.join(["woodshed", "tasks", "check", str(out)]))
 
 
 @tasks_app.command("stats")
@@ -285,7 +286,7 @@ def import_tasks(
         raise TaskError(f"{format_} reads no task in {source}")
     say(f"{count} tasks in {out}")
     if count:
-        say_next(f"woodshed tasks check {out}")
+        say_next(shlex.join(["woodshed", "tasks", "check", str(out)]))
     if refused:
         raise typer.Exit(1)
 

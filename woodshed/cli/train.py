@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,6 +23,7 @@ from woodshed.cli.app import (
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RunError
 from woodshed.runs import machine
+from woodshed.runs.files import remove
 
 if TYPE_CHECKING:
     from woodshed.runs.folder import RunDir
@@ -52,9 +54,10 @@ def train(
 
     Runs the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations (distill),
     and RL with feedback in words (rl), measured on held-out tasks before and after. --resume RUN resumes a run that
-    was stopped.
+    was stopped; --resume RUN rl.steps=20 also prolongs a finished one.
     """
-    if (recipe is None) == (resume is None):
+    changed = [*([recipe] if recipe else []), *(overrides or [])] if resume is not None else []
+    if (recipe is None and resume is None) or not all("=" in text for text in changed):
         raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
     from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
@@ -64,7 +67,7 @@ def train(
             take_part()
         return
     if resume is not None:
-        run, chosen = open_run(resume)
+        run, chosen = open_run(resume, changed)
     else:
         values = overrides or []
         chosen = new_recipe(Path(recipe or ""), variant, values)
@@ -85,7 +88,7 @@ def finish(run: RunDir) -> None:
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
-    say_next(f"woodshed report {run.path} --open")
+    say_next(shlex.join(["woodshed", "report", str(run.path), "--open"]))
 
 
 def say_recipe(chosen: Recipe, arguments: Sequence[str], *, explain: bool) -> None:
@@ -94,7 +97,7 @@ def say_recipe(chosen: Recipe, arguments: Sequence[str], *, explain: bool) -> No
 
     say(reference.commented(chosen, {} if explain else None).rstrip())
     say("# The other settings have their usual values: woodshed settings")
-    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
+    say_next(shlex.join([*machine.command(chosen.layout.world).split(), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
@@ -117,8 +120,8 @@ def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
     return chosen
 
 
-def open_run(path: Path) -> tuple[RunDir, Recipe]:
-    """Open and lock a training run to resume it, with its own recipe.
+def open_run(path: Path, changed: Sequence[str] = ()) -> tuple[RunDir, Recipe]:
+    """Open and lock a training run to resume it, with its own recipe and what is changed in it.
 
     Raises:
         RunError: no such run, an evaluation, or a run that another process holds.
@@ -130,7 +133,7 @@ def open_run(path: Path) -> tuple[RunDir, Recipe]:
     run = RunDir.open(path)
     if run.recipe() and run.is_evaluation:
         raise RunError(f"{path} is an evaluation; resume it with `{run.resuming}`")
-    chosen = settings.read(Recipe, path / "recipe.toml")
+    chosen = settings.read(Recipe, path / "recipe.toml", changed)
     say_own_parts(chosen)
     run.lock()
     return run, chosen
@@ -148,11 +151,25 @@ def run_or_resume(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
         progress_bars() as progress,
     ):
         if not is_new:
-            noted = say_changes(run, chosen)
-            if not noted and (run.path / "policy").is_dir():
-                tell(f"{run.path} is finished: nothing is left to do. Its results:")
+            finished = run.path / "policy"
+            if say_changes(run, chosen) and finished.is_dir():
+                go_on(run, finished)
+            elif finished.is_dir():
+                prolong = f"{run.resuming} rl.steps={chosen.rl.steps * 2}"
+                tell(
+                    f"{run.path} is finished: nothing is left to do (`{prolong}` would prolong it). Its results:"
+                )
                 return
-        run_recipe(chosen, run, progress)
+        with run.timed():
+            run_recipe(chosen, run, progress)
+
+
+def go_on(run: RunDir, finished: Path) -> None:
+    """Set the policy of a finished run aside that goes on with other settings: until its end it counts as stopped."""
+    earlier = run.path / "policy-earlier"
+    remove(earlier)
+    finished.rename(earlier)
+    tell(f"the policy it had is kept in {earlier}")
 
 
 def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
@@ -221,6 +238,8 @@ def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
     is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
     notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
+    if notes:
+        run.write_text("recipe.toml", chosen.to_toml())  # with what the command line changed
     for note in notes:
         say(f"changed {note}")
     return notes

@@ -395,8 +395,10 @@ def main() -> None:
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     recorder.python_path = python_path
     recorder.is_turned = request["kind"] != "ordinary"
-    pytest.main(arguments(request), plugins=[recorder])
+    code = pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:
+        if code == pytest.ExitCode.USAGE_ERROR and not recorder.sentinels:
+            recorder.send("collection", path="", message="pytest ended before any test")
         recorder.end()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -24,6 +24,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -46,6 +47,7 @@ from woodshed.runs.files import (
     way_out,
     write_atomically,
 )
+from woodshed.runs.pace import Pace
 
 Kind = Literal[
     "rollouts",
@@ -213,7 +215,7 @@ class RunDir:
     def resuming(self) -> str:
         """The command that resumes this run, with the number of ranks of its layout."""
         verb = "eval" if self.is_evaluation else "train"
-        return f"{machine.command(self._ranks)} {verb} --resume {self.path}"
+        return f"{machine.command(self._ranks)} {verb} --resume {shlex.quote(str(self.path))}"
 
     @property
     def _ranks(self) -> int:
@@ -246,6 +248,17 @@ class RunDir:
             RunError: it cannot be written.
         """
         self.write_text("manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the wall seconds of the work inside to the manifest ("wall_s"). A killed process leaves its own out."""
+        pace = Pace()
+        try:
+            yield
+        finally:
+            with suppress(RunError):  # whatever ended the work is the message
+                manifest = self.manifest
+                self.write_manifest(manifest | {"wall_s": manifest.get("wall_s", 0.0) + pace.seconds()})
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file of the run.

@@ -12,6 +12,8 @@ from woodshed.synthesis import plugins, project
 
 ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
 """Lines of pytest's output that say why it did not run."""
+MISSING_VARIABLE = re.compile(r"KeyError: ['\"]([A-Z][A-Z0-9_]{2,})['\"]")
+"""What `os.environ` says of a variable that is not set."""
 IMPORTED_AS = {
     "attr": "attrs",
     "bs4": "beautifulsoup4",
@@ -86,7 +88,11 @@ def _advice(text: str, described: project.Project) -> list[str]:
             ours.append(module)
         else:
             (known.append(distribution) if distribution else unknown.append(module))
-    lines = []
+    lines = [
+        f"{name}: an environment variable, as it looks. Give it with --env {name}=VALUE, or set it here and give "
+        f"--env {name}, if its value may stand in no task"
+        for name in sorted(set(MISSING_VARIABLE.findall(text)))
+    ]
     if known:
         lines.append(f"Modules are missing; add them with --set 'extra_requirements={json.dumps(known)}'")
     if ours:

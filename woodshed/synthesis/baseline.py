@@ -6,23 +6,23 @@ import configparser
 import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from woodshed.grading.results import TestRun
-from woodshed.grading.session import run_tests, with_runner
+from woodshed.grading.session import with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
-from woodshed.synthesis import advice, pins, project
+from woodshed.synthesis import advice, pins, project, suite
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
+from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.sources import Repository
+from woodshed.synthesis.suite import LIMITS, Limits, SuiteRuns
 from woodshed.tasks import environment as environments
 from woodshed.tasks.environment import prepare
 from woodshed.tasks.folder import is_protected
-
-Progress = Callable[[int, int, str], None]
 
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
@@ -71,11 +71,17 @@ class Baseline:
     uncollected: tuple[str, ...] = ()
     """Test files that cannot be collected here."""
     durations: dict[str, float] = field(default_factory=dict)
-    """Seconds per stable test, in the first run."""
+    """Least seconds of a run, by stable test."""
+    why: dict[str, str] = field(default_factory=dict)
+    """Last line of the error, by broken test and by file that cannot be collected."""
     commands: dict[str, str] = field(default_factory=dict)
     """Commands that show their help and end well, to their entry point "module:function"."""
     timed: tuple[str, ...] = ()
     """Tests that judge how long something takes; like broken ones they are left out (`clocks`)."""
+    slow: tuple[str, ...] = ()
+    """Tests without which the others fit into the seconds of one run; left out like broken ones."""
+    unmeasured: tuple[str, ...] = ()
+    """Tests that time did not reach; left out like broken ones."""
     left_out: tuple[str, ...] = ()
     """Requirements of the repository that are not installed, each with the reason."""
 
@@ -97,8 +103,8 @@ def measure(
     extra_requirements: Sequence[str] = (),
     variables: Sequence[str] = (),
     options: Sequence[str] = (),
-    runs: int = 3,
-    timeout_s: float = 120.0,
+    limits: Limits = LIMITS,
+    kept: Path | None = None,
     progress: Progress = lambda done, total, text: None,
     sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> Baseline:
@@ -108,7 +114,7 @@ def measure(
 
     Args:
         variables: as in `Environment`; `options` are its `pytest_options`.
-        timeout_s: for one run alone; several at once may take as many times as long.
+        kept: folder of what earlier calls found; without one nothing is kept.
 
     Raises:
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
@@ -116,61 +122,55 @@ def measure(
     name = repository.name
     progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
     described = project.read(repository, sandboxes=sandboxes)
-    progress(0, 2, f"measuring {name}, preparing its environment")
-    environment, described = pins.environment_of(described, extra_requirements)
+    progress(0, 0, f"preparing the environment of {name}")
+    environment, described = pins.environment_of(described, extra_requirements, sandboxes)
     environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
     for reason in described.left_out:
-        progress(0, 2, f"measuring {name}, not installed: {reason}")
+        progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
     draft = _draft(repository, described, environment)
-    progress(1, 2, f"measuring {name}, running its tests {runs} times")
-    measured = _runs(draft, runs, timeout_s * runs, sandboxes)
-    for run in measured:
-        _complain(repository, run, timeout_s * runs, described)
+    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
+        measured = suite.measure(draft, kept or Path(scratch), limits, progress, sandboxes)
+    for run in measured.runs:
+        _complain(repository, run, limits.timeout_s * limits.runs, described)
     stable, broken = _split(measured, draft, described)
     left_out = f", without {len(broken)} that failed, such as {min(broken)}" if broken else ""
-    progress(2, 2, f"measuring {name}, {len(stable)} stable tests{left_out}")
-    first = measured[0]
+    progress(0, 0, f"importing the modules of {name}, {len(stable)} stable tests{left_out}")
     return replace(
         draft,
         modules=_importable(draft, sandboxes),
         commands=_commands(draft, sandboxes),
         stable=tuple(stable),
-        broken=tuple(sorted(broken)),
-        uncollected=tuple(sorted({path for run in measured for path in run.collection_errors})),
-        durations={test: first.durations.get(test, 0.0) for test in stable},
+        broken=tuple(sorted({*broken, *measured.unmeasured})),
+        uncollected=tuple(sorted({path for run in measured.runs for path in run.collection_errors})),
+        durations={t: min(run.durations.get(t, 0.0) for run in measured.runs) for t in stable},
+        unmeasured=measured.unmeasured,
+        why=_reasons(measured, broken),
         test_files=tuple(sorted({*draft.test_files, *(test.partition("::")[0] for test in stable)})),
     )
 
 
-def _runs(draft: Baseline, runs: int, timeout_s: float, sandboxes: SandboxProvider) -> list[TestRun]:
-    """Runs of the whole suite at the same time, each with its own hash seed."""
-
-    def suite(hash_seed: int) -> TestRun:
-        with sandboxes.open(draft.spec) as sandbox:
-            return run_tests(
-                sandbox,
-                ids=None,
-                packages=draft.environment.packages,
-                timeout_s=timeout_s,
-                hash_seed=hash_seed,
-                options=draft.environment.pytest_options,
-            )
-
-    with ThreadPoolExecutor(runs) as pool:
-        return list(pool.map(suite, range(runs)))
+def _reasons(measured: SuiteRuns, broken: Iterable[str]) -> dict[str, str]:
+    """Reason by broken test and by file that cannot be collected: the last line of its error."""
+    reasons = dict[str, str]()
+    for run in measured.runs:
+        for path, text in run.collection_errors.items():
+            reasons.setdefault(path, (text.strip().splitlines() or ["no reason was given"])[-1].strip())
+        for test in broken:
+            if test in run.messages:
+                reasons.setdefault(test, run.messages[test])
+    return reasons | measured.aside
 
 
-def _split(
-    runs: Sequence[TestRun], draft: Baseline, described: project.Project
-) -> tuple[list[str], set[str]]:
-    """Tests that passed in every run, and tests that failed in some.
+def _split(measured: SuiteRuns, draft: Baseline, described: project.Project) -> tuple[list[str], set[str]]:
+    """Tests that passed in every run, and tests that failed in some or that no run survived.
 
     Raises:
         TaskError: more tests fail than pass, or none imports the packages.
     """
-    name = draft.repository.name
+    name, runs = draft.repository.name, measured.runs
     tests = {test for run in runs for test in run.outcomes}
     broken = {test for test in tests if any(run.outcomes.get(test) in ("failed", "error") for run in runs)}
+    broken |= measured.aside.keys()
     stable = _stable(runs, draft.test_files)
     if not stable or len(broken) > len(stable):
         raise TaskError(advice.failing(name, runs[0], broken, described))

@@ -15,9 +15,13 @@ from pathlib import Path
 
 from woodshed.grading import session
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
-from woodshed.synthesis.baseline import Baseline, Progress
+from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.coverage_map import Map
+from woodshed.synthesis.progress import Progress
 
-SEES_A_CLOCK = re.compile(r"(?m)^\s*(?:import|from)\s[^#\n]*\b(?:time|timeit)\b|\b(?:now|utcnow)\(")
+SEES_A_CLOCK = re.compile(
+    r"(?m)^\s*(?:from\s+(?:time|timeit)\s+import\b|import\s[^#\n]*(?<![\w.])(?:time|timeit)\b)|\b(?:now|utcnow)\("
+)
 PHASES = (2, 0)
 """Index (of four) of the clock reading that comes late: the end of the first measured span, or of the second."""
 PATIENCE_S = 240.0
@@ -27,13 +31,17 @@ MOST_SHARE = 0.25
 
 
 def without_judges_of_time(
-    baseline: Baseline, limit_s: float, progress: Progress, sandboxes: SandboxProvider = BUBBLEWRAP
+    baseline: Baseline,
+    mapped: Map,
+    limit_s: float,
+    progress: Progress,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> Baseline:
     """The baseline without the tests that fail where the process is slowed down; they are in `timed`.
 
     Of a suite that `limit_s` seconds are too few for, the first tests are tried.
     """
-    name, asked = baseline.repository.name, seeing(baseline)
+    name, asked = baseline.repository.name, seeing(baseline, mapped)
     if not asked:
         return baseline
     progress(
@@ -55,19 +63,22 @@ def without_judges_of_time(
     )
 
 
-def seeing(baseline: Baseline) -> list[str]:
-    """Stable tests of files that mention a clock; all of them where the package, a conftest or a helper does."""
+def seeing(baseline: Baseline, mapped: Map) -> list[str]:
+    """Stable tests of files that mention a clock, and those that run a file of the package that does; all of them where
+    a conftest or a helper does."""
 
     def mentions(path: str) -> bool:
         file = baseline.repository.tree / path
         return SEES_A_CLOCK.search(file.read_bytes().decode(errors="replace")) is not None
 
     holding = {test.partition("::")[0] for test in baseline.stable}
-    shared = [path for path in (*baseline.package_files, *baseline.test_files) if path not in holding]
-    if any(mentions(path) for path in shared if path.endswith(".py")):
+    if any(mentions(path) for path in baseline.test_files if path not in holding):
         return list(baseline.stable)
     files = {path for path in holding if mentions(path)}
-    return [test for test in baseline.stable if test.partition("::")[0] in files]
+    timed = [path for path in baseline.package_files if path.endswith(".py") and mentions(path)]
+    running = set(mapped.unmapped) if timed else set()
+    running |= {test for path in timed for test in mapped.names(mapped.covering(path))}
+    return [test for test in baseline.stable if test.partition("::")[0] in files or test in running]
 
 
 def _failing(

@@ -22,14 +22,15 @@ from typing import Any
 
 from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.files import write_atomically
-from woodshed.synthesis import leaks, selection, sources
-from woodshed.synthesis.baseline import Progress
+from woodshed.synthesis import git_sources, leaks, selection, sources
 from woodshed.synthesis.candidates import COMBINED_SHARE, candidates, combinations, derivations
 from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.impossible import contradict
-from woodshed.synthesis.measuring import measured_once, notes
+from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.operators import Symbol
+from woodshed.synthesis.progress import Phases, Progress
 from woodshed.synthesis.proof import prove, prove_revert
+from woodshed.synthesis.reports import notes
 from woodshed.synthesis.repository_context import (
     GENERATOR,
     MAX_TRIES,
@@ -44,6 +45,8 @@ from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.synthesis.test_writing import write_tests
 from woodshed.tasks import environment, folder
 
+CANDIDATE_S, SUITES_EACH = 8.0, 2.0
+"""Seconds of a task before the first one says it better, and so many runs of its suite on top."""
 AHEAD = 4
 """Candidates of a job that are worked on beside the one that is due."""
 MAX_COMMITS = 50
@@ -82,22 +85,22 @@ def make(
     settings = settings or SynthesisSettings()
     selection.refuse(settings.pytest_args)
     _allow_variables(settings.env)
-    report, sandboxes = MakeReport(), settings.sandbox.create()
+    report, sandboxes, phases = MakeReport(), settings.sandbox.create(), Phases(progress)
     folder.refuse_run(out)
-    with folder.claimed(out):
+    with folder.claimed(out), phases.repeated():
         for source in repositories:
             if "revert" in settings.operators:
-                _make_reverts(source, out, settings, report, progress)
+                _make_reverts(source, out, settings, report, phases)
             if settings.operators == ("revert",):
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
-                progress(0, 0, f"fetching {sources.without_secrets(source)}")
+                phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
                 repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
-                measured = measured_once(repository, out, settings, progress)
+                measured = measured_once(repository, out, settings, phases)
                 report.notes += notes(measured)
                 staging = Path(scratch, "staging")
                 staging.mkdir()
-                _make_from(read_context(measured, staging, settings), out, report, progress)
+                _make_from(read_context(measured, staging, settings), out, report, phases)
     return report
 
 
@@ -123,11 +126,16 @@ def _allow_variables(entries: Sequence[str]) -> None:
 # ---- decisions --------------------------------------------------------------------------------------------
 
 
-def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress: Progress) -> None:
+def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: Phases) -> None:
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     _name_unread(work, out, earlier, report)
     singly = candidates(work)
+    suite_s = sum(work.baseline.durations.values())
+    phases.expect(
+        "tasks", (limit or len(singly)) * (CANDIDATE_S + SUITES_EACH * suite_s) / work.settings.jobs
+    )
+    progress = phases.named("tasks")
     first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
     before, goal = len(report.accepted), first
 
@@ -157,6 +165,7 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress:
         with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
             deriving = _named(progress, f"making {kind} tasks")
             _take(work, derived, len(wanted), out, earlier, report, deriving, limit)
+    phases.expect("tasks", 0)
     report.seconds += time.monotonic() - began
 
 
@@ -177,6 +186,7 @@ def _take(
 ) -> list[Candidate]:
     """Take decisions (`count` of them at most) until `limit` are tasks (0: all of them); return those that are."""
     kept: list[Candidate] = []
+    progress(0, limit or count, f"of {work.baseline.repository.name}")
     for position, (candidate, result) in enumerate(decided, start=1):
         home = out / candidate.name
         if isinstance(result, Task):
@@ -282,26 +292,30 @@ def _without_leak(work: RepositoryContext, task: Task) -> Task:
 
 
 def _make_reverts(
-    source: str, out: Path, settings: SynthesisSettings, report: MakeReport, progress: Progress
+    source: str, out: Path, settings: SynthesisSettings, report: MakeReport, phases: Phases
 ) -> None:
     """The newest commits that changed code and tests, each taken back in the tree that it made."""
+    progress = phases.named("commits")
     with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
         history = Path(scratch, "history")
-        address, revision = sources.clone(source, history)
-        name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
-        for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
+        git = git_sources.read(source)
+        if git is None or git.subdirectory:
+            raise TaskError(f"commits are reverted of whole git sources; write {git_sources.FORMS}")
+        git_sources.clone(git, history)
+        address = git_sources.without_secrets(git.address)
+        for number, commit in enumerate(commits(history, git.revision, settings.limit or MAX_COMMITS)):
             if commit.problem:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
                 continue
             tree = Path(scratch, f"tree-{number}")
             repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree, settings.sandbox.create())
             repository = replace(
-                repository, name=sources.plain_name(name), source=f"git+{address}@{commit.sha}"
+                repository, name=sources.plain_name(git.name), source=f"git+{address}@{commit.sha}"
             )
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()
             try:
-                work = read_context(measured_once(repository, out, settings, progress), staging, settings)
+                work = read_context(measured_once(repository, out, settings, phases), staging, settings)
             except TaskError as error:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
                 continue

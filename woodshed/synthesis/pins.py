@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.records import Environment, TaskError
-from woodshed.synthesis import project, requirements
+from woodshed.sandbox import SandboxProvider
+from woodshed.synthesis import project, requirements, source_wheels
 from woodshed.tasks.environment import NoWheelError, resolve
 
 PYTEST = frozenset("colorama exceptiongroup iniconfig packaging pluggy pygments tomli".split())
@@ -20,7 +21,9 @@ MOST_GIVEN_UP = 8
 """Requirements of tests that are given up one by one; each costs a question to the package index."""
 
 
-def environment_of(described: project.Project, extra: Sequence[str]) -> tuple[Environment, project.Project]:
+def environment_of(
+    described: project.Project, extra: Sequence[str], sandboxes: SandboxProvider
+) -> tuple[Environment, project.Project]:
     """Pins for the package and its tests. Requirements of tests alone may be dropped, with the reason.
 
     Raises:
@@ -32,11 +35,11 @@ def environment_of(described: project.Project, extra: Sequence[str]) -> tuple[En
             re.split(r"[\s<>=!~;(\[@]", text)[0], "it was asked for as one of extra_requirements", described
         )
     wishes = [*described.test_requirements, *described.plugins]
-    pins, given_up = _pins(needed, wishes, described.plugins)
+    pins, given_up = _pins(needed, wishes, described.plugins, sandboxes)
     if _own_among(pins, described):
         circular = _circular(wishes, described)
         wishes, demanded = ([w for w in some if w not in circular] for some in (wishes, described.plugins))
-        pins, given_up = _pins(needed, wishes, demanded)
+        pins, given_up = _pins(needed, wishes, demanded, sandboxes)
         given_up += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
     for name in _own_among(pins, described):
         _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
@@ -52,19 +55,25 @@ def environment_of(described: project.Project, extra: Sequence[str]) -> tuple[En
 
 
 def _pins(
-    needed: Sequence[str], wishes: list[str], demanded: Sequence[str]
+    needed: Sequence[str], wishes: list[str], demanded: Sequence[str], sandboxes: SandboxProvider
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Pins, and the requirements dropped for them: missing releases first, then missing packages, then the rest."""
-    given_up = list[str]()
+    """Pins, and the requirements dropped for them: missing releases first, then missing packages, then the rest. What
+    there is only as source is built."""
+    given_up, failed = list[str](), dict[str, str]()
     for _ in range(MOST_GIVEN_UP):
         try:
             return resolve([*needed, *wishes], python=project.PYTHON), given_up
         except NoWheelError as error:
             name = canonicalize_name(re.split(r"[\s<>=!~;(\[]", error.requirement)[0])
+            if name not in failed:
+                failed[name] = _build_failure(error.requirement, sandboxes)
+                if not failed[name]:
+                    continue
             lost = [text for text in wishes if canonicalize_name(Requirement(text).name) == name]
             if not lost:
                 break
-            given_up += [f"{text}: no package index has a wheel of it for this Python" for text in lost]
+            why = f"no package index has a wheel of it for this Python, and {failed[name]}"
+            given_up += [f"{text}: {why}" for text in lost]
             wishes = [text for text in wishes if text not in lost]
             wishes += [text for text in requirements.relaxed(lost) if text not in lost]
         except TaskError:
@@ -74,9 +83,19 @@ def _pins(
             return resolve([*needed, *tried], python=project.PYTHON), given_up
         except TaskError as error:
             if not tried:
-                raise
+                why = "; ".join(f"{name}: {text}" for name, text in failed.items() if text)
+                raise TaskError(f"{error}{chr(10) if why else ''}{why}") from None
             given_up.append(f"{', '.join(tried)}: cannot be installed together. {error}")
     raise AssertionError("the last try is without any wish")
+
+
+def _build_failure(requirement: str, sandboxes: SandboxProvider) -> str:
+    """Build a wheel from source; return why that is not possible, "" where it was done."""
+    try:
+        source_wheels.build(Requirement(requirement), sandboxes)
+    except (InvalidRequirement, TaskError) as error:
+        return str(error)
+    return ""
 
 
 def _own_among(pins: Sequence[str], described: project.Project) -> list[str]:

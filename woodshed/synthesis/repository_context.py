@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.results import NOTHING, SessionRequest, TestRun
 from woodshed.grading.session import run_session
 from woodshed.pysource import syntax
 from woodshed.records import Verdict
@@ -272,10 +272,13 @@ class RepositoryContext:
             raise Rejected("too_slow", f"tests used more than {self.cpu_s} s of CPU")
         if run.timed_out:
             raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
-        if run.integrity and (conftest := CONFTEST_ERROR.search(run.log)):
+        is_empty = NOTHING in run.collection_errors
+        if (run.integrity or is_empty) and (conftest := CONFTEST_ERROR.search(run.log)):
             raise Rejected("conftest_broken", conftest[1])
         if run.integrity:
             raise Rejected("not_believable", "; ".join(run.integrity))
+        if is_empty:
+            raise Rejected("not_believable", run.collection_errors[NOTHING])
         return run
 
     def session(
@@ -317,6 +320,8 @@ class RepositoryMeasurements:
     map: Map
     copies: Mapping[tuple[str, str], str]
     """Functions that also stand in libraries, as `leaks.copies` found them."""
+    log: Path | None = None
+    """Place of the log of its tests, without the ending."""
 
 
 def read_context(

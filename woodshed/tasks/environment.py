@@ -47,6 +47,10 @@ PIP = (sys.executable, "-P", "-m", "pip")
 """pip of this Python, and never a pip that lies in the working folder."""
 SHARED = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
 """A namespace that finds its parts wherever on Python's path they lie."""
+PRIVATE = (
+    "for a private package set PIP_FIND_LINKS to a folder with its wheel, or PIP_EXTRA_INDEX_URL (PIP_INDEX_URL) to "
+    "your index, here and wherever its tasks are run"
+)
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
 
@@ -62,6 +66,11 @@ def cache_dir() -> Path:
     """Cache of builds and downloads: $WOODSHED_CACHE, else ~/.cache/woodshed."""
     chosen = os.environ.get("WOODSHED_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "woodshed"
+
+
+def built_wheels() -> Path:
+    """Folder of wheels that were built from source in sandboxes; pip looks there, too."""
+    return cache_dir() / "wheels"
 
 
 def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[str, ...]:
@@ -343,7 +352,8 @@ def _requirement(text: str) -> Requirement:
 def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: str) -> None:
     """`pip install` on behalf of another Python, wheels only; nothing of the working folder is run or installed."""
     command = [*PIP, "--python", str(python), "install", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", *options, "--", *wanted]
+    found = ["--find-links", str(built_wheels())] if built_wheels().is_dir() else []
+    command += ["--disable-pip-version-check", "--progress-bar=off", *found, *options, "--", *wanted]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return
@@ -354,7 +364,7 @@ def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: s
         raise NoWheelError(
             f"requirement {missing[1]!r} has no wheel for Python {version} on {sysconfig.get_platform()}, or there "
             "is no such release, or no package index answered. Only wheels are installed, because building from "
-            f"source would run the package's code on this machine. pip said:\n    {lines}",
+            f"source would run the package's code on this machine; {PRIVATE}. pip said:\n    {lines}",
             missing[1],
         )
     raise TaskError(f"pip could not install {' '.join(wanted)}. pip said:\n    {lines}")

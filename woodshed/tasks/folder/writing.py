@@ -42,7 +42,7 @@ GRADER = (
 )
 """Modules of this package that tests/grader/ holds copies of: they decide, and need the standard library only."""
 SESSION = (
-    *("runner.py", "assert_hardening.py"),
+    *("runner.py", "assert_hardening.py", "assert_hardening_values.py"),
     *(
         f"process_isolation/{name}.py"
         for name in (
