@@ -132,10 +132,12 @@ repeats = true
 
 
 @pytest.mark.skipif(not MINI, reason="WOODSHED_MINI is not set")
-def test_two_steps_are_trained_on_attempts_of_mini_swe_agent(task: Task, tmp_path: Path):
+def test_two_steps_are_trained_on_attempts_of_mini_swe_agent(tiny_task: Task, tmp_path: Path):
     model = write_tiny_model(tmp_path / "model")
     file = tmp_path / "recipe.toml"
-    file.write_text(RECIPE.format(runs=tmp_path / "runs", tasks=task.folder, model=model, line=MINI_LINE))
+    file.write_text(
+        RECIPE.format(runs=tmp_path / "runs", tasks=tiny_task.folder, model=model, line=MINI_LINE)
+    )
     recipe = settings.read(Recipe, file)
     run = RunDir.create(recipe.runs / recipe.name, recipe=recipe.to_toml(), manifest={})
     run_recipe(recipe, run, lambda done, total, text: None)

@@ -256,12 +256,19 @@ class Recording:
         is_cut = finish_reason == "length"
         if not tools or is_cut:
             return self._visible(text), (), "truncated" if is_cut else None
-        parse = self.renderer.codec.parse
-        prose, calls, fault = contained(lambda: parse(text, tools), lambda error: _unread(text))
+        prose, calls, fault = self._parsed(text, tools)
         calls = tuple(_with_extras(call, tools) for call in calls)
         if calls:
             fault = next((call.error_kind for call in calls if call.error_kind), None)
         return prose, calls, None if fault == "no_call" else fault
+
+    def _parsed(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, tuple[Call, ...], ErrorKind | None]:
+        """(prose, calls, fault) as the codec reads them; unparseable where one of the user's own broke."""
+
+        def broken(error: str) -> tuple[str, tuple[Call, ...], ErrorKind | None]:
+            return text, (), "unparseable"
+
+        return contained(lambda: self.renderer.codec.parse(text, tools), broken)
 
     def _visible(self, text: str) -> str:
         """A message without its thought."""
@@ -315,11 +322,6 @@ class Recording:
 def _are_readable(calls: Sequence[Call]) -> bool:
     """True for calls that an agent can be told; else it reads the message as text."""
     return bool(calls) and all(call.tool and call.error_kind in READABLE for call in calls)
-
-
-def _unread(text: str) -> tuple[str, tuple[Call, ...], ErrorKind | None]:
-    """A message on which a codec of the user's own broke."""
-    return text, (), "unparseable"
 
 
 def _with_extras(call: Call, tools: Sequence[ToolSpec]) -> Call:
