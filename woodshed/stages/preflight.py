@@ -37,7 +37,7 @@ def refuse(recipe: Recipe) -> None:
     plan(recipe)
     refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
-    if {"sft", "distill", "rl"} & {*recipe.stages}:
+    if {"sft", "distill", "solutions", "rl"} & {*recipe.stages}:
         refuse_adapter(recipe.optimizer, is_adapter=is_adapter)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:
