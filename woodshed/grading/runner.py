@@ -96,7 +96,6 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)
     def pytest_load_initial_conftests(self) -> None:
         """pytest and its plugins are imported; from here on, code of the repository runs."""
-        gc.freeze()  # what is imported now stays: there is no use in looking at it again
         gc.enable()
         self.before = framework()
         self.send("start")
