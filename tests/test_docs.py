@@ -51,7 +51,7 @@ def parse(words: list[str]) -> None:
         if not words and "run" in command.commands:  # type: ignore[attr-defined]
             return  # `eval` alone is a mention too: it has a verb that need not be said
         assert words, "a verb is missing"
-        if words[0] in ("--help", "--version"):
+        if words[0] in ("--help", "--version", "--install-completion"):
             return
         verb = words.pop(0)
         inner = command.get_command(context, verb)  # type: ignore[attr-defined]
