@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 from woodshed import __version__
@@ -582,3 +585,18 @@ def test_attempts_without_a_verdict_are_not_compared(run: RunDir):
     result = woodshed("eval", "compare", str(run.path), str(run.path))
     assert result.exit_code == 2
     assert f"not graded yet; `woodshed train --resume {run.path}` grades them" in result.stderr
+
+
+def test_help_names_kinds_of_values_in_a_persons_words():
+    command = typer.main.get_command(app)
+
+    def texts(command: Any, names: tuple[str, ...]) -> Iterator[str]:
+        context = command.make_context(" ".join(names), [], resilient_parsing=True)
+        yield command.get_help(context)
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from texts(inner, (*names, name))
+
+    found = list(texts(command, ("woodshed",)))
+    assert len(found) > 20 and "--limit NUMBER" in "".join(found)
+    for text in found:
+        assert not re.search(r"<(str|int|float|list|bool|path)|\bint range", text), text

@@ -185,4 +185,6 @@ def costs(cost: CostEstimate, hardware: Hardware) -> list[str]:
 
 
 def _minutes(value: float) -> str:
-    return f"{value / 60:.1f} h" if value >= 100 else f"{max(math.ceil(value), 1)} min"
+    if value < 1:
+        return "under 1 min"
+    return f"{value / 60:.1f} h" if value >= 100 else f"{math.ceil(value)} min"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MAX_FILES_SHOWN = 20
 """Number of skipped files that are printed."""
+ISOLATING_S = 5.0
+"""Seconds for finding the isolated tests of a task, before the first one says it better."""
 
 Sources = Annotated[
     list[str],
@@ -154,12 +156,21 @@ def _find_isolated_tests(
 ) -> None:
     """Note in each task the hidden tests that pass with tests and code in two processes."""
     from woodshed import grading
+    from woodshed.synthesis.progress import Phases
 
-    sandboxes = settings.sandbox.create()
-    with ThreadPoolExecutor(settings.jobs) as pool:
+    sandboxes, phases = settings.sandbox.create(), Phases(progress)
+    phases.expect("tasks", ISOLATING_S * len(tasks) / settings.jobs)
+    told = phases.named("tasks")
+    with ThreadPoolExecutor(settings.jobs) as pool, phases.repeated():
         kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), tasks)
-        for done, _ in enumerate(kept, 1):
-            progress(done, len(tasks), "finding the tests that pass in two processes")
+        for done in range(len(tasks) + 1):
+            told(done, len(tasks), "finding the tests that pass in two processes")
+            next(kept, None)
+    for task in tasks:
+        if task.verifier == "pytest" and not grading.believed_tests(task):
+            tell(
+                f"{task.name} pays nothing: none of its hidden tests can be isolated or has a decoy; delete it"
+            )
 
 
 def _settings_of(values: Sequence[str]) -> SynthesisSettings:

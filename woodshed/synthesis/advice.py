@@ -94,7 +94,9 @@ def _advice(text: str, described: project.Project) -> list[str]:
         for name in sorted(set(MISSING_VARIABLE.findall(text)))
     ]
     if known:
-        lines.append(f"Modules are missing; add them to the command, as 'extra_requirements={json.dumps(known)}'")
+        lines.append(
+            f"Modules are missing; add them to the command, as 'extra_requirements={json.dumps(known)}'"
+        )
     if ours:
         lines.append(
             f"{', '.join(ours)}: a name of this repository, for which nothing is to be installed. Give a folder in "
