@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -83,6 +84,16 @@ def test_messages_name_verbs_that_exist():
                     break
                 assert word in inner, f"{path.name}: there is no `woodshed {advice}`"
                 verbs = inner[word]
+
+
+def test_next_lines_can_be_pasted():
+    """Whatever is in a path or a setting: every command is joined as a shell takes it apart."""
+    for path in (ROOT / "woodshed" / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say_next":
+                assert not isinstance(node.args[0], ast.JoinedStr), (
+                    f"{path.name}:{node.lineno}: use shlex.join"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
