@@ -36,8 +36,6 @@ Changes = Annotated[
 ]
 ALWAYS = ("policy.model", "policy.lora_rank", "rl.steps", "rl.tasks_per_step", "rollout.attempts")
 """Settings that a recipe spells out whatever they are: those that a person changes first."""
-SHORT = 8
-"""Lines of the longest function that is taken away from a small model; a first run teaches it no more."""
 
 
 @app.command()
@@ -61,13 +59,14 @@ def init(
     if path.exists():
         raise RunError(f"{path} exists; delete it, or name another file with --out")
     policy, hardware = model_facts.look(model), this_hardware()
-    chosen = first_recipe.choose(free_name(facts.name), folder, policy, hardware, tasks)
+    longest = facts.longest(tasks, is_small=policy.is_small)
+    chosen = first_recipe.choose(free_name(facts.name), folder, policy, hardware, tasks, longest)
     cost = cost_estimate.estimate(
         chosen, policy, num_tasks=tasks, is_gpu=bool(hardware.gpu), cores=hardware.cores
     )
     seen = [*described(facts), *spoken(policy), *costs(cost, hardware)]
     commands = [
-        making(facts, policy, folder, tasks),
+        making(facts, folder, tasks, longest),
         f"woodshed train {shlex.quote(str(path))}",
         f"woodshed report {shlex.quote(str(chosen.runs / chosen.name))} --open",
     ]
@@ -102,14 +101,15 @@ def warmup(
     """
     from woodshed import settings
     from woodshed.cli.train import finish, run_or_resume
+    from woodshed.experience import scripted_expert
     from woodshed.runs.folder import RunDir
     from woodshed.stages import first_recipe, preflight
     from woodshed.tasks import folder
     from woodshed.tokens import model_facts
 
-    facts, count = model_facts.look(model), len(folder.load_set(*tasks))
-    name = free_name(f"warmup-{facts.called}")
-    chosen = first_recipe.only_warm_up(name, tuple(tasks), facts, this_hardware(), count)
+    facts, loaded = model_facts.look(model), folder.load_set(*tasks)
+    name, longest = free_name(f"warmup-{facts.called}"), max(map(scripted_expert.lines_written, loaded))
+    chosen = first_recipe.only_warm_up(name, tuple(tasks), facts, this_hardware(), len(loaded), longest)
     chosen = settings.changed(chosen, set_ or [])
     preflight.refuse(chosen)
     run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -127,14 +127,14 @@ def this_hardware() -> Hardware:
     return Hardware(machine.cores(), size, gpus[0] if gpus else "")
 
 
-def making(facts: RepositoryFacts, model: ModelFacts, folder: Path, num_tasks: int) -> str:
-    """The command that makes the tasks; of short functions where the model is small and there are enough of them."""
-    from woodshed.tokens.model_facts import SMALL
+def making(facts: RepositoryFacts, folder: Path, num_tasks: int, longest: int) -> str:
+    """The command that makes the tasks; of short functions alone where these are the longest."""
+    from woodshed.synthesis.repository_facts import SHORT
 
     options = ["--out", str(folder), "--limit", str(num_tasks)]
     for variable in facts.needed:
         options += ["--env", variable]
-    if model.num_weights < SMALL and sum(lines <= SHORT for lines in facts.bodies) >= 3 * num_tasks:
+    if longest == SHORT:
         options += ["--operators", "stub", "--set", f"max_body_lines={SHORT}"]
     return shlex.join(["woodshed", "tasks", "make", facts.source, *options])
 
