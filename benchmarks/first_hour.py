@@ -558,6 +558,9 @@ def install(folder: Path, terminal: Terminal) -> str:
 
 def first_hour(folder: Path, *, installs: bool = False) -> dict[str, Any]:
     """Everything that the stranger does; returns the commands with their answers, and what came of them."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and what they start
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     repository = make_repository(folder)

@@ -59,7 +59,7 @@ def test_a_repository_is_described_by_its_files(tmp_path: Path):
     many = replace(found, bodies=tuple(range(1, 90)), needed=())
     assert (many.longest(4, is_small=True), many.longest(5, is_small=True)) == (8, 60)
     assert many.longest(4, is_small=False) == 60
-    assert "--operators stub --set max_body_lines=8" in making(many, Path("tasks/shop"), 4, 8)
+    assert "--operators stub max_body_lines=8" in making(many, Path("tasks/shop"), 4, 8)
 
 
 def test_a_repository_without_tests_or_a_package_is_refused(tmp_path: Path):

@@ -229,6 +229,14 @@ def _can_be_written(path: Path | None) -> Path | None:
     return path
 
 
+def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Names and settings of a command line: `tasks/mine agent.max_turns=8` is one of each; `toolz==1.2.0` is a name."""
+    names, settings = [], []
+    for word in words:
+        (settings if re.match(r"[A-Za-z_]\w*(\.\w+)*=(?!=)", word) else names).append(word)
+    return names, settings
+
+
 OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 """Arguments of an option that names an output file."""
 

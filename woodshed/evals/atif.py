@@ -105,9 +105,12 @@ def trajectory(
     by_turn: dict[int, list[Hint]] = {}
     for hint in hints:
         by_turn.setdefault(hint.turn, []).append(hint)
-    max_calls = agent["extra"]["settings"].get("max_calls", 1)
+    settings = agent["extra"]["settings"]
+    rules = system_prompt(max_calls=settings.get("max_calls", 1))
+    if path := settings.get("system_prompt"):
+        rules = f"[the text of {path}]"
     opening = [
-        {"source": "system", "message": system_prompt(max_calls=max_calls)},
+        {"source": "system", "message": rules},
         {
             "source": "user",
             "message": user_prompt(task) if task else f"[{rollout.task_name}: the task was not kept]",

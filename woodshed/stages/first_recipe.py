@@ -93,7 +93,7 @@ def only_warm_up(
 
 def warm_up(model: ModelFacts, is_gpu: bool) -> SFTSettings:
     """Settings of the warm-up; no fault is planted."""
-    rate = 1e-3 if model.num_weights < 300e6 else 5e-4
+    rate = 4e-3 if model.is_tiny else 1e-3 if model.num_weights < 300e6 else 5e-4
     if is_gpu:
         return SFTSettings(attempts=8, steps=320, reminder_share=0.7, learning_rate=rate)
     return SFTSettings(attempts=4, steps=60, batch=8, learning_rate=rate)
