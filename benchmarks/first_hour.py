@@ -488,7 +488,7 @@ class Terminal:
         self.folder, self.python = folder, python
         self.typed: list[Typed] = []
         self.environment = {
-            **machine.git_environment(),
+            **{name: value for name, value in machine.git_environment().items() if name != "PYTHONPATH"},
             "PIP_FIND_LINKS": str(folder / "wheels"),
             "LEDGER_REGION": "north",
         }
