@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> RunDir:
             ["eval", "tasks/none", "agent.max_turn=3"],
             "RecipeError: settings: unknown setting 'agent.max_turn'; did",
         ),
-        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts'"),
+        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts': give a whole number"),
         (
             ["eval", "tasks/none", "--attempts", "0"],
             "RecipeError: settings: attempts = 0: give a whole number of attempts, from 1",
