@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from woodshed.runs.pace import duration
+
 Progress = Callable[[int, int, str], None]
 """progress(done, total, text), as in `woodshed.cli.terminal`."""
 
@@ -95,4 +97,4 @@ class Phases:
         goal = "for the whole build" if "tasks" in self._left_s else "to the first tasks"
         if seconds < 60 and self._left_s:
             return f"less than a minute {goal}"
-        return f"{'at most' if self._bounds else 'about'} {seconds / 60:.0f} min {goal}"
+        return f"{'at most' if self._bounds else 'about'} {duration(seconds)} {goal}"
