@@ -23,14 +23,18 @@ from woodshed.synthesis.baseline import Baseline, measure
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.repository_context import GENERATOR, RepositoryMeasurements, SynthesisSettings, texts
+from woodshed.synthesis.repository_context import (
+    FIT,
+    GENERATOR,
+    RepositoryMeasurements,
+    SynthesisSettings,
+    texts,
+)
 from woodshed.synthesis.suite import SuiteLimits
 from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
-FIT = 0.4
-"""Of `timeout_s`, which is for one run of all tests: beside them it starts and imports, on a machine that is busy."""
 SLOWED = 4.0
 """A slowed run takes about so many times as long."""
 MAP_SHARE = 1.5
