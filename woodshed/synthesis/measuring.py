@@ -35,6 +35,8 @@ from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
+TASK_SHARE = 1.0
+"""A task takes about so many times as long as the runs of its suite, until the first ones say it better."""
 SLOWED = 4.0
 """A slowed run takes about so many times as long."""
 MAP_SHARE = 1.5
@@ -108,6 +110,7 @@ def _first(
     limits = SuiteLimits(
         timeout_s=settings.timeout_s, whole_s=max(settings.timeout_s, settings.mapping_timeout_s)
     )
+    tasks = TASK_SHARE * settings.limit / settings.jobs
     measured = measure(
         repository,
         extra_requirements=settings.extra_requirements,
@@ -115,7 +118,7 @@ def _first(
         options=selection.options(repository.tree, settings.pytest_args, settings.deselect),
         limits=limits,
         kept=parts / "suite",
-        progress=phases.named("suite", {"map": MAP_SHARE}),
+        progress=phases.named("suite", {"map": MAP_SHARE, **({"tasks": tasks} if tasks else {})}),
         sandboxes=settings.sandbox.create(),
     )
     phases.expect("suite", 0)
