@@ -58,6 +58,8 @@ def measured_once(
         calls = tuple((a, b, c, d) for a, b, c, d in mapped["calls"])
         baseline = reports.with_report(_baseline(known, repository), log)
         copies = {(path, name): where for path, name, where in copied}
+        for phase in ("suite", "map"):
+            phases.expect(phase, 0)
         return RepositoryMeasurements(
             baseline, Map(baseline.stable, mapped["lines"], calls, tuple(mapped["unmapped"])), copies, log
         )
@@ -106,6 +108,7 @@ def _first(
     kept = parts / "baseline.json"
     known = read_kept(kept, {"contents", "unmeasured"})
     if known and not known["unmeasured"]:
+        phases.expect("suite", 0)
         return reports.with_report(_baseline(known, repository), log)
     limits = SuiteLimits(
         timeout_s=settings.timeout_s, whole_s=max(settings.timeout_s, settings.mapping_timeout_s)
