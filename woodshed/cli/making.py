@@ -113,6 +113,7 @@ def make_tasks(
     """
     from woodshed import synthesis
     from woodshed.synthesis.git_sources import without_secrets
+    from woodshed.synthesis.progress import QUIET_S
 
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
@@ -120,7 +121,7 @@ def make_tasks(
     lists |= {"deselect": deselect or [], "env": env or []}
     values += [f"{key}={json.dumps(listed)}" for key, listed in lists.items() if listed]
     chosen = _settings_of([*values, *(set_ or [])])
-    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=10.0) as progress:
+    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=QUIET_S - 1) as progress:
         report = synthesis.make(sources, out, chosen, progress)
         _find_isolated_tests(report.accepted, chosen, progress)
     say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
