@@ -229,6 +229,20 @@ def factory() -> str:
     return table([*header, "largest package", "target: 500 in an hour"], rows)
 
 
+def first_task() -> str:
+    found = load("first_task")
+    row = found["row"]
+    low, high = sorted(row["load"])
+    rows = [
+        ["first task after", f"{row['first_task_s'] / 60:.1f} minutes", f"{found['bar_s'] / 60:.0f} minutes"],
+        [f"CPU seconds of all, {row['tasks']} tasks", f"{row['cpu_s']:.0f}", ""],
+        ["longest time without a line", f"{row['longest_silence_s']:.0f} s", "10 s"],
+        ["lines with an estimate of what is left", f"{row['lines_with_estimate']} of {row['lines']}", "all"],
+        [f"load of the machine, {row['cores']} cores", f"{low:.0f} to {high:.0f}", ""],
+    ]
+    return table([row["source"].removeprefix("pypi:"), "figure", "target"], rows)
+
+
 def curriculum() -> str:
     rows = [
         [str(row["steps"]), f"{row['ratio']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]", "1.3"]
