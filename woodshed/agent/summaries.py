@@ -1,7 +1,7 @@
 """Summaries that the policy writes when its context grows full, and with which the next segment opens.
 
 Composer 2 is trained inside its own summaries: a trigger by tokens, a short question, and a condensed context with some
-state, all under the one reward of the attempt (arXiv 2603.24477, section 4.3). So good summaries are learned like any
+state, all under the one reward of the attempt (arXiv 2603.24477; cursor.com/blog/self-summarization). So good summaries are learned like any
 other message, and are as short as pays.
 """
 
