@@ -3,7 +3,8 @@
     python benchmarks/isolation.py TASKS... --before TREE --out benchmarks/results/isolation.json
 
 Each task is graded with its original code and with two patches that fail, by this tree and by an earlier one, in turn.
-Most attempts fail, so the seconds of failing patches weigh most. Run it on a machine that does nothing else.
+Most attempts fail, so the seconds of failing patches weigh most; a step grades many at once, so those of the processor
+count beside those on the clock. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from woodshed.runs import machine
 
 TREE = Path(__file__).parents[1]
 WORKER = """
-import json, sys, time
+import json, resource, sys, time
 from pathlib import Path
 from woodshed import grading
 from woodshed.records import Patch
 from woodshed.tasks import folder
+
+def busy():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 for line in sys.stdin:
     task = folder.load(Path(line.strip()))
@@ -36,9 +41,9 @@ for line in sys.stdin:
     broken = {path: (text or "") + "\\n\\nraise RuntimeError\\n" for path, text in gold.files.items()}
     row = {}
     for kind, patch in (("gold", gold), ("empty", Patch(files={})), ("broken", Patch(files=broken))):
-        began = time.perf_counter()
+        began, before = time.perf_counter(), busy()
         verdict = grading.grade(task, patch)
-        row[kind] = [verdict.reward, time.perf_counter() - began]
+        row[kind] = [verdict.reward, time.perf_counter() - began, busy() - before]
         row.setdefault("detail", verdict.detail.partition("\\n")[0])
     print(json.dumps(row), flush=True)
 """
@@ -101,18 +106,22 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         for place, more in enumerate((1, row["isolated"], row["hidden"])):
             counts[place] += more
     timed = [row for row in rows if "now" in row]
-    medians = {
-        f"{kind} {tree}": statistics.median(row[tree][kind][1] for row in timed)
-        for kind in ("gold", "empty", "broken")
-        for tree in ("before", "now")
-    }
+
+    def medians(place: int) -> dict[str, float]:
+        return {
+            f"{kind} {tree}": round(statistics.median(row[tree][kind][place] for row in timed), 3)
+            for kind in ("gold", "empty", "broken")
+            for tree in ("before", "now")
+        }
+
     return {
         "packages": {
             name: dict(zip(("tasks", "isolated", "hidden"), counts, strict=True))
             for name, counts in by_source.items()
         },
         "share": sum(row["isolated"] for row in rows) / sum(row["hidden"] for row in rows),
-        "median_seconds": medians,
+        "median_seconds": medians(1),
+        "median_cpu_seconds": medians(2),
         "timed": len(timed),
         "gold_paid": sum(row["now"]["gold"][0] == 1 for row in timed),
     }

@@ -20,8 +20,8 @@ from task_factory import EXTRA
 from woodshed.records import Task
 from woodshed.runs import machine
 from woodshed.synthesis import leaks, operators, pruning
+from woodshed.synthesis.candidates import candidates
 from woodshed.synthesis.leaks.scan import SHARED
-from woodshed.synthesis.make import candidates
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.proof import _task, _write
 from woodshed.synthesis.repository_context import (

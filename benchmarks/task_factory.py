@@ -32,7 +32,7 @@ from woodshed.records import Task, TaskError
 from woodshed.runs import machine
 from woodshed.runs.files import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
-from woodshed.synthesis.make import candidates
+from woodshed.synthesis.candidates import candidates
 from woodshed.synthesis.measuring import measured_once
 from woodshed.synthesis.repository_context import read_context
 from woodshed.synthesis.sources import fetch

@@ -19,7 +19,8 @@ from typing import Any
 
 from woodshed.runs import machine
 from woodshed.synthesis import SynthesisSettings, baseline, mapping, sources
-from woodshed.synthesis.make import candidates, decide
+from woodshed.synthesis.candidates import candidates
+from woodshed.synthesis.make import decide
 from woodshed.synthesis.repository_context import RepositoryMeasurements, read_context
 
 BAR_PER_HOUR = 300

@@ -106,6 +106,11 @@ def test_filter_step_to_a_hint_see_the_colours_and_the_night(
     turns = [t for r, t in hinted if r == page.inner_text("#transcript header h3")]
     assert page.inner_text(".turn.current .head b").strip() == f"turn {min(turns)}"
 
+    assert page.locator(".turn.beside aside").count() > 0
+    alone = page.locator(".turn:not(.beside) .body >> nth=0")
+    if alone.count():
+        assert alone.bounding_box()["width"] > 600, "a turn without a hint has the whole width"  # type: ignore[index]
+
     page.keyboard.press("t")
     page.wait_for_selector(".turn.current .lesson")
     assert "hint gain" in page.inner_text(".turn.current .lesson")
@@ -175,6 +180,29 @@ def test_search_finds_the_words_of_transcripts(browser: Browser, run: RunDir):
         hinted_text = sum(word in text.lower() for text in texts)
         assert search(page, word) == hinted_text, word
         page.keyboard.press("Escape")
+    search(page, "import")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".turn.current")
+    marked = "[...CSS.highlights.get('found')].map(range => range.toString().toLowerCase())"
+    found = page.evaluate(marked)
+    assert found and set(found) == {"import"}, "what was searched is marked"
+    assert "import" in page.inner_text(".turn.current").lower(), "and in view"
+
+    won = [v for _, _, v in run.read("verdicts", Verdict) if v.reward > 0.5]
+    assert search(page, "reward:>0.5") == len(won)
+    page.keyboard.press("Escape")
+    assert search(page, "reward:<=0.5") == len(rollouts) - len(won)
+    page.keyboard.press("Escape")
+    page.fill("#query", "")
+    page.press("#query", "Escape")
+    page.select_option("#order", "-reward")
+    first = page.inner_text("#list .row >> nth=0")
+    page.select_option("#order", "reward")
+    assert first.startswith("\u2713") and page.inner_text("#list .row >> nth=0").startswith("\u2717")
+    assert search(page, "is:bogus") == 0 and "is: takes solved, partly" in page.inner_text("#count")
+    page.keyboard.press("Escape")
+    assert search(page, "colour:red") == 0
+    assert "colour: is no filter, so colour:red is searched as text" in page.inner_text("#count")
     tab.close()
 
 
@@ -195,7 +223,7 @@ def test_hostile_text_does_nothing(browser: Browser, tmp_path: Path):
     run.append("hints", [Hint(ATTACK, 0, ATTACK, ATTACK)], "train", 0)
     run.append("flags", [Flag(ATTACK, ATTACK, 0, ATTACK, 0.5)], "train", 0)
     for step in range(2):
-        metrics = {"reward": 0.1, "faults": {ATTACK: 0.5}, ATTACK: 1.0}
+        metrics = {"reward": 0.1 * step, "faults": {ATTACK: 0.5 * step}, ATTACK: 1.0}
         run.append("metrics", [metrics], "train", step)
     tab = Tab(browser, report.write(run))
     page = tab.page

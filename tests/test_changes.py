@@ -163,11 +163,21 @@ def test_a_finished_run_goes_on_for_longer_and_says_so(
     refused = woodshed("train", "--resume", "runs/short-only-0")
     assert refused.exit_code == 2 and "agent.max_turns was 1 and is 2" in refused.stderr
 
-    kept.write_text(begun.replace("steps = 1\n", "steps = 2\n").replace("rate = 0.0002", "rate = 0.01", 1))
-    longer = woodshed("train", "--resume", "runs/short-only-0")
+    again = woodshed("train", "--resume", "runs/short-only-0")
+    assert again.exit_code == 2, "the refused change is still in the file"
+    kept.write_text(begun)
+    finished = woodshed("train", "--resume", "runs/short-only-0")
+    assert finished.exit_code == 0 and "is finished: nothing is left to do" in finished.stderr
+    assert "woodshed train --resume runs/short-only-0 rl.steps=2` would prolong it" in finished.stderr
+
+    kept.write_text(begun.replace("rate = 0.0002", "rate = 0.01", 1))
+    longer = woodshed("train", "--resume", "runs/short-only-0", "rl.steps=2")
     assert longer.exit_code == 0, longer.output
     assert "changed from step 1 of rl: rl.steps was 1 and is 2" in longer.stdout
+    assert "changed from step 1 of rl: optimizer.learning_rate was 0.0002 and is 0.01" in longer.stdout
     assert "1 of the 2 tasks drawn had been trained on in an earlier step" in longer.stderr
+    assert {path.name for path in kept.parent.glob("policy*")} == {"policy", "policy-earlier"}
+    assert RunDir.open(kept.parent).recipe()["rl"]["steps"] == 2
     run = RunDir.open(kept.parent)
     assert [step for phase, step, _ in run.read("metrics") if phase == "train"] == [0, 1]
     assert "changed from step 1 of rl" in (kept.parent / "report.html").read_text("utf-8")

@@ -212,7 +212,7 @@ def test_an_evaluation_goes_on_where_its_server_failed(
 ):
     """Waves of one task: the first is answered, then the server is gone. Exit code 3, then --resume."""
     monkeypatch.chdir(tmp_path)
-    server.script, server.otherwise = [200, 200], 400
+    server.script, server.otherwise = [200, 200, 200], 400  # the first is the question what it speaks
     runner = CliRunner()
     options = ["--endpoint", server.url, "--model", str(tiny_model_dir), "--attempts", "2", "--name", "it"]
     settings = ["rollout.max_in_flight=2", "codec=plain"]
@@ -226,7 +226,7 @@ def test_an_evaluation_goes_on_where_its_server_failed(
     assert result.exit_code == 0, result.output
     rollouts = [rollout for _, _, rollout in run.read("rollouts", Rollout)]
     assert [(r.task_name, r.attempt) for r in rollouts] == [("one", 0), ("one", 1), ("two", 0), ("two", 1)]
-    assert server.completions == 4, "nothing was made twice"
+    assert server.completions == 4 + 2, "nothing was made twice, and asked once a start what it speaks"
     books = ledger.from_run(run)
     assert books.total.decode_tokens == 4 * len(server.ids) and books.served == "tiny"
     assert "no price for served model 'tiny'" in result.stderr
@@ -249,6 +249,17 @@ def test_a_chat_endpoint_is_evaluated_and_not_trained_on(
     assert "<call>shell command</call>" in server.bodies[-1]["messages"][0]["content"]
     with pytest.raises(RecipeError, match="returns text: no token ids and no log-prob"):
         refuse(read(Recipe, RECIPE, ["engine.kind=chat", f"engine.servers=[{{url='{server.url}'}}]"]))
+
+
+def test_a_text_server_is_refused_with_the_way_out_before_a_run_is_made(
+    server: Server, two_tasks: Path, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    server.spoil = {"choice": {"token_ids": None}}
+    options = ["--endpoint", server.url, "--model", str(tiny_model_dir), "codec=plain"]
+    result = CliRunner().invoke(app, ["eval", str(two_tasks), *options])
+    assert result.exit_code == 2 and "speaks text only" in result.stderr, result.output
+    assert "engine.kind=chat" in result.stderr and not Path("runs").exists()
 
 
 def test_a_chat_endpoint_reads_the_conversation_as_it_was(server: Server):

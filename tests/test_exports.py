@@ -200,3 +200,34 @@ def test_the_card_of_a_measured_run(tiny_task: Task, tmp_path: Path):
     assert "invalid-call rate" in text and "1 held-out tasks" not in text.replace("2 held-out tasks", "")
     assert "Hack rate (rollouts that a monitor flagged): 50.0%" in text
     assert "| sampled tokens | 6 |" in text and folder.load(tiny_task.folder).provenance["licence"] in text
+
+
+@pytest.mark.parametrize("rank", [0, 4], ids=["whole weights", "an adapter"])
+def test_what_a_run_trained_is_named_as_a_model(tiny_model_dir: Path, tmp_path: Path, rank: int):
+    """`policy.model = RUN/policy` and `eval --model RUN/policy`, for whole weights as for adapters."""
+    import torch
+
+    from woodshed import settings
+    from woodshed.evals.suite import SuiteSettings
+    from woodshed.learning.policy import Policy, PolicySettings
+    from woodshed.records import RecipeError
+
+    trained, loaded = Policy.load(PolicySettings(model=str(tiny_model_dir), lora_rank=rank), seed=0)
+    with torch.no_grad():
+        for weight in trained.trainable.values():
+            weight.normal_(0, 0.05, generator=torch.Generator().manual_seed(2))
+    written = tmp_path / "run" / "policy"
+    trained.export(written)
+    named = PolicySettings(model=str(written), lora_rank=rank)
+    again, reloaded = Policy.load(named, seed=1)
+    assert (named.adapter, again.is_adapter) == ((str(written), True) if rank else ("", False))
+    assert settings.validate(PolicySettings, named.model_dump()) == named, "a resume reads what was split"
+    ids = torch.arange(3, 90)[None]
+    with torch.no_grad():
+        assert torch.equal(trained.model(input_ids=ids).logits, again.model(input_ids=ids).logits)
+    assert reloaded.tokenizer.chat_template == loaded.tokenizer.chat_template
+    measured = settings.read(SuiteSettings, None, [f"model={written}", "name=x", 'tasks=["t"]'])
+    assert (measured.model, measured.adapter) == (named.model, named.adapter)
+    if rank:
+        with pytest.raises(RecipeError, match="is an adapter itself; merge it with `woodshed export`"):
+            settings.read(PolicySettings, None, [f"model={written}", "adapter=other"])

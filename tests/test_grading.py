@@ -30,11 +30,14 @@ from woodshed.grading import (
     verifier,
 )
 from woodshed.grading.command_verifier import CommandVerifier
+from woodshed.grading.decision import decide, reward
+from woodshed.grading.patches import crossing
+from woodshed.grading.pytest_verifier import FreshSandboxes
 from woodshed.grading.results import SessionRequest
 from woodshed.grading.session import run_session, start, with_copies
-from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
+from woodshed.records import Decoy, Flag, Group, Outcome, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, control, open_sandbox
+from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec, control, open_sandbox
 from woodshed.tasks import environment, folder
 
 KINDS = """\
@@ -303,6 +306,43 @@ def test_rewards(tiny_task: Task):
     nothing = grading.grade(tiny_task, Patch({}))
     assert (nothing.status, nothing.reward) == ("graded", 0.0)
     assert "NotImplementedError: count" in nothing.detail
+
+
+def test_a_task_whose_hidden_tests_cannot_be_believed_pays_nothing(tiny_task: Task):
+    """Without isolation and decoys a pass proves little."""
+    bare = dataclasses.replace(tiny_task, decoys=())
+    passed: dict[str, Outcome] = dict.fromkeys((*bare.fail_to_pass, *bare.pass_to_pass), "passed")
+    assert reward(bare, passed, (), (), shaped=True) == 0.0
+    assert reward(bare, passed, (), bare.fail_to_pass[:1], shaped=True) == 1.0
+    decoy = Decoy(bare.fail_to_pass[0], 0, 1, "x", "", "")
+    assert reward(dataclasses.replace(bare, decoys=(decoy,)), passed, (), (), shaped=True) == 1.0
+
+
+class Keeping:
+    """Bubblewrap's sandboxes, kept in a list."""
+
+    watches = True
+
+    def __init__(self) -> None:
+        self.opened: list[Sandbox] = []
+
+    def open(self, spec: SandboxSpec) -> Sandbox:
+        self.opened.append(open_sandbox(spec))
+        return self.opened[-1]
+
+
+def test_a_run_that_began_ahead_decides_as_one_that_waited(tiny_task: Task):
+    for patch in (tasks.gold_patch(tiny_task), partial(tiny_task)):
+        verdicts = []
+        for is_idle in (True, False):
+            provider = Keeping()
+            box = FreshSandboxes(tiny_task, provider, is_idle=lambda answer=is_idle: answer)
+            crossed, left = crossing(tiny_task, patch)
+            verdict = decide(tiny_task, crossed, left, box, timeout_s=30.0, shaped=False)
+            verdicts.append((verdict.reward, verdict.outcomes, verdict.integrity))
+            assert not any(sandbox.alive() for sandbox in provider.opened)
+        assert verdicts[0] == verdicts[1]
+    assert len(provider.opened) == 1, "a busy machine began what was thrown away"
 
 
 def test_a_broken_sandbox_is_no_verdict(tiny_task: Task, tmp_path: Path):
@@ -710,7 +750,7 @@ def pays(object_of_a_patch: object) -> bool:
 def test_an_object_that_counts_its_comparisons_guesses_one_of_thousands(monkeypatch: pytest.MonkeyPatch):
     """All orders of three values asked twice, against every pattern of six answers and every choice of a value."""
     chance = 1 / math.comb((assert_hardening.DOUBTS + 1) * assert_hardening.REPEATS, assert_hardening.REPEATS)
-    assert chance == 1 / 2024
+    assert chance == 1 / 2016
     monkeypatch.setattr(assert_hardening, "DOUBTS", 2)
     orders = sorted(set(itertools.permutations((0, 0, 1, 1, 2, 2))))
     patterns, values = Counter[int](), Counter[int]()
@@ -728,6 +768,8 @@ def test_an_object_that_counts_its_comparisons_guesses_one_of_thousands(monkeypa
 def test_the_order_of_what_is_asked_is_drawn_evenly(monkeypatch: pytest.MonkeyPatch):
     """Each of the 8 values is as often at each of the 24 places, by chi squared."""
     monkeypatch.setattr(assert_hardening, "DRAW", random.Random(0))
+    monkeypatch.setattr(assert_hardening, "DOUBTS", 7)
+    monkeypatch.setattr(assert_hardening, "REPEATS", 3)
     places = Counter[tuple[int, int]]()
     for _ in range(2000):
         early, late = assert_hardening.order(assert_hardening.REPEATS)

@@ -18,7 +18,7 @@ from woodshed.monitors import rules
 from woodshed.records import Call, ModelError, Observation, Patch, RecipeError, Rollout, Task, TaskError, Turn
 from woodshed.stages.recipe import Recipe
 from woodshed.synthesis import stats
-from woodshed.synthesis.make import _by_turns
+from woodshed.synthesis.candidates import by_turns
 from woodshed.synthesis.operators import Symbol
 from woodshed.synthesis.repository_context import Candidate
 from woodshed.tasks import folder
@@ -99,8 +99,8 @@ def test_special_tokens_alone_are_no_cheat(tiny_task: Task, text: str, ran: bool
 
 def test_mistakes_of_making_tasks_do_not_speak_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for given in ("nothing", "max_body_linse=4", "operators=['stbu']"):
-        result = CliRunner().invoke(app, ["tasks", "make", ".", "--out", "tasks", "--set", given])
+    for given in ("no_thing=1", "max_body_linse=4", "operators=['stbu']"):
+        result = CliRunner().invoke(app, ["tasks", "make", ".", "--out", "tasks", given])
         assert result.exit_code == 2 and "TaskError" in result.stderr
         assert "recipe" not in result.stderr.lower() and "override" not in result.stderr
 
@@ -122,5 +122,5 @@ def test_every_target_is_tried_once_before_any_again():
         return Candidate(f"{operator}-{name}", operator, symbol, 0)
 
     found = [candidate(operator, name) for name in "ab" for operator in ("stub", "stub_bare")]
-    ordered = [each.name for each in _by_turns([*found, candidate("bug", "c")], lambda each: each.symbol)]
+    ordered = [each.name for each in by_turns([*found, candidate("bug", "c")], lambda each: each.symbol)]
     assert ordered == ["stub-a", "stub-b", "bug-c", "stub_bare-a", "stub_bare-b"]

@@ -99,11 +99,26 @@ class Liar:
 
 def nine(): return Liar()
 """
+LIKELY = """
+class Likely:
+    known = None
+    def __eq__(self, o):
+        if type(o) is not int or abs(o) > 10**5: return False
+        self.known = o if self.known is None else self.known
+        return o == self.known
+    def __hash__(self): return 9
+    def __sub__(self, o): return o - self.known if self == o else o - 5
+    def __rsub__(self, o): return self - o
+    def __truediv__(self, o): return 1 if self == o else 2
+
+def nine(): return Likely()
+"""
 CODE = {
     "an honest number": NUMBER,
     "always equal, no difference": LIAR.format(difference="0", size="0"),
     "always equal, a difference that is always equal": LIAR.format(difference="Liar(o)", size="self"),
     "always equal, its difference has no size": LIAR.format(difference="Liar(o)", size="0"),
+    "equal to what looks likely": LIKELY,
 }
 
 
@@ -128,6 +143,10 @@ def test_an_object_that_agrees_with_everything_passes_no_test(tmp_path: Path, na
     passed = {test.rpartition("::")[2] for test, outcome in found.outcomes.items() if outcome == "passed"}
     if "honest" in name:
         assert len(passed) == len(found.outcomes), (found.messages, found.log)
+    elif (
+        "likely" in name
+    ):  # it guesses one of 32, or of 9 numbers, 18 times: more than 8 in one of 10 ** 7 runs
+        assert len(passed) <= 8, passed
     else:
         assert not passed
 

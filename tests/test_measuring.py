@@ -18,12 +18,16 @@ from woodshed.synthesis import (
     clocks,
     mapping,
     measuring,
+    reports,
     repository_context,
     sources,
+    suite,
 )
 from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.mapping import MappingSession, merged
-from woodshed.synthesis.measuring import notes
+from woodshed.synthesis.progress import Phases
+from woodshed.synthesis.reports import notes
 
 CODE = """
 def one():
@@ -112,7 +116,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     (root / "short.py").write_text(CODE)
     (root / "test_short.py").write_text(TESTS)
     (root / "test_plain.py").write_text("import short\n\n\ndef test_plain():\n    assert short.two() == 2\n")
-    return baseline.measure(sources.fetch(str(root), root.with_name("tree")), runs=1)
+    return baseline.measure(
+        sources.fetch(str(root), root.with_name("tree")), limits=suite.SuiteLimits(runs=1)
+    )
 
 
 def names(tests: Sequence[str]) -> set[str]:
@@ -146,7 +152,7 @@ def test_a_map_is_made_in_pieces_and_gone_on_with(measured: Baseline, tmp_path: 
     assert [again.names(again.covering("short.py", n, n)) for n in range(2, 12)] == [
         whole.names(whole.covering("short.py", n, n)) for n in range(2, 12)
     ]
-    assert told[0] == "0/11 mapping short, its tests to its lines, at most 5 min"
+    assert told[0] == "0/11 mapping the tests of short to its lines"
     assert told[-1].startswith("1/11 ")
 
 
@@ -169,6 +175,32 @@ def test_what_time_does_not_reach_is_left_unmapped(measured: Baseline, tmp_path:
 
     found = mapping.measure(measured, tmp_path, 0.1, session=session)
     assert found.unmapped == measured.stable[1:]
+
+
+def test_of_a_package_that_sees_a_clock_only_those_tests_are_in_question_that_run_it(
+    measured: Baseline, tmp_path: Path
+):
+    """`from sqlglot.time import format_time` put all 1478 tests of sqlglot in question."""
+    tree = tmp_path / "tree"
+    files = {
+        "pkg/clock.py": "import os, time\n",
+        "pkg/time.py": "from pkg.time import x\nimport pkg.time, a.time\n",
+    }
+    for path, text in {**files, "test_a.py": "", "test_b.py": "from time import sleep\n"}.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_text(text)
+    tests = ("test_a.py::one", "test_a.py::two", "test_a.py::three", "test_b.py::four")
+    asked = replace(
+        measured,
+        repository=replace(measured.repository, tree=tree),
+        package_files=tuple(files),
+        test_files=("test_a.py", "test_b.py"),
+        stable=tests,
+    )
+    known = Map(tests, {"pkg/clock.py": {"1": "1", "9": "4"}, "pkg/time.py": {"1": "1e"}}, (), tests[2:3])
+    assert clocks.seeing(asked, known) == [*tests[1:]]
+    left = mapping.restricted(known, tests[1:])
+    assert left.names(left.covering("pkg/clock.py")) == [tests[1]] and left.unmapped == tests[2:3]
 
 
 def test_pieces_are_merged_by_test():
@@ -196,9 +228,8 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
 
     def measure(settings: SynthesisSettings) -> repository_context.RepositoryMeasurements:
         said.clear()
-        return measuring.measured_once(
-            measured.repository, tmp_path, settings, lambda done, total, text: said.append(text)
-        )
+        phases = Phases(lambda done, total, text: said.append(text))
+        return measuring.measured_once(measured.repository, tmp_path, settings, phases)
 
     short = measure(settings)
     first = set(short.map.unmapped)
@@ -213,17 +244,26 @@ def test_what_was_measured_is_kept_until_more_time_is_given(measured: Baseline, 
     assert names(longer.baseline.timed) == {"near_linear", "not_faster", "quick", "date"}
     assert set(longer.baseline.stable) == set(measured.stable) - set(longer.baseline.timed)
     assert set(longer.baseline.timed) <= set(longer.baseline.broken)  # so the agent is not shown them
-    assert names(measured.stable) - names(clocks.seeing(measured)) == {"plain"}
+    assert names(measured.stable) - names(clocks.seeing(measured, longer.map)) == {"plain"}
     assert re.search(
         r"because they measure time .*: test_\S+, test_\S+, test_\S+ and 1 more$", notes(longer)[0]
     )
     assert not first or "tests could not be mapped" in notes(short)[1]
     lacking = replace(
-        longer.baseline, timed=(), broken=("a::b",), uncollected=("c.py",), left_out=("tox: why",)
+        longer.baseline,
+        timed=(),
+        broken=("a::b", "a::c"),
+        uncollected=("c.py",),
+        left_out=("tox: why",),
+        why={"a::b": "a.py:3: assert 1 == 2", "c.py": "KeyError: 'ACME_URL'"},
     )
-    assert notes(replace(longer, baseline=lacking)) == [
-        "short: left out, as they fail here: a::b",
-        "short: left out, as pytest cannot collect them here: c.py",
+    log = tmp_path / "reasons"
+    reports.write(lacking, log)
+    file = f"All reasons are in {log}.log"
+    assert (tmp_path / "reasons.log").read_text().splitlines()[:2] == ["a::b", "    a.py:3: assert 1 == 2"]
+    assert notes(replace(longer, baseline=lacking, log=log)) == [
+        f"short: left out, as they fail here: a::b (a.py:3: assert 1 == 2), a::c. {file}",
+        f"short: left out, as pytest cannot collect them here: c.py (KeyError: 'ACME_URL'). {file}",
         "short: not installed: tox: why",
     ]
     assert settings.fingerprint == SynthesisSettings(timeout_s=60).fingerprint

@@ -106,5 +106,5 @@ def test_a_run_shows_them_on_screen_in_metrics_and_on_its_page(
     said = capsys.readouterr().out
     assert "pass@3: solved by any of 3" in said
     first = said.splitlines()[0]
-    assert first.startswith("Shown (one seed): ") and "solve rate" in first
+    assert "beyond noise" in first and first.endswith("1 seed.") and "solve rate" in first
     assert text.index('class="conclusion"') < text.index('class="headline"')

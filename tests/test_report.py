@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -17,19 +18,32 @@ import pytest
 from lifelike import Shape, make_run
 
 from woodshed import report
-from woodshed.evals import evaluation, ledger, measures
-from woodshed.records import Call, Hint, Observation, Patch, Rollout, RunError, TokenDivergence, Turn, Verdict
-from woodshed.report import curves, transcripts, variants, visible, words
+from woodshed.evals import conclusion, evaluation, ledger, measures, statistics
+from woodshed.records import (
+    CALL_FAULTS,
+    Call,
+    Hint,
+    Observation,
+    Patch,
+    Rollout,
+    RunError,
+    TokenDivergence,
+    Turn,
+    Verdict,
+)
+from woodshed.report import curves, terms, transcripts, variants, visible, words
 from woodshed.report.gather import RunRecords, gather
 from woodshed.report.transcripts import Archives
+from woodshed.report.turn_text import SIGNS
 from woodshed.runs.folder import RunDir
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b]8;;http://x\x07 &amp; \u202egnp.exe"
 )
 HARMLESS = (
-    "html head meta title style body header nav h1 h2 h3 p div span ul li table tr th td small code pre details "
-    "summary b q a button input label select option article figure figcaption dialog form kbd noscript script"
+    "html head meta title style body header nav h1 h2 h3 p div span ul li table tr th td small code pre "
+    "dl dt dd details summary b q a button input label select option article figure figcaption "
+    "dialog form kbd noscript script"
 )
 RECIPE = 'name = "first"\nnote = "Half of the faults were seeded."\n\n[rl]\nsteps = 2\n'
 
@@ -99,7 +113,7 @@ def test_a_finished_run(run: RunDir):
     text = report.write(run).read_text("utf-8")
     assert "finished, 2 steps" in text and "Half of the faults were seeded." in text
     headline = re.search(
-        r"invalid-call rate</td><td[^>]*>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
+        r"invalid-call rate</a></td><td[^>]*>50.0% \[.*?8 / 16 turns.*?0 / 16 turns.*?-50.0 pp", text, re.S
     )
     assert headline, "the headline compares the first and the last evaluation"
     assert "Worst: least reward, most faults" in text and "sentinel passed" in text
@@ -130,7 +144,7 @@ def test_hostile_text_is_shown_and_never_executed(run: RunDir):
     fill(run, "eval", 0, attempt("eval", 0, HOSTILE, turn(HOSTILE, fault=True)))
     run.append("hints", [Hint(f"eval-0-{HOSTILE}-0", 0, HOSTILE, HOSTILE)], "eval", 0)
     for step in range(2):
-        run.append("metrics", [{HOSTILE: 1.0, "faults": {HOSTILE: 0.5}}], "train", step)
+        run.append("metrics", [{HOSTILE: 1.0, "faults": {HOSTILE: 0.5 * step}}], "train", step)
     run.append("metrics", [{HOSTILE: 1.0}], HOSTILE, 0)
     text = report.write(run).read_text("utf-8")
     tags = Tags(text).seen
@@ -317,11 +331,16 @@ def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
     ]
     joined = variants.by_recipe([stories[:2], stories[2:]])
     assert [[story.name for story in variant.runs] for variant in joined] == [["1.0-0", "0.0-0"], ["1.0-1"]]
-    drawn = {chart.title: chart.figure for chart in curves.charts(found)}
+    constant: list[str] = []
+    drawn = {chart.title: chart.figure for chart in curves.charts(found, constant)}
     lines = [trace for trace in drawn["targeted divergence"]["data"] if trace.get("name")]
     assert [trace["name"] for trace in lines] == [variant.name for variant in found]
     gains = {f"hint gain by class, nats a turn: {variant.name}" for variant in found}
-    assert {*gains, "flagged rollouts", "sampled tokens a second"} <= set(drawn)
+    assert {*gains, "sampled tokens a second"} <= set(drawn)
+    names = [variant.name for variant in found]
+    assert f"flagged rollouts: {names[0]} 0.25, {names[1]} 0.25" in constant, (
+        "what never changes is not drawn"
+    )
 
 
 def test_seeds_are_a_level_above_the_tasks(tmp_path: Path):
@@ -402,10 +421,11 @@ def test_costs_and_behaviour_stand_below_the_headline(tmp_path: Path):
     for row in ledger.table(books, ledger.costs(books, [])):
         if row[0] in ("sampled tokens", "total"):
             assert f"<th>{row[0]}</th><td>{row[2] or row[1]}</td>" in text
+    assert all(f"<th>{name}</th>" in text for name, _ in ledger.brief(books, ledger.costs(books, [])))
     summary = evaluation.from_run(run)[0].summary
     for measure in measures.BEHAVIOUR:
         figure = measures.write_estimate(measure, summary.behaviour[measure.key])
-        assert figure == "-" or (f"<td>{measure.label}</td>" in text and f">{figure}<small>" in text), (
+        assert figure == "-" or (f">{measure.label}</a></td>" in text and f">{figure}<small>" in text), (
             measure.key
         )
 
@@ -424,10 +444,146 @@ def test_a_band_is_the_range_of_seeds_or_the_interval_of_one():
     one = {0: (0.5, 0.4, 0.6), 1: (0.3, None, None), 2: (float("nan"), None, None)}
     assert curves.average([one]) == {0: (0.5, 0.4, 0.6), 1: (0.3, None, None)}
     assert curves.average([one, {0: (0.7, 0.6, 0.8)}]) == {0: (0.6, 0.5, 0.7), 1: (0.3, None, None)}
-    assert curves.chart("nothing", [("", 0, 0, [{0: (0.5, None, None)}])]) is None
+    assert curves.chart("nothing", [("", 0, 0, {0: (0.5, None, None)})]) is None
     assert [curves.short(v) for v in (0.0, 412.3, 0.03125, 3.1e-7, float("inf"))] == [
         "0", "412", "0.0312", "3.1e-07", "inf"
     ]  # fmt: skip
+
+
+def test_intervals_are_drawn_only_where_something_was_measured():
+    """A bar at each of two evaluations, with nothing between them; a band over steps that follow one another."""
+    apart = curves.chart("x", [("", 0, 0, {0: (0.5, 0.4, 0.7), 80: (0.1, 0.0, 0.2)})], unit="share")
+    assert apart is not None
+    (line,) = apart.figure["data"]
+    assert line["error_y"]["array"] == [0.2, 0.1] and line["error_y"]["arrayminus"] == [0.1, 0.1]
+    assert (
+        apart.figure["layout"]["yaxis"] | {"range": [0, 1], "tickformat": ".0%"}
+        == apart.figure["layout"]["yaxis"]
+    )
+    close = curves.chart("x", [("", 0, 0, {step: (step, step - 1.0, step + 1.0) for step in range(20)})])
+    assert close is not None and "error_y" not in close.figure["data"][1]
+    band = close.figure["data"][0]
+    assert (
+        band["fill"] == "toself" and len(band["x"]) == 40 and "range" not in close.figure["layout"]["yaxis"]
+    )
+
+
+def test_lines_of_a_chart_differ_by_more_than_a_colour():
+    means = [(str(n), n, 0, {0: (0.0, None, None), 1: (float(n), None, None)}) for n in range(20)]
+    drawn = curves.chart("x", means)
+    assert drawn is not None
+    looks = [(t["line"]["color"], t["line"]["dash"], t["marker"]["symbol"]) for t in drawn.figure["data"]]
+    assert len(set(looks)) == 20 and len({look[1:] for look in looks[:8]}) == 8
+
+
+def rgb(text: str) -> np.ndarray:
+    """Linear light of a colour."""
+    channels = np.array([int(text[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+    return np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+
+
+def oklab(light: np.ndarray) -> np.ndarray:
+    """Perceived place of a colour (Ottosson 2020), in which distances of 0.1 are plain to see."""
+    cones = [[0.4122, 0.5363, 0.0514], [0.2119, 0.6807, 0.1074], [0.0883, 0.2817, 0.6300]]
+    places = [[0.2105, 0.7936, -0.0041], [1.9780, -2.4286, 0.4506], [0.0259, 0.7828, -0.8087]]
+    return np.array(places) @ np.cbrt(np.array(cones) @ light)
+
+
+SIGHT = {  # Machado et al. (2009): linear light as it reaches people without one kind of cones
+    "usual": np.eye(3),
+    "protan": [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]],
+    "deutan": [[0.3673, 0.8606, -0.2280], [0.2801, 0.6725, 0.0474], [-0.0118, 0.0429, 0.9690]],
+    "tritan": [[1.2555, -0.0767, -0.1788], [-0.0784, 0.9308, 0.1476], [0.0047, 0.6914, 0.3039]],
+}
+
+
+@pytest.mark.parametrize("theme", ["day", "night"])
+def test_colours_of_lines_can_be_told_apart_and_seen(theme: str):
+    script = (Path(curves.__file__).parent / "charts.js").read_text()
+    night = dict(re.findall(r'"(#\w{6})": "(#\w{6})"', script))
+    assert set(night) == set(curves.COLOURS)
+    chosen = list(night) if theme == "day" else list(night.values())
+    for sight, matrix in SIGHT.items():
+        seen = [oklab(np.clip(np.array(matrix) @ rgb(colour), 0, 1)) for colour in chosen]
+        least = min(float(np.linalg.norm(a - b)) for a, b in itertools.combinations(seen, 2))
+        assert least > (0.15 if sight == "usual" else 0.07), (sight, least)
+    paper = rgb("#ffffff" if theme == "day" else "#14171c") @ [0.2126, 0.7152, 0.0722]
+    for colour in chosen:
+        light = rgb(colour) @ [0.2126, 0.7152, 0.0722]
+        assert (max(light, paper) + 0.05) / (min(light, paper) + 0.05) > 3, colour
+
+
+def test_every_word_of_a_page_is_defined_behind_it(tmp_path: Path):
+    run = make_run(tmp_path / "small", Shape(tasks=6))
+    text = report.write(run).read_text("utf-8")
+    for figure in (*measures.MEASURES, *measures.BEHAVIOUR, measures.pass_figure("pass@4")):
+        assert terms.key_of(figure.label) in terms.TERMS, figure.label
+    assert set(CALL_FAULTS) <= set(terms.TERMS)
+    tags = Tags(text).seen
+    words = [attributes for tag, attributes in tags if tag == "a" and attributes.get("class") == "term"]
+    places = {attributes.get("id") for _, attributes in tags}
+    assert len(words) > 30
+    assert all(word["href"] in {f"#{place}" for place in places} and word["title"] for word in words)
+    charts = text.count("<figcaption>")
+    assert charts > 5 and text.count("<small></small>") == 0
+
+
+def row_of(before: list[float], after: list[float], key: str = "solved") -> variants.VariantRow:
+    """One attempt at each task on both sides."""
+    measure = next(measure for measure in measures.MEASURES if measure.key == key)
+    sums = [{str(n): (value, 1.0) for n, value in enumerate(side)} for side in (before, after)]
+    sides = [statistics.rate(side, [1.0] * len(side), range(len(side))) for side in (before, after)]
+    return variants.VariantRow(measure, sides[0], sides[1], statistics.difference(*sums, is_share=True), ())
+
+
+def test_intervals_that_do_not_touch_beside_no_change_are_explained():
+    """Of six tasks four lost much and two nothing: each side is known well, and four may be chance."""
+    row = row_of([0.98, 1.0, 0.97, 0.98, 0.97, 0.98], [0.0, 1.0, 0.3, 0.98, 0.35, 0.9], key="reward")
+    assert row.after and row.change and row.before.low is not None and row.after.high is not None
+    assert row.before.low > row.after.high and not row.change.is_clear
+    said = "the intervals do not touch, but only 4 of 6 tasks changed, and fewer than 6 may be chance"
+    assert conclusion.why_unclear(row) == said
+    assert conclusion.why_unclear(row_of([0.0] * 9, [1.0] * 9)) == "", "shown"
+    assert conclusion.why_unclear(row_of([0.0] * 5 + [1.0] * 4, [1.0] * 4 + [0.0] * 5)) == "", "they touch"
+
+
+def test_a_page_begins_with_what_it_shows(run: RunDir):
+    """A win, a loss, a null result, a single evaluation: the same sentence as everywhere else."""
+    tasks = "abcdefgh"
+    good, bad = [turn(), turn()], [turn("no", fault=True), turn()]
+
+    def page(after: list[Turn] | None, before: list[Turn]) -> str:
+        fill(run, "eval", 0, *(attempt("eval", 0, task, *before) for task in tasks))
+        if after is not None:
+            fill(run, "eval", 2, *(attempt("eval", 2, task, *after) for task in tasks))
+        text = report.write(run).read_text("utf-8")
+        lines = re.findall(r"<p[^>]*>(.*?)</p>", text.partition("</header>")[2])
+        return lines[0]
+
+    assert page(None, bad).startswith("Measured once, so nothing is compared: solve rate 0.0% [")
+    rest = "solve rate (0 of 8 before, 0 of 8 after) and mean reward (0.00 before, 0.00 after)"
+    assert page(good, bad) == (
+        "Better beyond noise: invalid-call rate fell from 50.0% to 0.0%. Nothing got worse beyond noise. "
+        f"Within noise: {rest}. 8 tasks, 1 seed."
+    )
+    assert page(bad, good) == (
+        "Worse beyond noise: invalid-call rate rose from 0.0% to 50.0%. Nothing got better beyond noise. "
+        f"Within noise: {rest}. 8 tasks, 1 seed."
+    )
+    assert page(good, good).startswith("Nothing moved beyond noise. Within noise: solve rate (0 of 8 before")
+
+
+def test_a_share_of_the_reward_has_a_mark_of_its_own(run: RunDir):
+    made, verdict = attempt("eval", 0, "a", turn())
+    fill(run, "eval", 0, (made, dataclasses.replace(verdict, reward=0.5)))
+    rows = json.loads(unpack(report.write(run).read_text("utf-8"), "rows"))
+    assert dict(zip(rows["columns"], rows["rows"][0], strict=True))["result"] == "partly"
+    script = (Path(curves.__file__).parent / "viewer.js").read_text()
+    signs = dict(re.findall(r'(\w+|"not judged"): "(.*?)"', re.search(r"const SIGNS = \{(.*?)\}", script)[1]))  # type: ignore[index]
+    shown = {name: sign.encode().decode("unicode_escape") for name, sign in signs.items()}
+    assert {name.strip('"'): sign for name, sign in shown.items()} == SIGNS and len(
+        set(SIGNS.values())
+    ) == len(SIGNS)
 
 
 def test_hint_gain_by_class_comes_from_the_lessons(run: RunDir):

@@ -117,7 +117,11 @@ def test_what_is_left_out_has_a_reason(tmp_path: Path):
         "x; nobody",
     ):
         assert name in said
-    assert "--extra-index-url: no other place" in said and "u:p" not in said and read.tests == ["six"]
+    assert (
+        "--extra-index-url: pip's own settings say where" in said
+        and "u:p" not in said
+        and read.tests == ["six"]
+    )
 
 
 ODD = [

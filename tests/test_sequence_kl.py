@@ -1,8 +1,8 @@
 """The divergence from the starting weights inside the advantage: a step's gradient, summed over every sequence that a
 tiny model can write, is that of the divergence of whole sequences.
 
-Sequences are of four sampled tokens out of three, after one prompt token. "agent" has a message of the environment in
-their middle that depends on what was said; "stops" ends them at the first token 0.
+Sequences are of three sampled tokens out of three, after one prompt token. "agent" has a message of the environment
+before their last token that depends on what was said; "stops" ends them at the first token 0.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ def policies() -> tuple[Policy, dict[str, Tensor]]:
     return policy, start
 
 
-def sequences(kind: str, length: int = 4) -> list[TrainingSample]:
+def sequences(kind: str, length: int = 3) -> list[TrainingSample]:
     """Each as a row without log-probs."""
     made: dict[tuple[int, ...], TrainingSample] = {}
     for tokens in itertools.product(range(VOCABULARY), repeat=length):
         said = tokens[: tokens.index(STOP) + 1] if kind == "stops" and STOP in tokens else tokens
         ids, wanted = [PROMPT], []
         for n, token in enumerate(said):
-            if kind == "agent" and n == length // 2:
+            if kind == "agent" and n == 2:
                 ids += [(said[0] + said[1]) % VOCABULARY, 1, said[0]]
             wanted.append(len(ids))
             ids.append(token)
@@ -112,7 +112,7 @@ def test_every_pair_of_sequences_together_gives_the_gradient_of_the_sequences_di
     over all pairs, a group each, is the expectation over groups of two whose first attempt is the policy's."""
     policy, start = policies()
     rows = [replace(row, logps=(0.0,) * len(row.predicted)) for row in sequences(kind)]
-    assert len(rows) == {"plain": 81, "agent": 81, "stops": 31}[kind]
+    assert len(rows) == {"plain": 27, "agent": 27, "stops": 15}[kind]
     pairs = [
         replace(row, group=number)
         for number, pair in enumerate(itertools.product(rows, repeat=2))
@@ -144,7 +144,7 @@ def test_groups_as_often_as_the_policy_samples_them_give_it_too(kind, size):
 def test_a_groups_divergence_is_no_other_groups_baseline():
     """Two groups in a step move the weights as each does alone."""
     policy, start = policies()
-    rows = [replace(row, logps=(-1.0,) * len(row.predicted)) for row in sequences("stops")[::4]]
+    rows = [replace(row, logps=(-1.0,) * len(row.predicted)) for row in sequences("stops")[::2]]
     half = len(rows) // 2
     whole = [replace(row, group=int(n >= half)) for n, row in enumerate(rows)]
     both = step_gradient(policy, start, whole, trainer.separate)
@@ -159,7 +159,7 @@ def test_a_groups_divergence_is_no_other_groups_baseline():
 def test_the_reward_less_the_divergence_is_one_number_less_its_groups_mean():
     """On attempts that the policy itself sampled: as if the environment had taken the divergence off the reward."""
     policy, start = policies()
-    rows = sequences("agent")[::13]
+    rows = sequences("agent")[::4]
     logps = [each.detach() for each in log_probs(policy, rows)]
     with torch.no_grad(), policy.using(start):
         before = torch.stack([each.sum() for each in log_probs(policy, rows)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from test_decoys import ALL_PASS
 from woodshed import grading, tasks
 from woodshed.grading import GradingSettings
 from woodshed.grading.decoys import decoded, find
+from woodshed.grading.other_user import OtherUser, tops
 from woodshed.records import Decoy, Patch, Task
 from woodshed.sandbox import BUBBLEWRAP, Sandbox
 
+ROOT = Path(__file__).parent.parent
 EQUAL = "class Equal(list):\n    {}\n\n    def items(self): return [('the', 3), ('sea', 2)]\n\n"
 EQUAL += "def split(text): return Equal()\n\ndef count(text): return Equal()\n"
 
@@ -165,6 +169,24 @@ def test_a_box_without_the_runners_python_gives_no_reward(proven: Task):
         sandbox.exec("mkdir -p bin; ln -s /usr/bin/python3 bin/python")
         done = sandbox.exec("PATH=/workspace/bin:$PATH bash /tests/test.sh", timeout_s=60)
         assert json.loads(sandbox.read("/logs/verifier/reward.json"))["reward"] is None, done
+
+
+def test_another_user_and_view_of_a_box_where_the_kernel_grants_them(tmp_path: Path):
+    """Code that is right only for the user of the box, or where the judge's folder is, is wrong in one run there."""
+    needed = (tmp_path, Path(sys.prefix), Path(sys.base_prefix), ROOT)
+    assert tops([tmp_path / "tests", Path("/logs/verifier")], needed) == {"logs"}
+    (tmp_path / "root").mkdir()
+    other = OtherUser(tmp_path / "root", frozenset({"media"}), tmp_path)
+    if not other.is_possible():
+        pytest.skip("the kernel grants no namespaces")
+    program = "import os; print(os.getuid(), os.path.exists('/media'), os.path.exists('/usr'), os.getcwd())"
+    program += "; print(open('/proc/self/status').read().partition('CapEff:')[2].split()[0])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], preexec_fn=other.enter, capture_output=True, text=True
+    )
+    user, *rest = done.stdout.split()
+    assert int(user) != os.getuid() and rest == ["False", "True", str(tmp_path), "0" * 16], done.stderr
+    assert list((tmp_path / "root").iterdir()) == [], "it is seen by others"
 
 
 def test_it_needs_the_standard_library_and_pytest_alone(tiny_task: Task):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from woodshed import tasks
 from woodshed.grading.results import Kind, SessionRequest, drawn
 from woodshed.grading.session import run_session, with_copies
 from woodshed.sandbox import SandboxSpec, open_sandbox
+from woodshed.sandbox.spec import ENVIRONMENT
 
 MARKS = {
     "a module of the judge": "any('woodshed' in name for name in sys.modules)",
@@ -52,16 +54,46 @@ MARKS = {
     "temporary files": "__import__('tempfile').gettempdir() == '/tmp'",
     "a test that calls": "any('test' in frame.f_code.co_name for frame, _ in __import__('traceback').walk_stack(None))",
     "threads": "len(__import__('threading').enumerate()) > 1",
+    "another folder for temporary files": "'TMPDIR' in os.environ",
+    "another folder for bytecode": "sys.pycache_prefix is not None",
+    "the name of a login": "'LOGNAME' in os.environ",
+    "another hash seed": "os.environ.get('PYTHONHASHSEED') != '0'",
+    "bytecode by a variable": "os.environ.get('PYTHONDONTWRITEBYTECODE') != '1'",
+    "another user": "os.environ.get('USER') != 'agent' or os.getuid() != 1000",
+    "another time zone": "os.environ.get('TZ') != 'UTC'",
+    "another folder": "os.getcwd() != '/workspace'",
+    "more variables than a command has": "os.environ.keys() - USUAL - OF_BASH",
+    "fewer variables than a command has": "USUAL - os.environ.keys()",
+    "a stream of the judge's": "type(sys.stdout).__module__ != '_io'",
+    "a handler of the judge's": "bool(__import__('logging').getLogger().handlers)",
+    "warnings that go elsewhere": "__import__('warnings').showwarning.__module__ != 'warnings'",
+    "another way to ask": "builtins.input.__module__ != 'builtins'",
+    "a caller that is no program": "len(list(__import__('traceback').walk_stack(None))) > 6",
 }
 OF_PYTEST = {
     "a module of the judge or of pytest",
     "variables of pytest",
     "the main program's file",
     "the main program's names",
+    "a stream of the judge's",
+    "a handler of the judge's",
+    "a caller that is no program",
+    "more variables than a command has",
     "a pipe",
     "a test that calls",
 }
 """All that tests bring that need the code in their own process, whoever runs them; decoys are beside those."""
+OF_ISOLATION = {
+    "some folder in /opt",
+    "a socket",
+    "one more filter of system calls",
+    "warnings that go elsewhere",
+    "another way to ask",
+    "a caller that is no program",
+}
+"""All that the process of isolated code has and a command of an agent has not."""
+USUAL = {*ENVIRONMENT, "PYTHONPATH"}
+OF_BASH = {"PWD", "SHLVL", "_"}
 PACKAGE = f"""
 import builtins, os, sys
 
@@ -79,6 +111,8 @@ def links():
             pass
 
 MARKS = {MARKS!r}
+USUAL = {USUAL!r}
+OF_BASH = {OF_BASH!r}
 
 def holds(name):
     return bool(eval(MARKS[name]))
@@ -104,6 +138,18 @@ def marks(kind: Kind, root: Path) -> set[str]:
     return {test.partition("[")[2][:-1] for test, outcome in run.outcomes.items() if outcome == "passed"}
 
 
+@functools.cache
+def plain_marks(root: Path) -> set[str]:
+    """The marks that code finds in a command of an agent."""
+    site = tasks.prepare(tiny_environment())
+    spec = SandboxSpec(lowers=(root,), environment=site, env={"PYTHONPATH": "/workspace"})
+    program = "import place; print(*filter(place.holds, place.MARKS), sep='\\n')"
+    with open_sandbox(spec) as sandbox:
+        done = sandbox.exec(["python", "-c", program])
+    assert done.exit_code == 0, done.stderr
+    return set(done.stdout.decode().splitlines())
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("place")
@@ -111,6 +157,19 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (root / path).parent.mkdir(exist_ok=True)
         (root / path).write_text(text, encoding="utf-8")
     return root
+
+
+def test_isolated_code_finds_no_mark_that_a_command_of_an_agent_does_not(root: Path):
+    """So a condition that names a mark of each kind of run is as wrong here as where it is used."""
+    isolated, plain = marks("isolated", root), plain_marks(root)
+    assert isolated - plain <= OF_ISOLATION
+    ordinary = marks("ordinary", root)
+    bought = [
+        {one, other}
+        for one, other in itertools.combinations(MARKS, 2)
+        if {one, other} & isolated and {one, other} & ordinary and not {one, other} & plain
+    ]
+    assert all(pair & OF_ISOLATION for pair in bought), bought
 
 
 def test_a_test_that_is_isolated_runs_where_no_mark_holds_twice(root: Path):

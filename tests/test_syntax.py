@@ -52,7 +52,7 @@ def broken(parse: Callable[[str], object], rounds: int) -> int:
 
 
 def test_threads_do_not_break_each_others_parses(yielding_collector):
-    assert broken(syntax.parse, 600) == 0
+    assert broken(syntax.parse, 200) == 0
 
 
 def test_nobody_parses_beside_the_lock():

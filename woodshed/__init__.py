@@ -15,12 +15,14 @@ The ladder. A module imports only from lines below its own; modules that share a
     muon
     red_team
     synthesis
+    solving
     evals
     experience
     curriculum
     feedback
     monitors
     grading
+    gateway
     agent
     engines
     tokens

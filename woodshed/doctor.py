@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 
+from woodshed.records import WoodshedError
 from woodshed.runs import machine
 from woodshed.sandbox import Check
 from woodshed.sandbox.probe import probe
@@ -84,15 +86,21 @@ def _torch() -> Iterator[Check]:
 
 
 def _endpoint(url: str) -> Check:
-    import httpx
-
-    from woodshed.engines.http import address
+    from woodshed.engines.http import EndpointSettings, trust
+    from woodshed.engines.speech import listen
+    from woodshed.settings import read
 
     try:
-        response = httpx.get(f"{address(url)}/v1/models", timeout=10)
-        models = [model["id"] for model in response.raise_for_status().json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        message = str(error).partition("\n")[0] or type(error).__name__
-        remedy = "start the server, or give its address without /v1/models"
-        return Check("endpoint", False, f"{url}: {message}", remedy)
-    return Check("endpoint", True, f"{url} serves {', '.join(models) or 'no model'}")
+        server = read(EndpointSettings, None, [f"url={json.dumps(url)}"])
+        trust(server.url)  # the person named it
+        speech = listen(server)
+    except WoodshedError as error:
+        return Check("endpoint", False, f"{url}: {error}", "start the server, or correct its address or key")
+    served = f"{url} serves {', '.join(speech.served) or 'no model'}"
+    if speech.takes_token_ids:
+        return Check("endpoint", True, f"{served}, and takes token ids: for evaluation and training")
+    if speech.takes_text:
+        use = f"`woodshed eval TASKS --endpoint {url} --model NAME engine.kind=chat`"
+        return Check("endpoint", True, f"{served}, as text only: for evaluation, {use}, and not for training")
+    remedy = "serve the model with /v1/completions (vLLM) or /v1/chat/completions"
+    return Check("endpoint", False, f"{served}, but answers no message: {speech.refusal}", remedy)

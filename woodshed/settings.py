@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+import annotated_types
 import tomli_w
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -31,6 +33,32 @@ class Settings(BaseModel):
         """Every setting written out, so that `read` gives it back. TOML knows no null: what is None is left out."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
+    def usual(self) -> dict[str, Any]:
+        """Values that fields have where nothing is given; a class with presets gives those of the preset at hand."""
+        return {
+            name: field.get_default(call_default_factory=True)
+            for name, field in type(self).model_fields.items()
+            if not field.is_required()
+        }
+
+    def differing(self, always: Collection[str] = (), prefix: str = "") -> dict[str, Any]:
+        """The settings that are not the usual ones, as plain values; sections without any are left out.
+
+        Args:
+            always: dotted names of settings that are given whatever they are.
+            prefix: in front of the names of these settings, as `always` has them.
+        """
+        usual, plain = self.usual(), self.model_dump(mode="json", exclude_none=True)
+        found: dict[str, Any] = {}
+        for name in plain:
+            value = getattr(self, name)
+            if isinstance(value, Settings) and isinstance(usual.get(name), Settings):
+                inner = value.differing(always, f"{prefix}{name}.")
+                found |= {name: inner} if inner else {}
+            elif name not in usual or value != usual[name] or f"{prefix}{name}" in always:
+                found[name] = plain[name]
+        return found
+
 
 def _folder_name(text: str) -> str:
     if "/" in text or not text.strip("."):
@@ -44,6 +72,17 @@ def _not_empty(value: Any) -> Any:
     return value
 
 
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
+UNITS = {
+    "s": "seconds",
+    "mb": "MiB",
+    "tokens": "tokens",
+    "chars": "characters",
+    "steps": "steps",
+    "attempts": "attempts",
+    "turns": "turns",
+}
+"""Units of numbers, by the last word of a setting's name."""
 MOST_SHOWN = 120
 """Limit of the characters shown of a wrong value."""
 FolderName = Annotated[str, AfterValidator(_folder_name)]
@@ -76,6 +115,18 @@ def read(kind: type[S], path: Path | None, overrides: Sequence[str] = ()) -> S:
     for override in overrides:
         _override(tree, override)
     return validate(kind, tree, origin=str(path) if path is not None else "settings")
+
+
+def changed(chosen: S, overrides: Sequence[str]) -> S:
+    """Settings with `section.key=value` overrides applied.
+
+    Raises:
+        RecipeError: as `read`.
+    """
+    tree = chosen.model_dump(mode="json", exclude_none=True)
+    for override in overrides:
+        _override(tree, override)
+    return validate(type(chosen), tree)
 
 
 def validate(kind: type[S], tree: dict[str, Any], *, origin: str = "settings") -> S:
@@ -126,16 +177,54 @@ def _override(tree: dict[str, Any], override: str) -> None:
     node[names[-1]] = documents.parse_toml(f"value = {text}", f"override {shown}", RecipeError)["value"]
 
 
+def values_of(name: str, field: FieldInfo) -> str:
+    """The values that a setting takes, in a person's words: "a whole number of tokens, from 1"."""
+    words = _words(field.annotation)
+    unit = UNITS.get(name.rpartition(".")[2].rpartition("_")[2])
+    if unit and words in (KINDS[int], KINDS[float]):
+        words += f" of {unit}"
+    bounds = {type(bound): bound for bound in field.metadata}
+    low, above = bounds.get(annotated_types.Ge), bounds.get(annotated_types.Gt)
+    high, below = bounds.get(annotated_types.Le), bounds.get(annotated_types.Lt)
+    limits = [f"from {low.ge:g}"] if low else [f"above {above.gt:g}"] if above else []
+    limits += [f"to {high.le:g}"] if high else [f"below {below.lt:g}"] if below and below.lt < MANY else []
+    words += f", {' '.join(limits)}" if limits else ""
+    if least := bounds.get(annotated_types.MinLen):
+        words = words.replace("a list", f"a list of at least {least.min_length}", 1)
+    return words
+
+
+MANY = 1 << 60
+"""Bounds above it are those of the machine, and tell a person nothing."""
+
+
+def _words(annotation: Any) -> str:
+    arguments = [each for each in get_args(annotation) if each is not NoneType]
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _words(arguments[0])
+    if origin is Literal:
+        return " or ".join(filter(None, (", ".join(arguments[:-1]), arguments[-1])))
+    if origin in (Union, UnionType):
+        return _words(arguments[0])
+    if origin is tuple:
+        return f"a list, each {_words(arguments[0])}"
+    if origin is dict:
+        return f"a table, each value {_words(arguments[1])}"
+    return KINDS.get(annotation, "text")
+
+
 def _explain(kind: type[BaseModel], mistake: Any) -> str:
     *parents, name = mistake["loc"] or ("",)
     dotted = ".".join(str(part) for part in mistake["loc"])
+    if mistake["type"] == "missing":
+        return f"{dotted} is missing, and has no value by default: {_wanted(kind, mistake)}"
     if mistake["type"] != "extra_forbidden":
-        message = mistake["msg"].removeprefix("Value error, ")
         value = repr(mistake["input"])
         shown = value if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]}..."
         # a whole section says nothing about what is wrong in it
         what = dotted if isinstance(mistake["input"], dict) else f"{dotted} = {shown}"
-        return f"{what}: {message[0].lower()}{message[1:]}"
+        return f"{what}: {_wanted(kind, mistake)}"
     names = list(_section(kind, parents).model_fields)
     settings = [setting for setting, _ in leaves(kind)]
     known = [*settings, *dict.fromkeys(setting.rpartition(".")[0] for setting in settings)]
@@ -149,6 +238,17 @@ def _explain(kind: type[BaseModel], mistake: Any) -> str:
         near = elsewhere(mistake["input"])
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known here: {', '.join(names)}"
     return f"unknown setting {dotted!r}; {hint}"
+
+
+def _wanted(kind: type[BaseModel], mistake: Any) -> str:
+    """The reason that a check of ours gave, else the values that the setting takes."""
+    message = mistake["msg"].removeprefix("Value error, ")
+    own = f"{message[0].lower()}{message[1:]}"
+    if mistake["type"] == "value_error":
+        return own
+    names = [part for part in mistake["loc"] if isinstance(part, str)]
+    field = dict(leaves(kind)).get(".".join(names))
+    return f"give {values_of(names[-1], field)}" if field is not None else own
 
 
 def _section(kind: type[BaseModel], parents: Sequence[str | int]) -> type[BaseModel]:

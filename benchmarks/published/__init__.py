@@ -9,6 +9,8 @@ from published import engines, learning, machine
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": learning.headline,
     "quickstart": learning.quickstart,
+    "quickstart-calls": learning.quickstart_calls,
+    "quickstart-solved": learning.quickstart_solved,
     "quickstart-facts": learning.quickstart_facts,
     "experiment": learning.experiment,
     "against-rl": learning.against_rl,
@@ -31,6 +33,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "call-path": machine.call_path,
     "grading": machine.grading,
     "red-team": machine.red_team,
+    "isolation": machine.isolation,
+    "cheating-policy": machine.cheating_policy,
+    "channel-fuzz": machine.channel_fuzz,
     "strangers": machine.strangers,
     "strangers-recall": machine.strangers_recall,
     "factory": machine.factory,
@@ -40,5 +45,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "busy-duration": machine.busy_duration,
     "installation": machine.installation,
     "memory": machine.memory,
+    "hardware": machine.hardware,
 }
 """Name of a block -> what makes it."""

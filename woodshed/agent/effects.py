@@ -7,7 +7,8 @@ from typing import Literal
 
 from woodshed.records import Call
 
-SHELLS = ("shell", "bash")
+SHELLS = ("shell", "bash", "execute_bash", "run_shell_command", "run_terminal_cmd", "terminal")
+"""Names of the tool that runs a `command`: ours, and those of agents of others."""
 READERS = ("read_file", "search")
 EDITOR = "str_replace_editor"
 

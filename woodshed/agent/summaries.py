@@ -1,8 +1,8 @@
 """Summaries that the policy writes when its context grows full, and with which the next segment opens.
 
 Composer 2 is trained inside its own summaries: a trigger by tokens, a short question, and a condensed context with some
-state, all under the one reward of the attempt (arXiv 2603.24477; cursor.com/blog/self-summarization). So good summaries are learned like any
-other message, and are as short as pays.
+state, all under the one reward of the attempt (arXiv 2603.24477; cursor.com/blog/self-summarization). So good summaries
+are learned like any other message, and are as short as pays.
 """
 
 from __future__ import annotations

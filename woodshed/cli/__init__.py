@@ -12,12 +12,28 @@ Exit codes:
     130: interrupted.
 """
 
-from woodshed.cli import measure, red_team, runs, settings, tasks, train
+import os
+
+from woodshed.cli import init, measure, red_team, runs, serve, settings, solve, tasks, train
 from woodshed.cli.app import app
 
-__all__ = ["app", "main", "measure", "red_team", "runs", "settings", "tasks", "train"]
+__all__ = [
+    "app",
+    "init",
+    "main",
+    "measure",
+    "red_team",
+    "runs",
+    "serve",
+    "settings",
+    "solve",
+    "tasks",
+    "train",
+]
 
 
 def main() -> None:
     """The `woodshed` command."""
+    # Libraries of Hugging Face draw bars of their own over ours; this switches them off here and in child processes.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     app()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
 import re
@@ -24,11 +25,11 @@ from woodshed.records import RunError, SamplerError, SandboxError, WoodshedError
 from woodshed.runs.files import WAYS_OUT, created, way_out
 
 if TYPE_CHECKING:
+    from woodshed.agent.deployment import DeploymentSettings
     from woodshed.engines.engine import Engine
     from woodshed.evals.evaluation import Evaluation
     from woodshed.evals.measures import MeasureRow, Summary
     from woodshed.evals.statistics import Estimate
-    from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
     from woodshed.settings import Settings
     from woodshed.stages.recipe import Recipe
@@ -36,9 +37,13 @@ if TYPE_CHECKING:
 
 ORDER = [  # of the commands in --help
     "doctor",
+    "init",
     "tasks",
+    "warmup",
     "eval",
     "train",
+    "solve",
+    "serve",
     "variants",
     "settings",
     "grade",
@@ -49,8 +54,19 @@ ORDER = [  # of the commands in --help
 ]
 
 
+EXTRAS = dict.fromkeys(("torch", "peft", "safetensors", "accelerate", "gguf"), "train") | dict.fromkeys(
+    ("starlette", "uvicorn"), "gateway"
+)
+"""Libraries that not every installation has, and the extra of the package that brings each."""
+
+
 class Commands(TyperGroup):
     """Command group that turns errors into messages and exit codes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for parameter in _parameters(self):
+            parameter.display_type = functools.partial(_in_words, parameter)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
@@ -64,9 +80,11 @@ class Commands(TyperGroup):
             tell(f"{type(error).__name__}: {error}")
             raise typer.Exit(2) from None
         except ModuleNotFoundError as error:
-            if error.name not in ("torch", "peft", "safetensors", "accelerate", "gguf"):
+            if error.name not in EXTRAS:
                 raise
-            tell(f"ModelError: this needs {error.name}; install it with pip install 'woodshed[train]'")
+            tell(
+                f"ModelError: this needs {error.name}; install it with pip install 'woodshed[{EXTRAS[error.name]}]'"
+            )
             raise typer.Exit(2) from None
         except Failed as failed:
             tell(str(failed))
@@ -89,6 +107,24 @@ class Commands(TyperGroup):
             tell("\ninterrupted; nothing was started")
             raise typer.Exit(130) from None
         return result
+
+
+def _parameters(command: Any) -> Iterator[Any]:
+    """Options and arguments of a command and of those inside it."""
+    yield from command.params
+    for inner in getattr(command, "commands", {}).values():
+        yield from _parameters(inner)
+
+
+def _in_words(parameter: Any, ctx: Any) -> str:
+    """The kind of an option's values in a person's words, instead of a type of Python; "" behind an argument's name."""
+    kind = parameter.type_descriptor
+    if parameter.param_type_name == "argument":
+        return ""
+    if kind.is_path:
+        return "PATH"
+    names = {"int": "NUMBER", "int range": "NUMBER", "float": "NUMBER", "float range": "NUMBER"}
+    return names.get(kind.ranged_type_name if kind.is_ranged else parameter.bare_type(), "TEXT")
 
 
 def shortened(path: str) -> str:
@@ -125,12 +161,12 @@ class Evaluations(TyperGroup):
 
 app = typer.Typer(
     cls=Commands,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Train a coding agent on your own repositories.",
-    epilog="First time here: woodshed doctor, then docs/first-run.md.",
+    epilog="First time here: woodshed doctor, then docs/first-run.md. Names completed by the shell: woodshed "
+    "--install-completion, and a new shell.",
 )
 
 
@@ -161,10 +197,21 @@ app.add_typer(
 monitor_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(monitor_app, name="monitor", help="Measure the monitors that watch for cheating.")
 
+
+def _settings_beginning(incomplete: str) -> list[str]:
+    """Settings of a recipe for the shell's completion: "rl.st" becomes "rl.steps="."""
+    from woodshed.settings import leaves
+    from woodshed.stages.recipe import Recipe
+
+    return [f"{name}=" for name, _ in leaves(Recipe) if name.startswith(incomplete)]
+
+
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="SECTION.KEY=VALUE", help="Settings to change, such as rl.steps=2 (see woodshed settings)."
+        metavar="SECTION.KEY=VALUE",
+        help="Settings to change, such as rl.steps=2 (see woodshed settings).",
+        autocompletion=_settings_beginning,
     ),
 ]
 
@@ -182,13 +229,22 @@ def _can_be_written(path: Path | None) -> Path | None:
     return path
 
 
+def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Names and settings of a command line: `tasks/mine agent.max_turns=8` is one of each; `toolz==1.2.0` is a name."""
+    names, settings = [], []
+    for word in words:
+        (settings if re.match(r"[A-Za-z_]\w*(\.\w+)*=(?!=)", word) else names).append(word)
+    return names, settings
+
+
 OUT_FILE = {"dir_okay": False, "callback": _can_be_written}
 """Arguments of an option that names an output file."""
 
 
-def open_engine(chosen: SuiteSettings) -> Engine:
-    """The engine that evaluation settings name: servers, a kind of the user's own, or weights loaded here."""
+def open_engine(chosen: DeploymentSettings) -> Engine:
+    """The engine of a policy in use: servers, a kind of the user's own, or weights loaded here."""
     from woodshed.engines.create import create, needs_model
+    from woodshed.engines.speech import refuse_text_only
     from woodshed.tokens.codec import refuse_lossy
     from woodshed.tokens.renderer import create_renderer
 
@@ -199,6 +255,8 @@ def open_engine(chosen: SuiteSettings) -> Engine:
             s if s.model else s.model_copy(update={"model": chosen.model}) for s in chosen.engine.servers
         ]
         return create(chosen.engine.model_copy(update={"servers": tuple(named)}), TextRenderer(chosen.codec))
+    if chosen.engine.kind == "http":
+        refuse_text_only(chosen.engine.servers)
     if needs_model(chosen.engine):
         from woodshed.engines import local
 
@@ -267,7 +325,7 @@ def say_run(run: RunDir) -> None:
 
 
 def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "after")) -> None:
-    from woodshed.evals import measures
+    from woodshed.evals import conclusion, measures
 
     table = [["", *names, "change [95% interval]", "smallest detectable"]]
     for row in rows:
@@ -278,6 +336,9 @@ def say_rows(rows: Sequence[MeasureRow], names: tuple[str, str] = ("before", "af
         table.append([row.measure.label, *figures, change, visible])
         table.append(["", *(measures.write_counts(row.measure, side) for side in sides), "", ""])
     say_columns(table)
+    for row in rows:
+        if why := conclusion.why_unclear(row):
+            say(f"{row.measure.label}: {why}")
 
 
 def say_effort(before: Evaluation, after: Evaluation) -> None:
@@ -300,7 +361,7 @@ def say_effort(before: Evaluation, after: Evaluation) -> None:
     say(f"rank correlation of effort and difficulty: before {texts[0]}, after {texts[1]}")
 
 
-def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
+def describe(chosen: DeploymentSettings | Recipe) -> dict[str, Any]:
     """Manifest of a new run, without the conditions that its evaluations add. It spells the tools out, so that whoever
     reads the run need not import those of the user's own."""
     from woodshed.evals import changes, ledger
@@ -312,19 +373,14 @@ def describe(chosen: SuiteSettings | Recipe) -> dict[str, Any]:
     return machine.describe() | own_part | changes.settings_of(chosen)
 
 
-def say_costs(run: RunDir, prices: Path | None = None) -> tuple[str, ...]:
-    """Print the ledger of a run; return the records that could not be read."""
+def say_costs(run: RunDir, prices: Path | None = None, *, is_brief: bool = True) -> tuple[str, ...]:
+    """Print the ledger of a run, in four lines or whole; return the records that could not be read."""
     from woodshed.evals import evaluation, ledger
 
     ledger_of_run = ledger.from_run(run, ledger.read_prices(prices) if prices else None)
     attempts = [ledger.solves(each.graded) for each in evaluation.from_run(run, problems=[])]
-    say_columns(
-        ledger.table(ledger_of_run, ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts)))
-    )
-    if not ledger_of_run.served:
-        say(
-            "nothing was billed: the weights ran here, and the costs are what such a machine would cost to rent"
-        )
+    costs = ledger.costs(ledger_of_run, attempts, ledger.solve_change(attempts))
+    say_columns((ledger.brief if is_brief else ledger.table)(ledger_of_run, costs))
     for missing in ledger_of_run.bill(ledger_of_run.total).unknown:
         tell(
             f"no price for {missing}; the total is a lower bound (table of {ledger_of_run.prices.date}; --prices FILE)"

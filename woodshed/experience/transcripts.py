@@ -18,7 +18,7 @@ from woodshed.records import Call, Flag, Observation, RecipeError, Rollout, Verd
 from woodshed.runs.folder import RunDir
 from woodshed.tokens.conversation import Conversation
 from woodshed.tokens.renderer import Renderer
-from woodshed.tokens.schema import ToolSpec
+from woodshed.tokens.schema import ToolSpec, foreign_tool
 
 CHAT = '{"messages": [{"role": "user", "content": ...}, {"role": "assistant", "content": ...}, ...], "tools": [...]}'
 
@@ -228,8 +228,7 @@ def _tool(each: Mapping[str, Any]) -> ToolSpec:
     function = each.get("function", each)
     name, parameters = function["name"], dict(function.get("parameters") or {"type": "object"})
     own = next((tool for tool in TOOLS if tool.name == name and tool.parameters == parameters), None)
-    inline = tuple(parameters.get("properties", ()))
-    return own or ToolSpec(name, str(function.get("description", "")), parameters, inline)
+    return own or foreign_tool(name, str(function.get("description", "")), parameters)
 
 
 def _content(message: Mapping[str, Any], origin: str) -> str:

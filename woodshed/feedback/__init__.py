@@ -15,6 +15,7 @@ from woodshed.feedback.hints import CLASSES, PLACEBOS, hint_text
 from woodshed.parts import Part
 from woodshed.records import Group, Hint, Rollout, Task
 from woodshed.tokens.codec import Codec, ToolSpec
+from woodshed.tokens.schema import foreign_tool
 
 __all__ = [
     "BEHAVIOURS",
@@ -62,8 +63,14 @@ def write(
         for group in groups
         for rollout in group.rollouts
         if rollout.ended != "sandbox_lost"
-        for hint in _hints(task_of[group.task_id], rollout, codec, tools, detectors)
+        for hint in _hints(task_of[group.task_id], rollout, codec, _offered(rollout) or tools, detectors)
     ]
+
+
+def _offered(rollout: Rollout) -> list[ToolSpec]:
+    """The tools of an agent of others."""
+    offered = rollout.tools or ()
+    return [foreign_tool(tool["name"], tool["description"], tool["parameters"]) for tool in offered]
 
 
 def choose(hints: Iterable[Hint], detectors: Sequence[str] = ()) -> list[Hint]:

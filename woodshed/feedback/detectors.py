@@ -95,8 +95,9 @@ def syntax_error(task: Task, rollout: Rollout) -> Iterator[Fault]:
 
 
 def is_untested(rollout: Rollout) -> bool:
-    """True if the policy finished without having run a command since its last change, or at all."""
-    tested = False
+    """True if the policy finished without having run a command since its last change, or at all. Unknown, and False, of
+    agents of others, whose tools have other names."""
+    tested = rollout.tools is not None
     for turn in rollout.turns:
         for call, observation in executed(turn):
             kind = effect(call).kind

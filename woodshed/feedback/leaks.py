@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib.resources import files
 
 from woodshed.agent.prompt import system_prompt
@@ -82,6 +82,26 @@ _LIGHT = frozenset(
 
 
 @dataclass(frozen=True)
+class _Known:
+    """Everything that the policy has read, in the forms that hints and unknown text are compared in."""
+
+    stems: frozenset[str]
+    names: frozenset[str]
+    numbers: frozenset[str]
+    lines: frozenset[tuple[str, ...]]
+    counts: frozenset[str]
+    """Numbers of tests that passed or failed."""
+    runs: frozenset[tuple[str, ...]]
+    """Every four words in a row."""
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> _Known:
+        """Everything that several texts say, together."""
+        read = [_read(text) for text in texts]
+        return cls(*(frozenset().union(*(getattr(one, field.name) for one in read)) for field in fields(cls)))
+
+
+@dataclass(frozen=True)
 class _Secret:
     """Everything that a hint at one turn must not contain."""
 
@@ -104,7 +124,7 @@ def leak(text: str, task: Task, rollout: Rollout, turn: int, *, hidden: Iterable
 
 
 def _leak(text: str, task: Task, rollout: Rollout, turn: int, hidden: Sequence[str]) -> str:
-    known = _before(task, rollout, turn)
+    known = _Known.of([_always(), _before(task, rollout, turn)])
     later = _after(rollout, turn)
     secret = _secret(known, hidden, later)
     words = in_digits(tokens(text))
@@ -120,7 +140,7 @@ def _leak(text: str, task: Task, rollout: Rollout, turn: int, hidden: Sequence[s
 
 
 def _before(task: Task, rollout: Rollout, turn: int) -> str:
-    parts = [_always(), task.instruction, task.test_command, rollout.turns[turn].text]
+    parts = [task.instruction, task.test_command, rollout.turns[turn].text]
     for earlier in rollout.turns[:turn]:
         parts += [earlier.text, *(observation.text for observation in earlier.observations)]
     return "\n".join(parts)
@@ -146,12 +166,22 @@ def _after(rollout: Rollout, turn: int) -> list[str]:
 # -- unknown text -----------------------------------------------------------------------------------------------------
 
 
-def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
-    known_tokens = in_digits(tokens(known))
-    known_words = {stem(token.text) for token in known_tokens}
-    known_names = {_squashed(name) for name in _names(known)}
+@functools.lru_cache(maxsize=64)
+def _read(text: str) -> _Known:
+    """Everything that one text says; the rules and tools are long, and compared with every hint."""
+    found = in_digits(tokens(text))
+    return _Known(
+        frozenset(stem(token.text) for token in found),
+        frozenset(_squashed(name) for name in _names(text)),
+        frozenset(digits(token.text) for token in found),
+        frozenset(_line(line) for line in text.splitlines()),
+        frozenset(_OUTCOME.findall(folded(text))),
+        frozenset(_runs([token.text for token in found if token.text.isalnum()])),
+    )
+
+
+def _secret(known: _Known, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
     lines = [line for text in hidden for line in _PROSE.sub("", text).splitlines()]
-    known_lines = {_line(line) for line in known.splitlines()}
     code = [line.partition("#")[0] for line in lines]
     names = {_squashed(n): n for n in _names("\n".join([*hidden, *later])) if not n[0].isdigit()}
     short = [part for line in code for part in _short_strings(line)]
@@ -161,17 +191,17 @@ def _secret(known: str, hidden: Sequence[str], later: Sequence[str]) -> _Secret:
     everyday = _everyday()
     numbers = {digits(t.text) for t in in_digits(tokens("\n".join([*hidden, *later])))} - {""}
     return _Secret(
-        {name: written for name, written in names.items() if len(name) > 2 and name not in known_names},
+        {name: written for name, written in names.items() if len(name) > 2 and name not in known.names},
         frozenset(
             stem(word)
             for word in words
             if len(word) > 2
             and word not in everyday
             and stem(word) not in everyday
-            and stem(word) not in known_words
+            and stem(word) not in known.stems
         ),
-        frozenset(numbers - {digits(t.text) for t in known_tokens}),
-        tuple(line for line in dict.fromkeys(map(_line, code)) if len(line) > 1 and line not in known_lines),
+        frozenset(numbers - known.numbers),
+        tuple(line for line in dict.fromkeys(map(_line, code)) if len(line) > 1 and line not in known.lines),
     )
 
 
@@ -266,9 +296,8 @@ def _is_value(words: Sequence[Token], index: int) -> bool:
     )
 
 
-def _count(text: str, known: str) -> str:
+def _count(text: str, known: _Known) -> str:
     """The sentence that tells a number of passed or failed tests, or a reward; or ""."""
-    known_counts = set(_OUTCOME.findall(folded(known)))
     for sentence in _SENTENCE.split(text):
         words = in_digits(tokens(sentence))
         plain = " ".join(token.text for token in words)
@@ -279,7 +308,7 @@ def _count(text: str, known: str) -> str:
         is_count = _TOLD.search(plain) is not None
         if not is_count and not (_COUNTED.search(plain) and _ENDED.search(plain)):
             continue
-        if (is_count or has_share or numbers) and not (numbers and set(numbers) <= known_counts):
+        if (is_count or has_share or numbers) and not (numbers and set(numbers) <= known.counts):
             return sentence.strip()
     return ""
 
@@ -331,15 +360,14 @@ def _in_order(line: Sequence[str], words: Sequence[str]) -> int:
     return row[-1]
 
 
-def _quotation(text: str, known: str, unknown: str) -> str:
-    words, known_words, unknown_words = (_words(part) for part in (text, known, unknown))
-    known_text, unknown_text = f" {' '.join(known_words)} ", f" {' '.join(unknown_words)} "
-    for start in range(len(words) - RUN + 1):
-        run = " ".join(words[start : start + RUN])
-        if f" {run} " in unknown_text and f" {run} " not in known_text:
-            return run
-    return ""
+def _quotation(text: str, known: _Known, unknown: str) -> str:
+    said, never_read = (
+        _runs([t.text for t in in_digits(tokens(part)) if t.text.isalnum()]) for part in (text, unknown)
+    )
+    unread = set(never_read) - known.runs
+    return next((" ".join(run) for run in said if run in unread), "")
 
 
-def _words(text: str) -> list[str]:
-    return [token.text for token in in_digits(tokens(text)) if token.text.isalnum()]
+def _runs(words: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every `RUN` words in a row."""
+    return [tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)]

@@ -64,6 +64,8 @@ class Token:
 def folded(text: str) -> str:
     """Text without compatibility letters, accents, look-alikes and invisible characters; case is kept, since names are
     split at it."""
+    if text.isascii():
+        return text
     plain = unicodedata.normalize("NFKD", text)
     visible = "".join(c for c in plain if unicodedata.category(c) not in ("Cf", "Mn", "Me", "Cs", "Co", "Lm"))
     return "".join(_lowered(c) for c in unicodedata.normalize("NFKC", visible))

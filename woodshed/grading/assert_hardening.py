@@ -1,22 +1,23 @@
 """Comparisons in tests, doubted: an object that says it is equal must be able to say that it is not.
 
 `class Equal: __eq__ = lambda self, other: True` passes every `assert f(x) == expected`. So beside each comparison that
-a test makes, its objects are asked to compare with D = `DOUBTS` values that were changed a little. What is equal to
-one of those as well fails the test. Values of built-in types, whose comparison is not Python code, are not doubted:
-for nearly every comparison nothing is done.
+a test makes, its objects are asked to compare with D = `DOUBTS` values that look like the expected one
+(`assert_hardening_values`). What is equal to one of those as well fails the test. Values of built-in types, whose
+comparison is not Python code, are not doubted: for nearly every comparison nothing is done. Neither are objects that
+say of themselves what they are, by str(), float(), as items, before they are shown the other side.
 
 An object may count its comparisons and say yes at the right moment. So the real one and each changed one are asked
 R = `REPEATS` times, in an order drawn for every comparison, with the test's own among them; an answer that differs
 between two repeats fails the test. A fixed series of answers then passes with a chance of at most
 
-    1 / C((D + 1) R, R) = 1 / C(24, 3) = 1 / 2024
+    1 / C((D + 1) R, R) = 1 / C(64, 2) = 1 / 2016
 
 since its R yeses must lie where the real ones do. An object that remembers what it was compared with still has to pick
-one of D + 1 values: 1 / 8. What may use its operands up (`in` on an iterator) and orders are asked once: 1 / 8.
+one of D + 1 values: 1 / 32. What may use its operands up (`in` on an iterator) and orders are asked once: 1 / 32.
 
-Standard library only; one file. The runner imports it before any code of the repository and hooks it into pytest's
-own rewriting of asserts. Where the objects live in another process (`process_isolation`) they are doubted just so. Run
-as a program it compiles test files as that session would (`compiled`).
+Standard library only; one file, and its values. The runner imports it before any code of the repository and hooks it
+into pytest's own rewriting of asserts. Where the objects live in another process (`process_isolation`) they are doubted
+just so. Run as a program it compiles test files as that session would (`compiled`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import base64
 import builtins
 import contextlib
 import functools
+import importlib
 import importlib.util
 import json
 import linecache
@@ -35,14 +37,15 @@ import os
 import random
 import sys
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+values: Any = None if __name__ == "__main__" else importlib.import_module(f"{__name__}_values")
+"""Lies beside this file, also under the names that are drawn for a session. To compile files takes none of it."""
 NAME, SIDE = "__woodshed_assert_hardening__", "@_woodshed_side__"  # `install` draws others of the same length
-DOUBTS, REPEATS = 7, 3
-DEEPEST, MOST = 6, 2000
-CONTAINERS = (list, tuple, set, frozenset, dict)
+DOUBTS, REPEATS = 31, 2
 DRAW = random.SystemRandom()
 """Not `random` itself, whose series belongs to the tests and can be foretold by the code under test."""
 OPERATORS: dict[str, Callable[[object, object], object]] = {
@@ -69,6 +72,8 @@ METHODS = {
 """Functions of tests that compare their first two arguments."""
 LOOSE = frozenset(("assertAlmostEqual", "assert_equal", "assertSequenceEqual", "assertCountEqual"))
 """Those that also hold for some values that are not equal."""
+FORWARDING = (weakref.ProxyType, weakref.CallableProxyType, types.MappingProxyType)
+"""Compiled types that ask what they stand for."""
 COMPARING = frozenset(f"__{name}__" for name in "eq ne lt le gt ge contains class".split())
 
 Parted = tuple[list[object], list[object]]  # some parts of the left and of the right side of a comparison
@@ -92,7 +97,8 @@ class Doubts:
     def __init__(self, spelled: str, left: object, right: object, odd: Parted, even: Parted):
         self.kinds = f"{type(left).__name__} and {type(right).__name__}"
         self.real = functools.partial(OPERATORS[spelled], left, right)
-        self.changed = [_impossible(spelled, left, right, odd, even) for _ in range(DOUBTS)]
+        others = _likely(spelled, odd, even)
+        self.changed = [_impossible(spelled, left, right, odd, others) for _ in range(DOUBTS)]
         self.early, self.late = order(REPEATS if _is_repeatable(spelled, right) else 1)
         self.answers: set[bool] = set()
         """To the repeats of the real comparison."""
@@ -124,7 +130,7 @@ def before(spelled: str, left: object, right: object, file: str) -> Doubts | Non
     if is_plain(left) and is_plain(right):
         return None
     odd, even = _parted(left, right, file)
-    if not any(odd):
+    if not any(odd) or _is_given_away(spelled, left, right, odd):
         return None
     doubts = Doubts(spelled, left, right, odd, even)
     doubts.ask(doubts.early)
@@ -172,32 +178,60 @@ def chained(first: object, rest: list[tuple[str, Callable[[], object]]], file: s
 
 
 def _is_repeatable(spelled: str, right: object) -> bool:
-    return spelled in ("==", "!=") or ("in" in spelled and any(type(right) is kind for kind in CONTAINERS))
+    return spelled in ("==", "!=") or (
+        "in" in spelled and any(type(right) is kind for kind in values.CONTAINERS)
+    )
+
+
+def _is_given_away(spelled: str, left: object, right: object, odd: Parted) -> bool:
+    """True if an object that is compared with a built-in value says of itself that it is that."""
+    for subject, other, strange_ones, plain_side in (
+        (left, right, odd[0], odd[1]),
+        (right, left, odd[1], odd[0]),
+    ):
+        if spelled in ("==", "!=") and not plain_side and any(value is subject for value in strange_ones):
+            with quietly():
+                return values.gives_away(subject, other)
+    return False
+
+
+def _likely(spelled: str, odd: Parted, even: Parted) -> Parted:
+    """For each side the values that its objects are asked about, since they might be on the other side."""
+    found: Parted = [], []
+    for place in (0, 1):
+        if odd[place]:
+            parts = (
+                even[1 - place] if even[place] else even[1 - place][:1]
+            )  # else the object is the whole side
+            with quietly():
+                found[place].extend(values.likely(parts, DOUBTS))
+    return found
 
 
 def _impossible(
-    spelled: str, left: object, right: object, odd: Parted, even: Parted
+    spelled: str, left: object, right: object, odd: Parted, others: Parted
 ) -> dict[bool, Callable[[], object]]:
     """For a yes and for a no to a comparison, another one that honest objects who said so deny.
 
     A no claims something where it says that two values do not differ; any other no claims nothing.
+
+    Args:
+        others: as `_likely` has them; each is used up in its turn.
     """
     is_used_up = hasattr(type(right), "__next__") and not any(value is right for value in odd[1])
     if spelled in ("==", "!="):
         place = DRAW.choice([n for n in (0, 1) if odd[n]])
-        value, others = DRAW.choice(odd[place]), even[1 - place]
-        other = changed(DRAW.choice(others)) if others else stranger()
+        value = DRAW.choice(odd[place])
+        other = others[place].pop() if others[place] else values.stranger()
         if spelled == "==":
             return {True: lambda: value == other}
         return {True: lambda: left == right, False: lambda: not OPERATORS["!="](value, other)}
     if spelled in OPPOSITE:
         return {} if is_used_up else {True: lambda: OPERATORS[OPPOSITE[spelled]](left, right)}
     if any(value is left for value in odd[0]):
-        items = [stranger()]
-        with contextlib.suppress(Exception):
-            items = items if is_used_up else [changed(item) for item in right]  # type: ignore[union-attr]
-        return {True: lambda: left in items}
-    other = stranger()
+        item = others[0].pop() if others[0] else values.stranger()
+        return {True: lambda: left in [item]}
+    other = values.stranger()
     return {} if is_used_up else {True: lambda: other in right}  # type: ignore[operator]
 
 
@@ -206,7 +240,7 @@ def _parted(left: object, right: object, file: str) -> tuple[Parted, Parted]:
     odd: Parted = [], []
     even: Parted = [], []
     for place, side in enumerate((left, right)):
-        for value in parts(side):
+        for value in values.parts(side):
             (odd if strange(value, file) else even)[place].append(value)
     return odd, even
 
@@ -216,19 +250,6 @@ def says_yes(ask: Callable[[], object]) -> bool:
     with quietly(), contextlib.suppress(Exception):
         return bool(ask())
     return False
-
-
-def parts(value: object) -> Iterator[object]:
-    """The value and what its built-in containers hold."""
-    waiting, seen = [(value, 0)], 0
-    while waiting and seen < MOST:
-        value, depth = waiting.pop()
-        seen += 1
-        yield value
-        if depth < DEEPEST:
-            inner = list(value.items()) if type(value) is dict else value
-            if any(type(value) is kind for kind in CONTAINERS):
-                waiting += [(item, depth + 1) for item in inner]  # type: ignore[union-attr]
 
 
 def is_plain(value: object) -> bool:
@@ -247,6 +268,8 @@ def strange(value: object, file: str) -> bool:
     """
     if is_plain(value):
         return False
+    if any(type(value) is kind for kind in FORWARDING):
+        return True
     for owner in type.__dict__["__mro__"].__get__(type(value)):
         if owner is not object:
             for name, method in type.__dict__["__dict__"].__get__(owner).items():
@@ -273,36 +296,6 @@ def _is_strange(method: object, owner: type, file: str) -> bool:
 def _asked_for(kind: type, file: str) -> bool:
     """True if an installed type is named, or begins with a name, in the test's file: ANY, approx, Decimal."""
     return kind.__name__.strip("_").lower().startswith(tuple(n.lower() for n in mentioned.get(file, ()) if n))
-
-
-def changed(value: object) -> object:
-    """A value of the same built-in type that is not equal to this one."""
-    if value is None or isinstance(value, bool):
-        return DRAW.choice([0.5, "x", not value])
-    if isinstance(value, int | float | complex):
-        other = value + DRAW.randint(10**6, 10**9)
-        return DRAW.random() if other == value else other  # infinity, 1e300
-    if isinstance(value, str):
-        return f"{value}{DRAW.randrange(10**6)}"
-    if isinstance(value, bytes | bytearray):
-        return value + b"%d" % DRAW.randrange(10**6)
-    if isinstance(value, list | tuple):
-        items = list(value)
-        place = DRAW.randrange(len(items) + 1)  # at the end: one more
-        items[place:] = [*map(changed, items[place : place + 1] or [0]), *items[place + 1 :]]
-        return items if isinstance(value, list) else tuple(items)
-    if isinstance(value, dict):
-        return {**value, object(): DRAW.random()}
-    if isinstance(value, set | frozenset):
-        return value | {object()}
-    return stranger()
-
-
-def stranger() -> object:
-    """Something that nothing of the repository is equal to."""
-    return DRAW.choice(
-        [object(), DRAW.random(), f"{DRAW.random()}", [DRAW.random()], {DRAW.random(): DRAW.random()}]
-    )
 
 
 # -- where it is asked

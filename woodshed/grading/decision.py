@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from typing import NamedTuple, Protocol, cast
 
 from woodshed.boundary import contained
 from woodshed.grading.decoys import Disguise, covered
@@ -35,11 +36,20 @@ UNREADABLE = "the patch cannot be compared with the interface that it has to kee
 DISAGREE = "a test passes in some surroundings and not in others"
 
 
+class Planned(NamedTuple):
+    """One run of some tests."""
+
+    tests: Sequence[str]
+    timeout_s: float
+    kind: Kind
+
+
 class Box(Protocol):
     """A place where the tests of one patch run, as often as the decision asks."""
 
-    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
-        """Run some tests over the files of a patch, with nothing of an earlier run left."""
+    def runs(self, crossed: Files, planned: Sequence[Planned]) -> Generator[TestRun, None, None]:
+        """Run tests over the files of a patch, in this order, each with nothing of another run left. Closing it gives
+        up what is left."""
         ...
 
     def original_api(self) -> Api:
@@ -74,9 +84,11 @@ def decide(
     isolated = [test for test in task.fail_to_pass if test in set(box.isolated_tests())]
     notes = [*left_behind(left), f"isolated: {len(isolated)} of {len(task.fail_to_pass)} fail-to-pass tests"]
     runs: list[TestRun] = []
-    for tests, seconds, kind in plan(task, isolated, timeout_s):
-        if tests and (not runs or may_pay(task, runs, isolated, shaped=shaped)):
-            runs.append(box.run(crossed, tests, seconds, kind))
+    with closing(box.runs(crossed, plan(task, isolated, timeout_s))) as going:
+        for run in going:
+            runs.append(run)
+            if not may_pay(task, runs, isolated, shaped=shaped):
+                break
     run = merged((*task.fail_to_pass, *task.pass_to_pass), runs)
     if may_pay(task, runs, isolated, shaped=shaped):
         removed = contained(
@@ -95,14 +107,15 @@ def decide(
     )
 
 
-def plan(task: Task, isolated: Sequence[str], timeout_s: float) -> list[tuple[Sequence[str], float, Kind]]:
-    """The runs in their order: tests, seconds and surroundings of each."""
+def plan(task: Task, isolated: Sequence[str], timeout_s: float) -> list[Planned]:
+    """The runs in their order."""
     rest = [test for test in task.fail_to_pass if test not in isolated]
-    return [
-        (isolated, 2 * timeout_s, "isolated"),
-        ((*task.fail_to_pass, *task.pass_to_pass), timeout_s, "ordinary"),
-        (rest, timeout_s, "again"),
+    runs = [
+        Planned(isolated, 2 * timeout_s, "isolated"),
+        Planned((*task.fail_to_pass, *task.pass_to_pass), timeout_s, "ordinary"),
+        Planned(rest, timeout_s, "again"),
     ]
+    return [run for run in runs if run.tests]
 
 
 def solves(run: TestRun) -> bool:
@@ -161,12 +174,13 @@ def reward(
 ) -> float:
     """1 for a run that solves the task, else 0; `shaped` gives a share, at most 0.9, for some of the tests.
 
-    A share is paid only for tests that are isolated or have a decoy: of the others a pass in one process proves little.
+    Paid are tests that are isolated or have a decoy: of the others a pass in one process proves little. So a task that
+    has no other ones pays nothing.
     """
     is_solved = not integrity and all(outcome == "passed" for outcome in outcomes.values())
+    paid = believed(task, isolated)
     if is_solved or integrity or not shaped:
-        return float(is_solved)
-    believed = {t for t in task.fail_to_pass if t in set(isolated) or covered([t], task.decoys)}
+        return float(is_solved and bool(paid))
 
     def share(tests: Sequence[str], counted: Callable[[str], bool]) -> float:
         return sum(outcomes[test] == "passed" and counted(test) for test in tests) / max(len(tests), 1)
@@ -174,10 +188,14 @@ def reward(
     # The stub that a patch resembles most decides: none of them earns anything, and no predicate loses half its tests.
     idle = [set[str](), *map(set, task.stub_passes.values())]
     behaviour = min(
-        share([test for test in task.fail_to_pass if test not in tests], believed.__contains__)
-        for tests in idle
+        share([test for test in task.fail_to_pass if test not in tests], paid.__contains__) for tests in idle
     )
     return min(0.9, behaviour * (share(task.pass_to_pass, lambda test: True) if task.pass_to_pass else 1.0))
+
+
+def believed(task: Task, isolated: Sequence[str]) -> set[str]:
+    """The hidden tests that are isolated or have a decoy."""
+    return {test for test in task.fail_to_pass if test in set(isolated) or covered([test], task.decoys)}
 
 
 def removed_api(task: Task, files: Mapping[str, bytes | str | None], right: Api) -> list[str]:
@@ -235,6 +253,7 @@ def session_of(
         kind,
         [path for path in protected_files(task) if path.endswith(".py")],
         drawn(kind),
+        task.environment.pytest_options,
     )
     return request, disguise
 

@@ -317,7 +317,7 @@ def arguments(request: dict) -> list[str]:
                 break
     for name in plugin_names():
         options += ["-p", name, *filter(None, [ONCE.get(name)])]
-    return options + files_of(request["ids"] or [], workspace)
+    return [*options, *request.get("options", []), *files_of(request["ids"] or [], workspace)]
 
 
 def beside(name: str) -> types.ModuleType:
@@ -347,7 +347,7 @@ def rewrite_all(files: list[str]) -> None:
 
 
 def move() -> None:
-    """Other surroundings than those of an ordinary session: temporary files lie elsewhere, and bytecode there."""
+    """Other surroundings than those of an agent's commands: temporary files lie elsewhere, and bytecode there."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
     if not sys.dont_write_bytecode:
@@ -388,15 +388,17 @@ def main() -> None:
     hardening = beside(names["hardening"])
     hardening.install(request["workspace"], request.get("patched", {}), sources, compiled)
     rewrite_all([f"{request['workspace']}/{path}" for path in request.get("own", [])])
-    if request["kind"] != "ordinary":
+    if request["kind"] == "ordinary":
         move()
     if request["kind"] == "isolated":
         isolate(request, sources, python_path, hardening)
     recorder = Recorder(channel, request["nonce"], request["ids"], request["packages"], request["workspace"])
     recorder.python_path = python_path
     recorder.is_turned = request["kind"] != "ordinary"
-    pytest.main(arguments(request), plugins=[recorder])
+    code = pytest.main(arguments(request), plugins=[recorder])
     if recorder.before:
+        if code == pytest.ExitCode.USAGE_ERROR and not recorder.sentinels:
+            recorder.send("collection", path="", message="pytest ended before any test")
         recorder.end()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -89,9 +89,10 @@ def run_tests(
     timeout_s: float,
     cpu_s: int | None = None,
     hash_seed: int = 0,
+    options: Sequence[str] = (),
 ) -> TestRun:
     """Run the project's tests, or the ones asked for, as `run_session` does."""
-    request = SessionRequest(ids, packages)
+    request = SessionRequest(ids, packages, options=options)
     return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
 
 

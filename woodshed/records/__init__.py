@@ -66,6 +66,10 @@ class Environment:
     """"name==version" of the distribution, whose metadata (no code) the environment offers to importlib.metadata."""
     entry_points: str = ""
     """Text of the distribution's entry_points.txt, or ""."""
+    variables: tuple[str, ...] = ()
+    """Environment variables of its code and tests: "NAME=VALUE", or "NAME" for one of the machine that runs them."""
+    pytest_options: tuple[str, ...] = ()
+    """Options of every session of pytest, such as those that select tests ("-m", "not slow")."""
 
 
 @dataclass(frozen=True)
@@ -330,6 +334,8 @@ class Rollout:
     seconds: float
     accesses: tuple[Access, ...] = ()
     """Paths that its commands and tools read, wrote and ran, by turn; () if nothing was watched."""
+    tools: tuple[dict[str, Any], ...] | None = None
+    """Tools that an agent of others offered to the policy (name, description, parameters); None for our own agent."""
 
     @property
     def segments(self) -> tuple[Segment, ...]:

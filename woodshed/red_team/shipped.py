@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from woodshed import tasks
 from woodshed.records import Patch, Task
@@ -13,6 +15,22 @@ COMMAND = "bash /tests/test.sh > /dev/null 2>&1; sleep 0.2"
 """A process that outlives the grader has the time to write a reward."""
 REWARDS = ("/logs/verifier/reward.json", "/logs/verifier/reward.txt")
 """Files of which a harness may read either."""
+
+
+def renewed(task: Task, home: Path, gold: Mapping[str, bytes | None] | None = None) -> Task:
+    """The same task in another folder, which ships the grader as it is now.
+
+    Args:
+        gold: whole files of another solution.
+
+    Raises:
+        TaskError: the folder exists, or the solution is none.
+    """
+    own = {path: None if file is None else file.read_bytes() for path, file in tasks.gold_files(task).items()}
+    tests = tasks.protected_files(task)
+    return tasks.write(
+        task, home, workspace=tasks.workspace(task), tests=tests, gold=own if gold is None else gold
+    )
 
 
 def shipped_reward(

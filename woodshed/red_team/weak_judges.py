@@ -57,7 +57,9 @@ def bought(
         found += ["reward file"] if any(_reward(line) == 1 for line in rewards) else []
     if "runner" in judges:
         with _box(task, patch, sandboxes) as sandbox, contextlib.suppress(SandboxError):
-            run = run_session(sandbox, SessionRequest(ids, task.environment.packages), timeout_s=timeout_s)
+            environment = task.environment
+            request = SessionRequest(ids, environment.packages, options=environment.pytest_options)
+            run = run_session(sandbox, request, timeout_s=timeout_s)
             found += ["runner"] if all(outcome == "passed" for outcome in run.outcomes.values()) else []
     if "naive line" in judges:
         with _box(task, patch, sandboxes) as sandbox:

@@ -10,7 +10,7 @@ function darken(to = isDark() ? "light" : "dark") {
   for (const node of document.querySelectorAll(".drawn")) draw(node);
 }
 
-const NIGHT = { "#0072B2": "#5db3ea", "#D55E00": "#f0975a", "#009E73": "#4fc3a1", "#CC79A7": "#e3a1c6", "#B8860B": "#e6c14d", "#56B4E9": "#9ad4f5", "#7F7F7F": "#b5b5b5", "#6A3D9A": "#c6a3ea" };
+const NIGHT = { "#0072b2": "#5db3ea", "#d55e00": "#f0975a", "#009e73": "#9efc79", "#2d2a6e": "#306ece", "#4b5402": "#676f1c", "#a773fb": "#fb66ae", "#0a1e04": "#f9dffe", "#9a2a76": "#ab419e" };
 
 let plotly = null;
 

@@ -1,8 +1,10 @@
-"""Curves of a page as Plotly figures: plain dictionaries, drawn in the browser by the plotly.min.js of the package.
+"""Curves of a page: Plotly figures over the steps of training, a line per variant.
 
-A line is a variant's mean over its seeds. The band around it is the range of the seeds, or, where there is one seed,
-the 95% interval over tasks that the metric came with. Colours are those of Okabe and Ito, which colour-blind people
-tell apart; lines differ in dash and marker as well. The browser swaps the colours for brighter ones in the dark.
+A line is a variant's mean over its seeds. Its interval is the range of the seeds, or, where there is one seed, the 95%
+interval over tasks that the metric came with: a band over neighbouring steps, a bar at points that stand apart, since
+nothing was measured between them. A metric that never changes is named and not drawn. The first three
+colours are of Okabe and Ito's; all of them, and the brighter ones that the browser takes in the dark, are far from one
+another for colour-blind people, too. Lines differ in marker as well.
 """
 
 from __future__ import annotations
@@ -10,18 +12,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+from woodshed.report.curve_list import CURVES, FAMILIES, Unit
 from woodshed.report.gather import Point, RunRecords, number
 from woodshed.report.variants import Variant
 from woodshed.report.visible import label
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B8860B", "#56B4E9", "#7F7F7F", "#6A3D9A")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#2d2a6e", "#4b5402", "#a773fb", "#0a1e04", "#9a2a76")
 DASHES = ("solid", "dash", "dot", "dashdot")
 MARKERS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
 MAX_MARKED = 40  # points of a line beyond which markers only blur it
-FEW_STEPS = 8  # up to this many every step has its tick
-MAX_BANDS = 4  # lines of a chart beyond which their bands hide one another
+FEW_STEPS = 8  # up to this many every step has its tick, and an interval is drawn at its point
+MAX_INTERVALS = 4  # lines of a chart beyond which their intervals hide one another
 MAX_MAPS = 4  # curriculum pictures on a page
 
 Series = Mapping[int, Point]  # step -> value, low, high
@@ -34,97 +38,108 @@ class Chart:
     title: str
     figure: dict[str, Any]
     """Plotly's data and layout."""
+    meaning: str = ""
+    """A sentence on the quantity."""
     height: int = 220
 
 
-CURVES: tuple[tuple[str, str, Mapping[str, str]], ...] = (
-    ("invalid-call rate, held out", "eval", {"invalid_calls": ""}),
-    ("solve rate, held out", "eval", {"solved": ""}),
-    ("mean reward, held out", "eval", {"reward": ""}),
-    ("mean reward", "train", {"reward": ""}),
-    ("invalid-call rate", "train", {"invalid_calls": ""}),
-    ("rollouts with any call fault", "train", {"faulty_rollouts": ""}),
-    ("effort: sampled tokens a rollout", "train", {"tokens": ""}),
-    ("effort: turns a rollout", "train", {"turns": ""}),
-    ("targeted divergence", "train", {"kl_loss": ""}),
-    ("gradient norms", "train", {"rl_grad_norm": "policy gradient", "kl_grad_norm": "targeted"}),
-    ("divergence from the start, nats a token", "train", {"kl_to_start": ""}),
-    ("entropy, nats a token", "train", {"entropy": ""}),
-    (
-        "sampler against trainer, gap",
-        "train",
-        {"logp_gap_mean": "mean", "logp_gap_max": "largest of one token"},
-    ),
-    ("tasks that an earlier step had drawn", "train", {"repeated_tasks": ""}),
-    ("seconds a step", "train", {"seconds attempts": "attempts", "seconds update": "update"}),
-    ("sft: loss, nats a token", "sft", {"sft_loss": ""}),
-    ("distillation: divergence", "distill", {"kl_loss": ""}),
-    (
-        "distillation: log-prob of demonstrations, nats a token",
-        "distill",
-        {"demonstrated_logp": "learned from", "earlier_logp": "earlier ones"},
-    ),
-)
-"""Title, phase, {metric: name of its line}; a metric that no run has is left out."""
-
-FAMILIES = (
-    ("invalid calls by fault, share of turns", "faults ", 0.0),
-    ("tasks of the pool by state", "curriculum ", None),
-    ("cost", "cost ", None),
-    ("auxiliary rewards and effort, mean a rollout", "reward_terms ", None),
-)
-"""Title, prefix, value at steps without the metric: a line for every training metric with that prefix."""
-
-
-def charts(variants: Sequence[Variant]) -> list[Chart]:
-    """All charts of these variants, in reading order."""
-    figures = [chart(title, _lines(variants, phase, metrics)) for title, phase, metrics in CURVES]
-    for variant in variants:  # these have many lines: a chart for every variant
-        suffix = f": {variant.name}" if len(variants) > 1 else ""
-        for title, prefix, missing in FAMILIES:
-            figures.append(
-                chart(title + suffix, _lines([variant], "train", _family([variant], prefix), missing))
-            )
-        for phase, side in (("train", ""), ("eval", ", held out")):
-            title = f"solved: on average, by any of k attempts, by the most promising of k{side}{suffix}"
-            figures.append(chart(title, _lines([variant], phase, _passes(variant, phase))))
-        figures.append(chart("hint gain by class, nats a turn" + suffix, _gains(variant)))
-    figures += [
-        chart("flagged rollouts", _flagged(variants)),
-        chart("sampled tokens a second", _throughput(variants)),
-        chart("mean level of the tasks drawn", _levels(variants)),
+def charts(variants: Sequence[Variant], constant: list[str] | None = None) -> list[Chart]:
+    """All charts of these variants, in reading order; `constant` receives what did not change and has no chart."""
+    wanted: list[Wanted] = [
+        (each.title, each.meaning, each.unit, _lines(variants, each.phase, each.metrics)) for each in CURVES
     ]
-    return [figure for figure in figures if figure is not None]
+    for variant in variants:  # these have many lines: a chart for every variant
+        wanted += _of_variant(variant, f": {variant.name}" if len(variants) > 1 else "")
+    wanted += [
+        (
+            "flagged rollouts",
+            "Share of each step's attempts with a sign of cheating.",
+            True,
+            _flagged(variants),
+        ),
+        ("sampled tokens a second", "Of all attempts of a step together.", "", _throughput(variants)),
+        ("mean level of the tasks drawn", "From 0, a branch, to 6, a sub-package.", "", _levels(variants)),
+    ]
+    figures = []
+    for title, meaning, unit, lines in wanted:
+        means = [(name, colour, dash, average(seeds)) for name, colour, dash, seeds in lines]
+        if figure := chart(title, means, meaning, unit):
+            figures.append(figure)
+        elif constant is not None and (said := _throughout(means)):
+            constant.append(f"{title}: {said}")
+    return figures
+
+
+Wanted = tuple[str, str, Unit, Iterable["Labelled"]]  # title, meaning, unit, lines
+
+
+def _of_variant(variant: Variant, suffix: str) -> list[Wanted]:
+    wanted: list[Wanted] = [
+        (
+            each.title + suffix,
+            each.meaning,
+            each.unit,
+            _lines([variant], "train", _family([variant], each.prefix), each.missing),
+        )
+        for each in FAMILIES
+    ]
+    for phase, side in (("train", ""), ("eval", ", held out")):
+        title = f"solved: on average, by any of k attempts, by the most promising of k{side}{suffix}"
+        meaning = (
+            "More attempts at a task find what one misses; the most promising is chosen without its verdict."
+        )
+        wanted.append((title, meaning, "share", _lines([variant], phase, _passes(variant, phase))))
+    meaning = (
+        "How much likelier the hint makes the faulty message: below 0 it speaks against it, as it should."
+    )
+    wanted.append((f"hint gain by class, nats a turn{suffix}", meaning, "", _gains(variant)))
+    return wanted
 
 
 Labelled = tuple[
     str, int, int, list[Series]
 ]  # name, number of its colour, number of its dash, a series per seed
+Mean = tuple[str, int, int, Mapping[int, Point]]  # the same with the mean over the seeds
 
 
-def chart(title: str, lines: Iterable[Labelled]) -> Chart | None:
-    """A figure of several lines, or None if no line has two points."""
-    means = [(name, colour, dash, average(seeds)) for name, colour, dash, seeds in lines]
+def chart(title: str, means: Sequence[Mean], meaning: str = "", unit: Unit = "") -> Chart | None:
+    """A figure of several lines; None if no line has two points, or none of them changes."""
     longest = max((len(mean) for *_, mean in means), default=0)
+    if longest < 2 or _throughout(means):
+        return None
     traces: list[dict[str, Any]] = []
     for name, colour, dash, mean in means:
         if mean:
-            band = _band(mean, colour) if len(means) <= MAX_BANDS else []
-            traces += [*band, _line(name, mean, colour, dash)]
-    if longest < 2:
-        return None
+            traces += _traces(name, mean, colour, dash, has_interval=len(means) <= MAX_INTERVALS)
     names = [trace["name"] for trace in traces if trace.get("name")]
     legend = 18 * len(names) if len(names) > 1 else 0  # pixels below the plot
-    ticks = {"dtick": 1} if longest <= FEW_STEPS else {}
+    ticks = {"dtick": 1} if longest <= FEW_STEPS and _is_dense(means) else {}
+    span = {"range": [0, 1]} if unit else {"rangemode": "tozero"}
+    percent = {"tickformat": ".0%"} if unit == "share" else {}
     layout = {
         "margin": {"l": 46, "r": 8, "t": 8, "b": 42 + legend},
         "xaxis": {"title": {"text": "step", "standoff": 8}, "zeroline": False, **ticks},
-        "yaxis": {"rangemode": "tozero", "automargin": True},
+        "yaxis": {"automargin": True, **span, **percent},
         "showlegend": bool(legend),
         "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
         "hovermode": "x unified",
     }
-    return Chart(title, {"data": traces, "layout": layout}, 226 + legend)
+    return Chart(title, {"data": traces, "layout": layout}, meaning, 226 + legend)
+
+
+def _throughout(means: Sequence[Mean]) -> str:
+    """The values of lines of which none changes, "0.4" or "mean 0.4, update 2"; "" where one does, or none is long."""
+    values = [(name, [value for value, _, _ in mean.values()]) for name, *_, mean in means if mean]
+    if max((len(several) for _, several in values), default=0) < 2:
+        return ""
+    if any(max(several) - min(several) > 1e-9 * max(map(abs, several)) for _, several in values):
+        return ""
+    return ", ".join(f"{name} {short(several[0])}".strip() for name, several in values)
+
+
+def _is_dense(means: Sequence[Mean]) -> bool:
+    """True if neighbouring points of every line are one step apart."""
+    return all(b - a == 1 for *_, mean in means for a, b in pairwise(mean))
 
 
 def average(seeds: Sequence[Series]) -> dict[int, Point]:
@@ -259,42 +274,55 @@ def _by_step(run: RunRecords, value: Any) -> Series:
 # -- traces ------------------------------------------------------------------------------------------------------------
 
 
-def _line(name: str, mean: Series, colour: int, dash: int) -> dict[str, Any]:
-    return {
+def _traces(name: str, mean: Series, colour: int, dash: int, *, has_interval: bool) -> list[dict[str, Any]]:
+    """A line with its intervals: a band where steps follow one another closely, else a bar at each measured point."""
+    shown, again = (
+        colour % len(COLOURS),
+        colour // len(COLOURS),
+    )  # colours that come again differ in dash and marker
+    line: dict[str, Any] = {
         "type": "scatter",
         "mode": "lines+markers" if len(mean) <= MAX_MARKED else "lines",
         "name": label(name),
         "x": list(mean),
         "y": [float(f"{value:.5g}") for value, _, _ in mean.values()],
-        "line": {"color": COLOURS[colour % len(COLOURS)], "width": 2, "dash": DASHES[dash % len(DASHES)]},
-        "marker": {"symbol": MARKERS[colour % len(MARKERS)], "size": 6},
+        "line": {"color": COLOURS[shown], "width": 2, "dash": DASHES[(dash + again) % len(DASHES)]},
+        "marker": {"symbol": MARKERS[(shown + 3 * again) % len(MARKERS)], "size": 6},
     }
-
-
-def _band(mean: Series, colour: int) -> list[dict[str, Any]]:
     ends = [
         (step, low, high) for step, (_, low, high) in mean.items() if low is not None and high is not None
     ]
-    if len(ends) < 2:
-        return []
-    steps = [step for step, _, _ in ends]
-    edge = [float(f"{high:.5g}") for _, _, high in ends] + [
-        float(f"{low:.5g}") for _, low, _ in reversed(ends)
-    ]
-    return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "x": steps + steps[::-1],
-            "y": edge,
-            "fill": "toself",
-            "fillcolor": COLOURS[colour % len(COLOURS)],
-            "opacity": 0.18,
-            "line": {"width": 0},
-            "hoverinfo": "skip",
-            "showlegend": False,
+    if not has_interval or not ends:
+        return [line]
+    if len(ends) <= FEW_STEPS or not _is_dense([(name, 0, 0, mean)]):
+        sides = {"array": lambda v, low, high: high - v, "arrayminus": lambda v, low, high: v - low}
+        reach = {
+            side: [
+                0.0 if low is None or high is None else float(f"{max(way(v, low, high), 0.0):.5g}")
+                for v, low, high in mean.values()
+            ]
+            for side, way in sides.items()
         }
-    ]
+        line["error_y"] = {"type": "data", "symmetric": False, "thickness": 1.2, "width": 4, **reach}
+        return [line]
+    return [_band(ends, shown), line]
+
+
+def _band(ends: Sequence[tuple[int, float, float]], colour: int) -> dict[str, Any]:
+    steps = [step for step, _, _ in ends]
+    edge = [*(high for _, _, high in ends), *(low for _, low, _ in reversed(ends))]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": steps + steps[::-1],
+        "y": [float(f"{value:.5g}") for value in edge],
+        "fill": "toself",
+        "fillcolor": COLOURS[colour],
+        "opacity": 0.18,
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
 
 
 def _map(run: RunRecords) -> Chart | None:
@@ -338,6 +366,7 @@ def _map(run: RunRecords) -> Chart | None:
     return Chart(
         f"{run.name}: mean reward of practised tasks by step",
         {"data": [trace], "layout": layout},
+        "Tasks from easy at the bottom to hard; grey earned nothing, orange everything, empty was not drawn.",
         height,
     )
 

@@ -36,6 +36,9 @@ from woodshed.report.transcripts import Archives, Remarks
 from woodshed.runs.folder import RunDir
 from woodshed.tasks import folder
 
+SOLVED = {"solved": True, "partly": False, "failed": False}
+"""Results of graded attempts; of others it is not known."""
+
 Point = tuple[
     float, float | None, float | None
 ]  # a metric's value and the ends of its interval, where it has one
@@ -56,7 +59,7 @@ class Line:
     attempt: int
     ended: str
     result: str
-    """"solved", "failed", "void" or "not judged"."""
+    """"solved", "partly", "failed" (both of which `SOLVED` denies), "void" or "not judged"."""
     reward: float | None
     turns: int
     tokens: int
@@ -274,7 +277,9 @@ def result_of(graded: Graded) -> str:
         return "void"
     if graded.verdict is None:
         return "not judged"
-    return "solved" if graded.verdict.solved else "failed"
+    if graded.verdict.solved:
+        return "solved"
+    return "partly" if graded.verdict.reward > 0 else "failed"
 
 
 def read_metrics(measured: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Metrics:
@@ -311,7 +316,7 @@ def _status(settings: Mapping[str, Any], metrics: Metrics, path: Path) -> str:
         return "evaluation" if "eval" in metrics else "nothing measured yet"
     done = max((step + 1 for step in metrics.get("train", ())), default=0)
     if done < steps:
-        return f"{done} of {steps} steps done; resume with `woodshed train --resume {path}`"
+        return f"{done} of {steps} steps done; resume with `{RunDir(path).resuming}`"
     return f"finished, {steps} step{'s' if steps != 1 else ''}"
 
 
@@ -331,7 +336,7 @@ def read_tasks(path: Path) -> tuple[list[tuple[str, Task]], tuple[str, ...]]:
 def _task_lines(tasks: Iterable[tuple[str, Task]], lines: Sequence[Line]) -> tuple[TaskLine, ...]:
     attempts, solved = Counter(), Counter()
     for line in lines:
-        if line.result in ("solved", "failed"):
+        if line.result in SOLVED:
             attempts[line.task_id] += 1
             solved[line.task_id] += line.result == "solved"
     return tuple(TaskLine(name, task, attempts[task.id], solved[task.id]) for name, task in tasks)

@@ -23,17 +23,19 @@ from markupsafe import Markup
 
 from woodshed import __version__
 from woodshed.evals import effort, ledger, measures
-from woodshed.evals.conclusion import conclude
+from woodshed.evals.conclusion import HEADLINE, conclude, standing, why_unclear
 from woodshed.evals.effort import DifficultyBucket, Spent
 from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
 from woodshed.report import curves, variants
-from woodshed.report.gather import Line, RunRecords, gather
+from woodshed.report.gather import SOLVED, Line, RunRecords, gather
+from woodshed.report.terms import TERMS, anchor, key_of
 from woodshed.report.transcripts import Archives, clean, dump, pack
 from woodshed.report.variants import Variant, VariantRow
 from woodshed.report.visible import visible
 from woodshed.runs.files import reason, way_out, write_atomically
 from woodshed.runs.folder import RunDir
+from woodshed.synthesis.stats import MEANINGS
 
 NUM_NOTABLE = 5  # best, worst and flagged rollouts shown per run
 
@@ -60,6 +62,8 @@ class CostTable:
     """Resources that runs used and their cost: a column per run."""
 
     runs: tuple[str, ...]
+    brief: tuple[tuple[str, tuple[str, ...]], ...]
+    """Four lines for a first look."""
     rows: tuple[tuple[str, tuple[str, ...]], ...]
     notes: tuple[str, ...]
 
@@ -70,7 +74,7 @@ class Figures:
 
     variant: Variant
     conclusion: str
-    """One line on what the headline shows and does not show; empty where there is one evaluation."""
+    """What the headline shows and does not show; of a single evaluation, its figures."""
     headline: list[VariantRow]
     behaviour: list[VariantRow]
     faults: list[tuple[str, list[str]]]
@@ -122,7 +126,8 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     difficulty = effort.difficulties(_spent(line for record in run_records for line in record.lines))
     remaining = iter(run_records)
     variants_shown = variants.by_recipe([[next(remaining) for _ in group] for group in groups])
-    curve_charts, maps = curves.charts(variants_shown), curves.curriculum_maps(run_records)
+    constant: list[str] = []
+    curve_charts, maps = curves.charts(variants_shown, constant), curves.curriculum_maps(run_records)
     blocks, num_left_out = _blocks(run_records, archives)
     charts = [*curve_charts, *maps]
     if charts:
@@ -134,6 +139,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
             run_records=run_records,
             variants=[_figures(variant, variants_shown[0], difficulty) for variant in variants_shown],
             charts=curve_charts,
+            constant=constant,
             maps=maps,
             figures=Markup(_json([chart.figure for chart in charts])),
             notable=[notable(record) for record in run_records],
@@ -156,9 +162,6 @@ def _told_apart(record: RunRecords, run_records: Sequence[RunRecords]) -> RunRec
     return record if is_alone else replace(record, name=str(record.path))
 
 
-SOLVED = {"solved": True, "failed": False}  # of other results it is not known
-
-
 def _spent(lines: Iterable[Line]) -> list[Spent]:
     return [
         Spent(line.task_id, SOLVED.get(line.result), line.tokens, line.turns)
@@ -174,7 +177,7 @@ def _figures(variant: Variant, first: Variant, difficulty: Mapping[str, float]) 
     headline = variants.rows(variant, MEASURES)
     return Figures(
         variant,
-        conclude(headline, num_seeds=len(before)),
+        conclude(headline, num_seeds=len(before)) or measured_once(headline),
         measures.beside_the_average(headline, variants.pass_rows(variant)),
         variants.rows(variant, BEHAVIOUR),
         _faults(variant),
@@ -186,8 +189,20 @@ def _figures(variant: Variant, first: Variant, difficulty: Mapping[str, float]) 
     )
 
 
+def measured_once(headline: Iterable[VariantRow]) -> str:
+    """The figures of the only evaluation in a sentence; "" without one."""
+    row_of = {row.measure.key: row for row in headline if row.before.value is not None}
+    figures = [
+        f"{row_of[key].measure.label} {measures.write_estimate(row_of[key].measure, row_of[key].before)}"
+        for key in HEADLINE
+        if key in row_of
+    ]
+    return f"Measured once, so nothing is compared: {', '.join(figures)}." if figures else ""
+
+
 def _costs(run_records: Sequence[RunRecords]) -> CostTable:
     """The ledgers of all runs side by side."""
+    brief: dict[str, dict[str, str]] = {}
     columns: dict[str, dict[str, str]] = {}
     notes: dict[str, None] = {}
     for record in run_records:
@@ -196,23 +211,26 @@ def _costs(run_records: Sequence[RunRecords]) -> CostTable:
         evaluations = record.evaluations().values()
         attempts = [[(line.task_id, SOLVED.get(line.result)) for line in lines] for lines in evaluations]
         costs = ledger.costs(run_ledger, attempts, ledger.solve_change(attempts))
+        brief[record.name] = {name: text for name, text in ledger.brief(run_ledger, costs)}
         rows = ledger.table(run_ledger, costs)[1:]
         columns[record.name] = {label: cost or amount for label, amount, cost in rows}
-        notes[f"Prices of {run_ledger.prices.date}."] = None
         notes |= dict.fromkeys(
             f"No price for {missing}: totals are lower bounds." for missing in costs.unknown
         )
+    return CostTable(tuple(columns), _side_by_side(brief), _side_by_side(columns), tuple(notes))
+
+
+def _side_by_side(columns: Mapping[str, Mapping[str, str]]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     labels = dict.fromkeys(label for column in columns.values() for label in column)
-    table = tuple((label, tuple(column.get(label, "") for column in columns.values())) for label in labels)
-    return CostTable(tuple(columns), table, tuple(notes))
+    return tuple((label, tuple(column.get(label, "") for column in columns.values())) for label in labels)
 
 
 def notable(record: RunRecords) -> list[Notable]:
     """Best, worst and flagged rollouts of a run, with what makes them so."""
-    judged = [line for line in record.lines if line.result in ("solved", "failed")]
+    judged = [line for line in record.lines if line.result in SOLVED]
     best = sorted((line for line in judged if line.result == "solved"), key=lambda line: line.tokens)
     worst = sorted(
-        (line for line in judged if line.result == "failed"),
+        (line for line in judged if line.result in ("partly", "failed")),
         key=lambda line: (line.reward or 0.0, -sum(line.faults.values()), -line.tokens),
     )
     flagged = [line for line in record.lines if line.flags or line.integrity]
@@ -337,6 +355,12 @@ def _environment() -> Environment:
     environment.globals.update(
         measures=measures,
         by_key={measure.key: measure for measure in MEASURES},
+        standing=standing,
+        why_unclear=why_unclear,
+        terms=TERMS,
+        key_of=key_of,
+        anchor=anchor,
+        reasons=MEANINGS,
         version=__version__,
         source={
             name: Markup((package / name).read_text("utf-8"))

@@ -13,7 +13,7 @@ from woodshed.report.transcripts import level, segment_note, texts_of_tokens, wr
 from woodshed.report.visible import visible
 from woodshed.runs.folder import BatchId
 
-SIGNS = {"solved": "\u2713", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
+SIGNS = {"solved": "\u2713", "partly": "\u25d0", "failed": "\u2717", "void": "\u2013", "not judged": "?"}
 MODES = ("log-prob", "hint", "divergence", "none")
 
 
@@ -34,6 +34,9 @@ class RolloutRow:
     hints: tuple[str, ...]
     flags: tuple[str, ...]
     targeted: int
+    reward: float | None
+    """None until it is graded."""
+    num_tokens: int
 
     @property
     def text(self) -> str:

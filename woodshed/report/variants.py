@@ -15,7 +15,7 @@ from typing import Any
 from woodshed.evals import comparison, passes, statistics
 from woodshed.evals.measures import Figure, Measure, pass_figure
 from woodshed.evals.statistics import Difference, Estimate, Sums
-from woodshed.report.gather import Line, RunRecords
+from woodshed.report.gather import SOLVED, Line, RunRecords
 
 IGNORED_SETTINGS = ("name", "note", "seed", "runs")
 MAX_DIFFERENCES = 3  # more settings than this do not make a readable name
@@ -147,7 +147,7 @@ def pass_rows(variant: Variant) -> list[VariantRow]:
 
 
 def _tries(lines: Sequence[Line]) -> list[passes.Try]:
-    judged = [line for line in lines if line.result in ("solved", "failed")]
+    judged = [line for line in lines if line.result in SOLVED]
     return [passes.Try(line.task_id, line.result == "solved", line.promise) for line in judged]
 
 

@@ -96,6 +96,7 @@ let words = null;
 
 const IS = {
   solved: (r) => r.result === "solved",
+  partly: (r) => r.result === "partly",
   failed: (r) => r.result === "failed",
   void: (r) => r.result === "void",
   flagged: (r) => r.flags.length > 0 || r.integrity.length > 0,
@@ -103,9 +104,22 @@ const IS = {
   faulty: (r) => r.faulty > 0,
   targeted: (r) => r.targeted > 0,
 };
+const HAS = { hint: "hinted", hints: "hinted", flag: "flagged", fault: "faulty", target: "targeted" };
+const COMPARE = { "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b, "=": (a, b) => a === b };
+
+/** A test of a number: "0.5", ">0.5", "<=3". Undefined for anything else. */
+function numeric(name, value) {
+  const [, sign, number] = value.match(/^(<=|>=|<|>|=)?(\d*\.?\d+)$/) ?? [];
+  return number === undefined ? undefined : (r) => r[name] !== null && COMPARE[sign ?? "="](r[name], Number(number));
+}
+
+// Each gives a test on rows, or undefined where the value means nothing to it.
 const KEYS = {
-  is: (v) => IS[v] ?? (() => false),
-  has: (v) => IS[{ hint: "hinted", hints: "hinted", flag: "flagged", fault: "faulty", target: "targeted" }[v] ?? v] ?? (() => false),
+  is: (v) => IS[v],
+  has: (v) => IS[HAS[v] ?? v],
+  reward: (v) => numeric("reward", v),
+  turns: (v) => numeric("turns", v),
+  tokens: (v) => numeric("tokens", v),
   run: (v) => (r) => page.runs[r.run].toLowerCase().includes(v),
   phase: (v) => (r) => r.phase.toLowerCase() === v,
   step: (v) => (r) => String(r.step) === v,
@@ -115,39 +129,82 @@ const KEYS = {
   flag: (v) => (r) => r.flags.some((f) => f[0].toLowerCase().includes(v)),
   ended: (v) => (r) => r.ended.includes(v),
 };
+const KNOWN = { is: () => Object.keys(IS), has: () => Object.keys(HAS), reward: () => ["0.5", ">0.5", "<=0.5"], turns: () => ["3", ">3"], tokens: () => ["900", ">900"] };
 
-/** A query as tests on rows: key:value, or text that must stand in the row or in the transcript. */
-function tests(query) {
-  const made = [];
+/** A query taken apart: tests on rows, the text to be found in transcripts, and what no filter knows. */
+function parse(query) {
+  const made = { tests: [], texts: [], unknown: [] };
   for (const part of query.toLowerCase().split(/\s+/).filter(Boolean)) {
-    const [, key, value] = part.match(/^([a-z]+):(.+)$/) ?? [];
+    const [, key, value] = part.match(/^([a-z]+):(.*)$/) ?? [];
     if (key in KEYS) {
-      made.push(KEYS[key](value));
+      const test = value ? KEYS[key](value) : undefined;
+      if (test) made.tests.push(test);
+      else if (value) made.unknown.push(`${part}: ${key}: takes ${KNOWN[key]().join(", ")}`);
+      if (value && !test) made.tests.push(() => false);
       continue;
     }
+    if (key && value) made.unknown.push(`${key}: is no filter, so ${part} is searched as text; filters are ${Object.keys(KEYS).join(", ")}`);
+    made.texts.push(part);
     const masks = words ? (part.match(/[a-z0-9_]{3,}/g) ?? []).map((word) => words.holding(word, rows.length)) : [];
-    made.push((r) => r.text.includes(part) || (masks.length > 0 && masks.every((mask) => mask[r.index])));
+    made.tests.push((r) => r.text.includes(part) || (masks.length > 0 && masks.every((mask) => mask[r.index])));
   }
   return made;
 }
 
+/** Rows by a column, those without a value last; "-reward" has the largest first. */
+function ordered(list, by) {
+  const name = by.replace("-", ""), sign = by.startsWith("-") ? -1 : 1;
+  if (!name) return list;
+  return list.toSorted((a, b) => (a[name] === null) - (b[name] === null) || sign * (a[name] - b[name]) || a.index - b.index);
+}
+
 function search() {
   const chips = [...document.querySelectorAll(".chips button[aria-pressed=true]")].map((b) => IS[b.value]);
-  const asked = [...tests($("query").value), ...chips];
+  const query = parse($("query").value);
+  const asked = [...query.tests, ...chips];
   for (const name of ["phase", "run"]) {
     const value = $("pick-" + name)?.value;
     if (value) asked.push((r) => String(r[name]) === value);
   }
-  shown = rows.filter((row) => asked.every((test) => test(row))).map((row) => row.index);
-  $("count").textContent = `${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rollouts`;
+  shown = ordered(rows.filter((row) => asked.every((test) => test(row))), $("order").value).map((row) => row.index);
+  $("count").replaceChildren(`${shown.length.toLocaleString("en")} of ${rows.length.toLocaleString("en")} rollouts`);
+  for (const said of query.unknown) $("count").append(make("span", "bad unknown", said));
   $("list").scrollTop = 0;
   drawList();
+  markFound();
 }
+
+/** Mark the text of the query in the open transcript; return the first place. Marks need no change to the text. */
+function markFound() {
+  const texts = parse($("query").value).texts;
+  const found = [];
+  if (texts.length && globalThis.Highlight) {
+    const walker = document.createTreeWalker($("transcript"), NodeFilter.SHOW_TEXT), nodes = [], starts = [];
+    let whole = "";
+    while (walker.nextNode()) {
+      nodes.push(walker.currentNode);
+      starts.push(whole.length);
+      whole += walker.currentNode.data.toLowerCase();
+    }
+    const place = (at) => { const n = starts.findLastIndex((start) => start <= at); return [nodes[n], Math.min(at - starts[n], nodes[n].length)]; };
+    for (const text of texts)
+      for (let at = whole.indexOf(text); at >= 0 && found.length < MOST_MARKS; at = whole.indexOf(text, at + text.length)) {
+        const range = new Range(), [last, end] = place(at + text.length - 1);
+        range.setStart(...place(at));
+        range.setEnd(last, Math.min(end + 1, last.length));
+        found.push(range);
+      }
+  }
+  if (globalThis.Highlight) CSS.highlights.set("found", new Highlight(...found));
+  return found[0]?.startContainer.parentElement;
+}
+
+const MOST_MARKS = 2000;
 
 // -- the list: only the rows in view exist -----------------------------------------------------------------------------
 
 const ROW_HEIGHT = 46;
-const SIGNS = { solved: "\u2713", failed: "\u2717", void: "\u2013", "not judged": "?" };
+const SIGNS = { solved: "\u2713", partly: "\u25d0", failed: "\u2717", void: "\u2013", "not judged": "?" };
 
 function drawList() {
   const list = $("list");
@@ -170,7 +227,8 @@ function drawRow(row, position) {
   const sign = make("span", "sign " + (row.result === "solved" ? "good" : "quiet"), SIGNS[row.result] ?? "?");
   sign.title = row.result;
   const where = page.runs.length > 1 ? page.runs[row.run] + " " : "";
-  const small = make("small", "", `${where}${row.phase} ${row.step} #${row.attempt}, ${row.turns} turns `, ...marks.flatMap((m) => [m, " "]));
+  const share = row.result === "partly" ? `, reward ${row.reward.toFixed(2)}` : "";
+  const small = make("small", "", `${where}${row.phase} ${row.step} #${row.attempt}, ${row.turns} turns${share} `, ...marks.flatMap((m) => [m, " "]));
   const node = make("div", "row", sign, make("span", "name", row.task), small);
   node.id = "row-" + row.index;
   node.role = "option";
@@ -207,6 +265,8 @@ async function show(index, at = 0) {
   $("transcript").replaceChildren(...nodes);
   $("transcript").scrollTop = 0;
   colour();
+  const place = markFound()?.closest(".turn");
+  if (at === atText) at = Math.max(open.nodes.indexOf(place), 0);
   revealRow(index);
   history.replaceState(null, "", `#r/${row.run}/${encodeURIComponent(row.id)}`);
   const turn = typeof at === "number" ? at : open.turns.findIndex(at);
@@ -261,7 +321,11 @@ function drawTurn(turn, number, texts, row) {
   for (const [detector, text] of turn.h ?? []) beside.append(make("div", "hint", make("b", "", detector), texts[text]));
   if (turn.q) beside.append(drawLesson(turn));
   for (const [rule, , quote] of flags) beside.append(make("div", "flag", make("b", "", `\u2691 ${rule}`), quote));
-  node.append(body, beside);
+  node.append(body);
+  if (beside.childElementCount) {
+    node.classList.add("beside");
+    node.append(beside);
+  }
   node.addEventListener("click", () => mark(number));
   return node;
 }
@@ -413,6 +477,7 @@ function seek(test, may, direction) {
     if (may(rows[shown[i]])) return void show(shown[i], test);
 }
 
+const atText = Symbol("the first turn that holds the text of the query");
 const hinted = (turn) => turn.h !== undefined;
 const faulty = (turn) => turn.e !== undefined;
 const ACTIONS = {
@@ -426,6 +491,7 @@ const ACTIONS = {
   F: () => seek(faulty, IS.faulty, -1),
   t: () => seek((turn) => turn.q !== undefined, IS.targeted, 1),
   c: () => colour(Object.keys(MODES)[(Object.keys(MODES).indexOf(mode) + 1) % 4]),
+  o: () => { $("order").selectedIndex = ($("order").selectedIndex + 1) % $("order").length; search(); },
   "/": () => { bring(); $("query").focus(); $("query").select(); },
   d: () => darken(),
   "?": () => ($("help").open ? $("help").close() : $("help").showModal()),
@@ -447,7 +513,7 @@ function listen() {
   if (!$("rows")) return;
   $("keys").addEventListener("click", ACTIONS["?"]);
   $("query").addEventListener("input", search);
-  for (const name of ["phase", "run"]) $("pick-" + name)?.addEventListener("change", search);
+  for (const name of ["pick-phase", "pick-run", "order"]) $(name)?.addEventListener("change", (event) => { search(); event.target.blur(); });
   for (const chip of document.querySelectorAll(".chips button"))
     chip.addEventListener("click", () => { chip.ariaPressed = String(chip.ariaPressed !== "true"); search(); });
   for (const input of document.querySelectorAll("input[name=mode]")) input.addEventListener("change", () => { colour(input.value); input.blur(); });
@@ -461,7 +527,7 @@ function firstHit() {
   const query = $("query").value.toLowerCase();
   if (/(has:hint|is:hinted|hint:)/.test(query)) return hinted;
   if (/(is:faulty|has:fault|fault:)/.test(query)) return faulty;
-  return 0;
+  return parse(query).texts.length ? atText : 0;
 }
 
 /** Open the rollout that the address names: #r/RUN/ID. */

@@ -8,6 +8,7 @@
         rollouts.jsonl  verdicts.jsonl  hints.jsonl  flags.jsonl  gate.jsonl  oracle.jsonl  metrics.jsonl
         reward_terms.jsonl  auxiliary rewards and effort of each attempt, if the recipe has them
         divergences.jsonl  divergence of hinted turns in the update, token by token
+        solutions.jsonl    decisions of the person whose requests the attempts are (`woodshed solve`)
         token_texts.jsonl  text of every sampled token id, so that a reader needs no tokenizer
         checkpoints/NAME/  weights and training state, complete or absent
         report.html
@@ -23,6 +24,7 @@ import fcntl
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -45,6 +47,7 @@ from woodshed.runs.files import (
     way_out,
     write_atomically,
 )
+from woodshed.runs.pace import Pace
 
 Kind = Literal[
     "rollouts",
@@ -57,6 +60,7 @@ Kind = Literal[
     "metrics",
     "divergences",
     "token_texts",
+    "solutions",
 ]
 
 BatchId = tuple[str, int, int]  # phase, step, part
@@ -211,7 +215,7 @@ class RunDir:
     def resuming(self) -> str:
         """The command that resumes this run, with the number of ranks of its layout."""
         verb = "eval" if self.is_evaluation else "train"
-        return f"{machine.command(self._ranks)} {verb} --resume {self.path}"
+        return f"{machine.command(self._ranks)} {verb} --resume {shlex.quote(str(self.path))}"
 
     @property
     def _ranks(self) -> int:
@@ -244,6 +248,17 @@ class RunDir:
             RunError: it cannot be written.
         """
         self.write_text("manifest.json", json.dumps(manifest, indent=2) + "\n")
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Add the wall seconds of the work inside to the manifest ("wall_s"). A killed process leaves its own out."""
+        pace = Pace()
+        try:
+            yield
+        finally:
+            with suppress(RunError):  # whatever ended the work is the message
+                manifest = self.manifest
+                self.write_manifest(manifest | {"wall_s": manifest.get("wall_s", 0.0) + pace.seconds()})
 
     def write_text(self, name: str, text: str) -> None:
         """Replace a file of the run.

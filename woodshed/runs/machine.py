@@ -85,6 +85,12 @@ def gpus() -> list[str]:
     return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
 
 
+def gpu_gb() -> float:
+    """Memory of the smallest NVIDIA GPU in gigabytes; 0 without one."""
+    sizes = _output("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits").split()
+    return round(min((float(size) for size in sizes), default=0.0) * 2**20 / 1e9, 1)
+
+
 def packages() -> dict[str, str]:
     """Installed versions of the distributions that Woodshed declares, extras included."""
     versions = {}

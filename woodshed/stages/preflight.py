@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from woodshed import parts
+from woodshed.agent.command_line import shown, words
 from woodshed.curriculum import refuse_dry
 from woodshed.engines.chat import UNTRAINABLE
 from woodshed.experience import scripted_expert
@@ -31,11 +32,12 @@ def refuse(recipe: Recipe) -> None:
     if recipe.engine.kind == "chat":
         raise RecipeError(UNTRAINABLE)
     refuse_tools(recipe)
+    refuse_harness(recipe)
     recipe.sandbox.check()
     plan(recipe)
     refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
-    if {"sft", "distill", "rl"} & {*recipe.stages}:
+    if {"sft", "distill", "solutions", "rl"} & {*recipe.stages}:
         refuse_adapter(recipe.optimizer, is_adapter=is_adapter)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:
@@ -67,6 +69,24 @@ def refuse_tools(recipe: Recipe) -> None:
             f"scripted attempts call {missing[0]}, which is not in agent.tools.offered = "
             f"{list(recipe.agent.tools.offered)}; offer it, or take {sft.SCRIPTED!r} out of sft.imitate"
         )
+
+
+def refuse_harness(recipe: Recipe) -> None:
+    """Stop a run whose agent of others cannot be started, or is measured as only ours can be.
+
+    Raises:
+        RecipeError: names the setting.
+    """
+    if not recipe.agent.harness:
+        return
+    shown(words(recipe.agent.harness))
+    if recipe.gate.every:
+        raise RecipeError(
+            f"gate.every = {recipe.gate.every} plays attempts again from the middle, which an agent of others "
+            "(agent.harness) cannot; set gate.every = 0"
+        )
+    if recipe.distill.tasks_per_step and "distill" in recipe.stages:
+        raise RecipeError("distill.tasks_per_step makes attempts with our own agent; take out agent.harness")
 
 
 def refuse_tasks(recipe: Recipe, practice: Sequence[Task], heldout: Sequence[Task]) -> None:

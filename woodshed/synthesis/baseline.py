@@ -6,67 +6,29 @@ import configparser
 import contextlib
 import json
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
-
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from pathlib import Path, PurePosixPath
 
 from woodshed.grading.results import TestRun
-from woodshed.grading.session import run_tests, with_runner
+from woodshed.grading.session import with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
-from woodshed.synthesis import plugins, project, requirements
+from woodshed.synthesis import advice, pins, project, suite
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
+from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.sources import Repository
-from woodshed.tasks.environment import NoWheelError, prepare, python_path, resolve
+from woodshed.synthesis.suite import LIMITS, SuiteLimits, SuiteRuns
+from woodshed.tasks import environment as environments
+from woodshed.tasks.environment import prepare
 from woodshed.tasks.folder import is_protected
 
-Progress = Callable[[int, int, str], None]
-
-ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
-"""Lines of pytest's output that say why it did not run."""
-PYTEST = frozenset("colorama exceptiongroup iniconfig packaging pluggy pygments tomli".split())
-"""Distributions that pytest requires: public names, which no folder of a repository makes its own."""
-MOST_GIVEN_UP = 8
-"""Requirements of tests that are given up one by one; each costs a question to the package index."""
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Failed|Warning|Interrupt)\b")
 UNNAMEABLE = re.compile(r"\[|::")
 """Parts of a path that pytest, asked to run that file, takes for the parts of a test's id."""
-IMPORTED_AS = {
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
-    "cv2": "opencv-python-headless",
-    "dateutil": "python-dateutil",
-    "django": "django",
-    "docx": "python-docx",
-    "dotenv": "python-dotenv",
-    "flask": "flask",
-    "freezegun": "freezegun",
-    "hypothesis": "hypothesis",
-    "jinja2": "jinja2",
-    "jwt": "pyjwt",
-    "lxml": "lxml",
-    "numpy": "numpy",
-    "pandas": "pandas",
-    "parameterized": "parameterized",
-    "PIL": "pillow",
-    "pkg_resources": "setuptools<82",
-    "pydantic": "pydantic",
-    "pytz": "pytz",
-    "requests": "requests",
-    "scipy": "scipy",
-    "six": "six",
-    "sklearn": "scikit-learn",
-    "sqlalchemy": "sqlalchemy",
-    "toml": "toml",
-    "yaml": "pyyaml",
-}
-"""Modules, each with the distribution that is known to bring it. No other module's name is advised as one."""
-
 IMPORT_ALL = """
 import importlib, io, json, os, sys, traceback
 answers = {}
@@ -110,11 +72,17 @@ class Baseline:
     uncollected: tuple[str, ...] = ()
     """Test files that cannot be collected here."""
     durations: dict[str, float] = field(default_factory=dict)
-    """Seconds per stable test, in the first run."""
+    """Least seconds of a run, by stable test."""
+    why: dict[str, str] = field(default_factory=dict)
+    """Last line of the error, by broken test and by file that cannot be collected."""
     commands: dict[str, str] = field(default_factory=dict)
     """Commands that show their help and end well, to their entry point "module:function"."""
     timed: tuple[str, ...] = ()
     """Tests that judge how long something takes; like broken ones they are left out (`clocks`)."""
+    slow: tuple[str, ...] = ()
+    """Tests without which the others fit into the seconds of one run; left out like broken ones."""
+    unmeasured: tuple[str, ...] = ()
+    """Tests that time did not reach; left out like broken ones."""
     left_out: tuple[str, ...] = ()
     """Requirements of the repository that are not installed, each with the reason."""
 
@@ -125,7 +93,7 @@ class Baseline:
             SandboxSpec(
                 lowers=(self.repository.tree,),
                 environment=prepare(self.environment),
-                env={"PYTHONPATH": python_path(self.environment)},
+                env=environments.variables(self.environment),
             )
         )
 
@@ -134,8 +102,10 @@ def measure(
     repository: Repository,
     *,
     extra_requirements: Sequence[str] = (),
-    runs: int = 3,
-    timeout_s: float = 120.0,
+    variables: Sequence[str] = (),
+    options: Sequence[str] = (),
+    limits: SuiteLimits = LIMITS,
+    kept: Path | None = None,
     progress: Progress = lambda done, total, text: None,
     sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> Baseline:
@@ -144,65 +114,86 @@ def measure(
     The runs take place at the same time, so that tests that depend on the clock fail here rather than later.
 
     Args:
-        timeout_s: for one run alone; several at once may take as many times as long.
+        variables: as in `Environment`; `options` are its `pytest_options`.
+        kept: folder of what earlier calls found; without one nothing is kept.
 
     Raises:
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
     """
+    draft, described = _draft_of(repository, extra_requirements, variables, options, progress, sandboxes)
     name = repository.name
-    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
-    described = project.read(repository, sandboxes=sandboxes)
-    progress(0, 2, f"measuring {name}, preparing its environment")
-    environment, described = _environment(described, extra_requirements)
-    for reason in described.left_out:
-        progress(0, 2, f"measuring {name}, not installed: {reason}")
-    draft = _draft(repository, described, environment)
-    progress(1, 2, f"measuring {name}, running its tests {runs} times")
-    measured = _runs(draft, runs, timeout_s * runs, sandboxes)
-    for run in measured:
-        _complain(repository, run, timeout_s * runs, described)
+    with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
+        measured = suite.measure(draft, kept or Path(scratch), limits, progress, sandboxes)
+    for run in measured.runs:
+        _complain(repository, run, limits.timeout_s * limits.runs, described)
     stable, broken = _split(measured, draft, described)
     left_out = f", without {len(broken)} that failed, such as {min(broken)}" if broken else ""
-    progress(2, 2, f"measuring {name}, {len(stable)} stable tests{left_out}")
-    first = measured[0]
+    progress(0, 0, f"importing the modules of {name}, {len(stable)} stable tests{left_out}")
     return replace(
         draft,
         modules=_importable(draft, sandboxes),
         commands=_commands(draft, sandboxes),
         stable=tuple(stable),
-        broken=tuple(sorted(broken)),
-        uncollected=tuple(sorted({path for run in measured for path in run.collection_errors})),
-        durations={test: first.durations.get(test, 0.0) for test in stable},
+        broken=tuple(sorted({*broken, *measured.unmeasured})),
+        uncollected=tuple(sorted({path for run in measured.runs for path in run.collection_errors})),
+        durations={t: min(run.durations.get(t, 0.0) for run in measured.runs) for t in stable},
+        unmeasured=measured.unmeasured,
+        why=_reasons(measured, broken),
         test_files=tuple(sorted({*draft.test_files, *(test.partition("::")[0] for test in stable)})),
     )
 
 
-def _runs(draft: Baseline, runs: int, timeout_s: float, sandboxes: SandboxProvider) -> list[TestRun]:
-    """Runs of the whole suite at the same time, each with its own hash seed."""
+def _draft_of(
+    repository: Repository,
+    extra_requirements: Sequence[str],
+    variables: Sequence[str],
+    options: Sequence[str],
+    progress: Progress,
+    sandboxes: SandboxProvider,
+) -> tuple[Baseline, project.Project]:
+    """The repository built and its environment resolved, its tests not yet run."""
+    name = repository.name
+    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
+    described = project.read(repository, sandboxes=sandboxes)
+    progress(0, 0, f"preparing the environment of {name}")
+    environment, described = pins.environment_of(described, extra_requirements, sandboxes)
+    environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
+    for reason in described.left_out:
+        progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
+    return _draft(repository, described, environment), described
 
-    def suite(hash_seed: int) -> TestRun:
-        with sandboxes.open(draft.spec) as sandbox:
-            packages = draft.environment.packages
-            return run_tests(sandbox, ids=None, packages=packages, timeout_s=timeout_s, hash_seed=hash_seed)
 
-    with ThreadPoolExecutor(runs) as pool:
-        return list(pool.map(suite, range(runs)))
+def _last_line(text: str) -> str:
+    """The last line of an error that names it, else the last line: pytest explains assertions below them."""
+    lines = [line.removeprefix("E ").strip() for line in text.strip().splitlines()] or ["no reason was given"]
+    return next((line for line in reversed(lines) if RAISED.match(line)), lines[-1])
 
 
-def _split(
-    runs: Sequence[TestRun], draft: Baseline, described: project.Project
-) -> tuple[list[str], set[str]]:
-    """Tests that passed in every run, and tests that failed in some.
+def _reasons(measured: SuiteRuns, broken: Iterable[str]) -> dict[str, str]:
+    """Reason by broken test and by file that cannot be collected: the last line of its error."""
+    reasons = dict[str, str]()
+    for run in measured.runs:
+        for path, text in run.collection_errors.items():
+            reasons.setdefault(path, _last_line(text))
+        for test in broken:
+            if test in run.messages:
+                reasons.setdefault(test, run.messages[test])
+    return reasons | measured.aside
+
+
+def _split(measured: SuiteRuns, draft: Baseline, described: project.Project) -> tuple[list[str], set[str]]:
+    """Tests that passed in every run, and tests that failed in some or that no run survived.
 
     Raises:
         TaskError: more tests fail than pass, or none imports the packages.
     """
-    name = draft.repository.name
+    name, runs = draft.repository.name, measured.runs
     tests = {test for run in runs for test in run.outcomes}
     broken = {test for test in tests if any(run.outcomes.get(test) in ("failed", "error") for run in runs)}
+    broken |= measured.aside.keys()
     stable = _stable(runs, draft.test_files)
     if not stable or len(broken) > len(stable):
-        raise TaskError(_failing(name, runs[0], broken, described))
+        raise TaskError(advice.failing(name, runs[0], broken, described))
     if not any(runs[0].package_files.values()):
         packages = ", ".join(described.packages)
         raise TaskError(f"{name}: its tests never import {packages}, so they cannot judge it")
@@ -297,100 +288,6 @@ def _commands(baseline: Baseline, sandboxes: SandboxProvider) -> dict[str, str]:
         return {c: entry for c, entry in wanted.items() if sandbox.exec(c, timeout_s=30).outcome == "ok"}
 
 
-def _environment(described: project.Project, extra: Sequence[str]) -> tuple[Environment, project.Project]:
-    """Pins for the package and its tests. Requirements of tests alone may be dropped, with the reason.
-
-    Raises:
-        TaskError: the package's own requirements cannot be had, or bring what the repository itself holds.
-    """
-    needed = [*described.requirements, *extra]
-    for text in extra:
-        _refuse_own(
-            re.split(r"[\s<>=!~;(\[@]", text)[0], "it was asked for as one of extra_requirements", described
-        )
-    wishes = [*described.test_requirements, *described.plugins]
-    pins, given_up = _pins(needed, wishes, described.plugins)
-    if _own_among(pins, described):
-        circular = _circular(wishes, described)
-        wishes, demanded = ([w for w in some if w not in circular] for some in (wishes, described.plugins))
-        pins, given_up = _pins(needed, wishes, demanded)
-        given_up += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
-    for name in _own_among(pins, described):
-        _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
-    environment = Environment(
-        python=project.PYTHON,
-        requirements=pins,
-        packages=described.packages,
-        source_roots=described.source_roots,
-        distribution=described.distribution,
-        entry_points=described.entry_points,
-    )
-    return environment, replace(described, left_out=(*described.left_out, *given_up))
-
-
-def _pins(
-    needed: Sequence[str], wishes: list[str], demanded: Sequence[str]
-) -> tuple[tuple[str, ...], list[str]]:
-    """Pins, and the requirements dropped for them: missing releases first, then missing packages, then the rest."""
-    given_up = list[str]()
-    for _ in range(MOST_GIVEN_UP):
-        try:
-            return resolve([*needed, *wishes], python=project.PYTHON), given_up
-        except NoWheelError as error:
-            name = canonicalize_name(re.split(r"[\s<>=!~;(\[]", error.requirement)[0])
-            lost = [text for text in wishes if canonicalize_name(Requirement(text).name) == name]
-            if not lost:
-                break
-            given_up += [f"{text}: no package index has a wheel of it for this Python" for text in lost]
-            wishes = [text for text in wishes if text not in lost]
-            wishes += [text for text in requirements.relaxed(lost) if text not in lost]
-        except TaskError:
-            break
-    for tried in (requirements.relaxed(wishes), requirements.relaxed(demanded), []):
-        try:
-            return resolve([*needed, *tried], python=project.PYTHON), given_up
-        except TaskError as error:
-            if not tried:
-                raise
-            given_up.append(f"{', '.join(tried)}: cannot be installed together. {error}")
-    raise AssertionError("the last try is without any wish")
-
-
-def _own_among(pins: Sequence[str], described: project.Project) -> list[str]:
-    """Names of pins that stand for something that the repository itself holds."""
-    ours = described.distribution.partition("==")[0]
-    names = [pin.partition("==")[0] for pin in pins]
-    return [name for name in names if name == ours or (name not in PYTEST and described.inside.place(name))]
-
-
-def _circular(wishes: Sequence[str], described: project.Project) -> list[str]:
-    """Requirements of the tests, plugins above all, that bring a copy of the package with them."""
-
-    def brings(text: str) -> bool:
-        try:
-            return bool(_own_among(resolve([text], python=project.PYTHON), described))
-        except TaskError:
-            return False  # what cannot be had brings nothing
-
-    with ThreadPoolExecutor(4) as pool:
-        return [text for text, own in zip(wishes, pool.map(brings, wishes), strict=True) if own]
-
-
-def _refuse_own(name: str, cause: str, described: project.Project) -> None:
-    """Raise a TaskError if a package from an index would replace one that the repository itself holds."""
-    ours = described.distribution.partition("==")[0]
-    if canonicalize_name(name) == ours:
-        raise TaskError(
-            f"{ours} is needed by pytest or another requirement of its own tests, so a second copy of it would be "
-            "installed beside the workspace; such a repository cannot be made into tasks"
-        )
-    if place := described.inside.place(name):
-        raise TaskError(
-            f"{ours}: {name} is of the repository itself ({place}), and never fetched from a package index, where the "
-            f"name may be a stranger's; {cause}. Give a source that holds one of the two only"
-        )
-
-
 def _complain(repository: Repository, run: TestRun, timeout_s: float, described: project.Project) -> None:
     """Raise a TaskError for a run that says nothing about the tests."""
     name = repository.name
@@ -401,69 +298,11 @@ def _complain(repository: Repository, run: TestRun, timeout_s: float, described:
         raise TaskError(
             f"{name}: its tests take longer than {timeout_s:.0f} s; raise timeout_s, or choose another repository"
         )
-    if not run.outcomes and not run.collection_errors and not ERROR.search(run.log):
+    if not run.outcomes and not run.collection_errors and not advice.ERROR.search(run.log):
         raise TaskError(
             f"{name} has no tests that pytest finds; a source needs its test suite (some sdists leave it out)"
         )
     if not run.outcomes:
-        raise TaskError(_failing(name, run, set(), described))
+        raise TaskError(advice.failing(name, run, set(), described))
     if run.integrity:
         raise TaskError(f"{name}: the run of its tests cannot be believed: {'; '.join(run.integrity)}")
-
-
-def _failing(name: str, run: TestRun, broken: set[str], described: project.Project) -> str:
-    errors = [
-        f"{path}: {text.strip().splitlines()[-1]}"
-        for path, text in run.collection_errors.items()
-        if text.strip()
-    ]
-    errors += [
-        f"{test}: {run.messages[test].rpartition(': ')[2][:200]}"
-        for test in sorted(broken)
-        if test in run.messages
-    ]
-    lines = [
-        f"{name}: its tests do not run here ({len(broken)} fail, {len(run.collection_errors)} files are not collected)"
-    ]
-    if not run.outcomes and not run.collection_errors:
-        lines = [f"{name}: pytest does not run its tests. It ended with:"]
-        errors = [line.strip() for line in run.log.splitlines() if ERROR.search(line)][-4:]
-    lines += [f"    {error}" for error in errors[:4]]
-    lines += [f"    not installed: {reason}" for reason in described.left_out[:8]]
-    text = " ".join(
-        [*run.collection_errors.values(), *run.messages.values(), "" if run.outcomes else run.log]
-    )
-    return "\n".join([*lines, *_advice(text, described)])
-
-
-def _advice(text: str, described: project.Project) -> list[str]:
-    """Ways out where modules are missing. A name of the repository's own is nobody's to install, and a module's name is
-    no distribution's: a stranger may have it."""
-    missing = sorted(set(re.findall(r"No module named ['\"]([\w.]+)", text)))
-    known, ours, unknown = list[str](), list[str](), list[str]()
-    for module in missing:
-        top = module.partition(".")[0]
-        distribution = IMPORTED_AS.get(top) or plugins.distribution(module)
-        shared = any(
-            name.startswith(f"{top}.") for name in described.packages
-        )  # a namespace, of many distributions
-        named = [module, *module.split(".")[1:]] if shared else [top]
-        inside = {canonicalize_name(re.split("[<=]", name)[0]) for name in [*named, distribution] if name}
-        if inside & {*described.inside.homes, *described.inside.elsewhere, *described.inside.alike}:
-            ours.append(module)
-        else:
-            (known.append(distribution) if distribution else unknown.append(module))
-    lines = []
-    if known:
-        lines.append(f"Modules are missing; add them with --set 'extra_requirements={json.dumps(known)}'")
-    if ours:
-        lines.append(
-            f"{', '.join(ours)}: a name of this repository, for which nothing is to be installed. Give a folder in "
-            "which it can be imported from the top, from src, or from where the package lies"
-        )
-    if unknown:
-        lines.append(
-            f"{', '.join(unknown)}: missing. Where a distribution is known to bring it, add that one with --set "
-            "'extra_requirements=[\"NAME==VERSION\"]'; a module's name may be another distribution's"
-        )
-    return lines

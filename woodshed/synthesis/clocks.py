@@ -11,13 +11,17 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from woodshed.grading import session
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
-from woodshed.synthesis.baseline import Baseline, Progress
+from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.coverage_map import Map
+from woodshed.synthesis.progress import Progress
 
-SEES_A_CLOCK = re.compile(r"(?m)^\s*(?:import|from)\s[^#\n]*\b(?:time|timeit)\b|\b(?:now|utcnow)\(")
+SEES_A_CLOCK = re.compile(
+    r"(?m)^\s*(?:from\s+(?:time|timeit)\s+import\b|import\s[^#\n]*(?<![\w.])(?:time|timeit)\b)|\b(?:now|utcnow)\("
+)
 PHASES = (2, 0)
 """Index (of four) of the clock reading that comes late: the end of the first measured span, or of the second."""
 PATIENCE_S = 240.0
@@ -27,13 +31,20 @@ MOST_SHARE = 0.25
 
 
 def without_judges_of_time(
-    baseline: Baseline, limit_s: float, progress: Progress, sandboxes: SandboxProvider = BUBBLEWRAP
+    baseline: Baseline,
+    asked: Sequence[str],
+    limit_s: float,
+    progress: Progress,
+    sandboxes: SandboxProvider = BUBBLEWRAP,
 ) -> Baseline:
     """The baseline without the tests that fail where the process is slowed down; they are in `timed`.
 
     Of a suite that `limit_s` seconds are too few for, the first tests are tried.
+
+    Args:
+        asked: those that can see a clock (`seeing`).
     """
-    name, asked = baseline.repository.name, seeing(baseline)
+    name = baseline.repository.name
     if not asked:
         return baseline
     progress(
@@ -55,19 +66,27 @@ def without_judges_of_time(
     )
 
 
-def seeing(baseline: Baseline) -> list[str]:
-    """Stable tests of files that mention a clock; all of them where the package, a conftest or a helper does."""
+def seeing(baseline: Baseline, mapped: Map) -> list[str]:
+    """Stable tests of files that mention a clock, and those that run a file of the package that does; all of them where
+    a conftest does, and of a helper those of files that name it."""
+
+    def text_of(path: str) -> str:
+        return (baseline.repository.tree / path).read_bytes().decode(errors="replace")
 
     def mentions(path: str) -> bool:
-        file = baseline.repository.tree / path
-        return SEES_A_CLOCK.search(file.read_bytes().decode(errors="replace")) is not None
+        return SEES_A_CLOCK.search(text_of(path)) is not None
 
     holding = {test.partition("::")[0] for test in baseline.stable}
-    shared = [path for path in (*baseline.package_files, *baseline.test_files) if path not in holding]
-    if any(mentions(path) for path in shared if path.endswith(".py")):
+    helpers = [path for path in baseline.test_files if path not in holding and mentions(path)]
+    if any(path.endswith("conftest.py") for path in helpers):
         return list(baseline.stable)
-    files = {path for path in holding if mentions(path)}
-    return [test for test in baseline.stable if test.partition("::")[0] in files]
+    names = "|".join(re.escape(PurePosixPath(path.removesuffix("/__init__.py")).stem) for path in helpers)
+    importing = re.compile(rf"\b({names or '(?!)'})\b")
+    files = {path for path in holding if mentions(path) or importing.search(text_of(path))}
+    timed = [path for path in baseline.package_files if path.endswith(".py") and mentions(path)]
+    running = set(mapped.unmapped) if timed else set()
+    running |= {test for path in timed for test in mapped.names(mapped.covering(path))}
+    return [test for test in baseline.stable if test.partition("::")[0] in files or test in running]
 
 
 def _failing(
@@ -78,7 +97,7 @@ def _failing(
     binds = {**baseline.spec.binds, "/run/woodshed/woodshed_slowed.py": script}
     with sandboxes.open(replace(baseline.spec, binds=binds)) as sandbox:
         request = {"ids": list(tests), "phase": phase, "seconds": limit_s, "workspace": sandbox.workspace}
-        request["out"] = "/tmp/slowed.json"
+        request |= {"options": list(baseline.environment.pytest_options), "out": "/tmp/slowed.json"}
         result = sandbox.exec(
             session.PYTHON + "/run/woodshed/woodshed_slowed.py",
             stdin=json.dumps(request).encode(),

@@ -32,11 +32,12 @@ class Map:
     """Tests of which nobody knows what they touch, for want of time."""
     _sets: dict[str, dict[int, int]] = field(default_factory=dict, compare=False, repr=False)
 
-    def covering(self, path: str, first: int, last: int) -> int:
-        """The tests that ran a line of a span, with AT_IMPORT if one ran outside of them."""
+    def covering(self, path: str, first: int = 1, last: int | None = None) -> int:
+        """The tests that ran a line of a span (of the whole file), with AT_IMPORT if one ran outside of them."""
         if path not in self._sets:
             self._sets[path] = {int(n): int(text, 16) for n, text in self.lines.get(path, {}).items()}
         tests, sets = 0, self._sets[path]
+        last = max(sets, default=0) if last is None else last
         for line in range(first, last + 1):
             tests |= sets.get(line, 0)
         return tests

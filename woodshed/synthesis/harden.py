@@ -258,6 +258,7 @@ def _failing(parent: Parent, workspace: Path, hidden: Path, ids: Sequence[str]) 
                 packages=task.environment.packages,
                 timeout_s=task.verify_timeout_s,
                 hash_seed=hash_seed,
+                options=task.environment.pytest_options,
             )
         if not run.started or run.timed_out or run.integrity:
             raise Unproven(f"the tests could not be run: {'; '.join(run.integrity) or 'timeout'}")
@@ -282,8 +283,11 @@ def _with_stubs(
     for kind, texts in stubs.stubs({path: gold[path] for path in shown}, shown).items():
         with parent.sandboxes.open(with_runner(spec)) as sandbox:
             lay(sandbox, texts)
-            packages, limit_s = task.environment.packages, task.verify_timeout_s
-            run = run_tests(sandbox, ids=failing, packages=packages, timeout_s=limit_s)
+            environment, limit_s = task.environment, task.verify_timeout_s
+            options = environment.pytest_options
+            run = run_tests(
+                sandbox, ids=failing, packages=environment.packages, timeout_s=limit_s, options=options
+            )
         passing[kind] = tuple(test for test in failing if run.outcomes[test] == "passed")
         if failing and len(passing[kind]) == len(failing):
             raise Unproven(f"the hidden tests accept {stubs.KINDS[kind]}")
@@ -304,7 +308,8 @@ def _visible_tests(parent: Parent, workspace: Path, ids: Sequence[str], command:
             continue
         with parent.sandboxes.open(spec) as sandbox:
             mine = [test for test in ids if test.startswith(f"{path}::")]
-            run = run_tests(sandbox, ids=mine, packages=(), timeout_s=task.verify_timeout_s)
+            options, limit_s = task.environment.pytest_options, task.verify_timeout_s
+            run = run_tests(sandbox, ids=mine, packages=(), timeout_s=limit_s, options=options)
         bad = {test for test, outcome in run.outcomes.items() if outcome in ("failed", "error")}
         shown = _shown(workspace, path)
         text = None if shown is None else task_variants.without_tests(shown, bad)

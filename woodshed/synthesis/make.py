@@ -7,30 +7,30 @@ same folders, and a run that was stopped goes on where it was. Combinations come
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import random
+import os
 import re
 import shutil
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from woodshed.records import SandboxError, Task, TaskError
 from woodshed.runs.files import write_atomically
-from woodshed.synthesis import leaks, sources
-from woodshed.synthesis.baseline import Progress
-from woodshed.synthesis.discovery import FINDERS, Feature, discover
+from woodshed.synthesis import git_sources, leaks, selection, sources
+from woodshed.synthesis.candidates import COMBINED_SHARE, candidates, combinations, derivations
 from woodshed.synthesis.history import Commit, commits, revert
 from woodshed.synthesis.impossible import contradict
-from woodshed.synthesis.measuring import measured_once, notes
-from woodshed.synthesis.operators import LEVELS, Symbol
+from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.operators import Symbol
+from woodshed.synthesis.progress import Phases, Progress
 from woodshed.synthesis.proof import prove, prove_revert
+from woodshed.synthesis.reports import notes
 from woodshed.synthesis.repository_context import (
     GENERATOR,
     MAX_TRIES,
@@ -42,18 +42,17 @@ from woodshed.synthesis.repository_context import (
     read_context,
 )
 from woodshed.synthesis.stats import UNREAD, rejected
-from woodshed.synthesis.test_writing import functions_to_test, write_tests
-from woodshed.tasks import folder
+from woodshed.synthesis.test_writing import write_tests
+from woodshed.tasks import environment, folder
 
-T = TypeVar("T")
-
-COMBINED_SHARE = 8
-"""One task in so many is a combination of others, where combinations are asked for."""
+CANDIDATE_S, SUITES_EACH = 8.0, 2.0
+"""Seconds of a task before the first one says it better, and so many runs of its suite on top."""
+FIRST_ROUND_S = 240.0
+"""Tasks are made after so long of running a suite, and so long of mapping it, and then of what is known later."""
 AHEAD = 4
 """Candidates of a job that are worked on beside the one that is due."""
 MAX_COMMITS = 50
 """Commits that are tried where no limit is given."""
-COMBINABLE = ("stub", "remove", "remove_class", "remove_cluster", "gut_class")
 
 
 @dataclass
@@ -72,6 +71,8 @@ class MakeReport:
     """Time that deciding them took; fetching and the baseline are not in it."""
     notes: list[str] = field(default_factory=list)
     """Tests that were left out of every task, or not mapped, and why."""
+    decided: set[str] = field(default_factory=set)
+    """Names of candidates that are tasks or rejected."""
 
 
 def make(
@@ -86,133 +87,86 @@ def make(
         TaskError: a source that cannot be used, or an `out` that holds tasks made from something else.
     """
     settings = settings or SynthesisSettings()
-    report, sandboxes = MakeReport(), settings.sandbox.create()
+    selection.refuse(settings.pytest_args)
+    _allow_variables(settings.env)
+    report, sandboxes, phases = MakeReport(), settings.sandbox.create(), Phases(progress)
     folder.refuse_run(out)
-    with folder.claimed(out):
+    with folder.claimed(out), phases.repeated():
         for source in repositories:
             if "revert" in settings.operators:
-                _make_reverts(source, out, settings, report, progress)
+                _make_reverts(source, out, settings, report, phases)
             if settings.operators == ("revert",):
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
-                progress(0, 0, f"fetching {sources.without_secrets(source)}")
+                for phase in ("suite", "map"):
+                    phases.bound(phase, min(FIRST_ROUND_S, settings.mapping_timeout_s))
+                phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
                 repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
-                measured = measured_once(repository, out, settings, progress)
-                report.notes += notes(measured)
-                staging = Path(scratch, "staging")
-                staging.mkdir()
-                _make_from(read_context(measured, staging, settings), out, report, progress)
+                _make_in_rounds(repository, out, settings, report, phases)
     return report
 
 
-# ---- candidates -------------------------------------------------------------------------------------------
+def _make_in_rounds(
+    repository: sources.Repository, out: Path, settings: SynthesisSettings, report: MakeReport, phases: Phases
+) -> None:
+    """Tasks of a repository, the first of them as soon as some of a long suite is known."""
+    before, measured, missing = len(report.accepted), None, 0
+    for seconds in rounds(settings.mapping_timeout_s):
+        left = settings.limit and settings.limit - (len(report.accepted) - before)
+        chosen = settings.model_copy(update={"mapping_timeout_s": seconds, "limit": left})
+        measured = measured_once(repository, out, chosen, phases)
+        staging = Path(tempfile.mkdtemp(dir=repository.tree.parent))
+        missing = _make_from(read_context(measured, staging, chosen), out, report, phases)
+        shutil.rmtree(staging)
+        if measured.is_whole or (settings.limit and not missing):
+            break
+    report.notes += notes(measured) if measured else []
+    if missing:
+        report.notes.append(f"{repository.name}: {missing} fewer than --limit, no candidate is left")
 
 
-def candidates(work: RepositoryContext) -> list[Candidate]:
-    """Features of every operator, the better ones earlier, in seeded order: operators take turns, and so do modules."""
-    settings = work.settings
-    repository = work.baseline.repository.name
-    wanted = [o for o in settings.operators if o in FINDERS and LEVELS[o] in settings.levels]
-    times = Counter(s.name.lower() for s in work.survey.symbols)
-    queues = []
-    for operator in wanted:
-        draw = random.Random(f"{settings.seed} {repository} {operator}")
-        features = discover(work.survey, operator)
-        weight = {id(feature): feature.score * draw.uniform(0.5, 1.5) for feature in features}
-        queues.append(
-            _by_turns(sorted(features, key=lambda feature: -weight[id(feature)]), lambda f: f.symbol.path)
-        )
-    named: dict[str, Candidate] = {}
-    for turn in range(max(map(len, queues), default=0)):
-        for queue in queues:
-            if turn < len(queue):
-                candidate = _candidate(repository, queue[turn], times)
-                named.setdefault(candidate.name.lower(), candidate)
-    return _by_turns(list(named.values()), lambda c: (c.symbol.path, c.symbol.name))
+def rounds(total_s: float) -> Iterator[float]:
+    """Seconds for the suite, and for its map, of every round: each has twice as many, the last one what is left."""
+    seconds = FIRST_ROUND_S
+    while total_s > 2 * seconds:
+        yield seconds
+        total_s, seconds = total_s - seconds, 2 * seconds
+    yield total_s
 
 
-def _by_turns(items: Sequence[T], key: Callable[[T], Hashable]) -> list[T]:
-    """The same items, reordered so that keys take turns: every key once, then every key that has more, and so on."""
-    nth: Counter[Hashable] = Counter()
-    turns = []
-    for item in items:
-        turns.append((nth[key(item)], len(turns), item))
-        nth[key(item)] += 1
-    return [item for *_, item in sorted(turns, key=lambda turn: turn[:2])]
+def _allow_variables(entries: Sequence[str]) -> None:
+    """Note that tasks may read these variables here.
 
-
-def _candidate(repository: str, feature: Feature, times: Counter[str]) -> Candidate:
-    symbol = feature.symbol
-    place = f"{symbol.module}." if times[symbol.name.lower()] > 1 else ""
-    name = f"{repository}-{feature.operator}-{place}{symbol.name}{_suffix(symbol)}"
-    return Candidate(name, feature.operator, symbol, feature.tests)
-
-
-def _suffix(symbol: Symbol) -> str:
-    """The detail of a symbol as the end of a folder's name."""
-    if not symbol.detail:
-        return ""
-    text = re.sub(r"[^A-Za-z0-9_]+", "-", symbol.detail).strip("-")[:40]
-    if text != symbol.detail:
-        digest = hashlib.sha256(symbol.detail.encode()).hexdigest()[:6]
-        text = f"{text}-{digest}" if text else digest
-    return f"-{text}"
-
-
-def combinations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
-    """Pairs of proven candidates in different files that different tests cover, each candidate at most once.
-
-    Each finds its partner among those before it, so that a higher limit leaves earlier pairs as they are.
+    Raises:
+        TaskError: one that cannot be given to tests, or has no value.
     """
-    settings = work.settings
-    if "combine" not in settings.operators or LEVELS["combine"] not in settings.levels:
-        return []
-    waiting: list[Candidate] = []
-    pairs = []
-    for one in (c for c in proven if c.operator in COMBINABLE):
-        other = next(
-            (c for c in waiting if c.symbol.path != one.symbol.path and not c.tests & one.tests), None
-        )
-        if other is None:
-            waiting.append(one)
-        else:
-            waiting.remove(other)
-            pairs.append(_pair(work.baseline.repository.name, other, one))
-    return pairs
-
-
-def _pair(repository: str, one: Candidate, other: Candidate) -> Candidate:
-    parts = tuple(replace(c.symbol, detail=f"{c.operator} {c.symbol.detail}".strip()) for c in (one, other))
-    symbol = replace(one.symbol, kind="combination", parts=parts, detail="")
-    names = [c.name.removeprefix(f"{repository}-") for c in (one, other)]
-    return Candidate(
-        f"{repository}-combine-{'-and-'.join(names)}", "combine", symbol, one.tests | other.tests
-    )
-
-
-def derivations(work: RepositoryContext, proven: Sequence[Candidate]) -> list[Candidate]:
-    """Impossible twins of proven candidates, one for every COMBINED_SHARE of them, and functions to write tests for."""
-    repository, derived = work.baseline.repository.name, []
-    if "impossible" in work.settings.operators and proven:
-        draw = random.Random(f"{work.settings.seed} {repository} impossible")
-        for parent in draw.sample(list(proven), max(1, len(proven) // COMBINED_SHARE)):
-            symbol = replace(parent.symbol, detail=parent.name)
-            derived.append(Candidate(f"{parent.name}-impossible", "impossible", symbol, parent.tests))
-    if "write_tests" in work.settings.operators:
-        for function in functions_to_test(work):
-            name = f"{repository}-write_tests-{function.module}.{function.name}"
-            derived.append(Candidate(name, "write_tests", function, work.survey.tests(function)))
-    return derived
+    for entry in entries:
+        name, has_value, _ = entry.partition("=")
+        if not re.fullmatch(environment.VARIABLE, entry):
+            raise TaskError(
+                f"--env {name}: cannot be given to tests; expected a name of letters, digits and underscores that "
+                "steers neither Python, pytest, the loader nor the sandbox"
+            )
+        if not has_value and name not in os.environ:
+            raise TaskError(f"--env {name}: not set here. export {name}=VALUE, or give --env {name}=VALUE")
+        if not has_value:
+            environment.allow_variable(name)
 
 
 # ---- decisions --------------------------------------------------------------------------------------------
 
 
-def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress: Progress) -> None:
+def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: Phases) -> int:
+    """Decide candidates; return how many tasks are missing to the limit."""
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     _name_unread(work, out, earlier, report)
-    singly = candidates(work)
+    singly = [candidate for candidate in candidates(work) if candidate.name not in report.decided]
+    suite_s = sum(work.baseline.durations.values())
+    phases.expect(
+        "tasks", (limit or len(singly)) * (CANDIDATE_S + SUITES_EACH * suite_s) / work.settings.jobs
+    )
+    progress = phases.named("tasks")
     first = limit - limit // COMBINED_SHARE if "combine" in work.settings.operators else limit
     before, goal = len(report.accepted), first
 
@@ -233,16 +187,14 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, progress:
             rest = limit - len(kept) - len(taken)
             going_on = _named(progress, "making more tasks")
             kept += _take(work, singles, len(singly), out, earlier, report, going_on, rest)
-        if limit and (short := limit - len(kept) - len(taken)) > 0:
-            report.notes.append(
-                f"{work.baseline.repository.name}: {short} fewer than --limit, no candidate is left"
-            )
     for kind in ("impossible", "write_tests"):
         wanted = [c for c in derivations(work, kept) if c.operator == kind]
         with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
             deriving = _named(progress, f"making {kind} tasks")
             _take(work, derived, len(wanted), out, earlier, report, deriving, limit)
+    phases.expect("tasks", 0)
     report.seconds += time.monotonic() - began
+    return max(limit - len(kept) - len(taken), 0) if limit else 0
 
 
 def _named(progress: Progress, phase: str) -> Progress:
@@ -262,8 +214,10 @@ def _take(
 ) -> list[Candidate]:
     """Take decisions (`count` of them at most) until `limit` are tasks (0: all of them); return those that are."""
     kept: list[Candidate] = []
+    progress(0, limit or count, f"of {work.baseline.repository.name}")
     for position, (candidate, result) in enumerate(decided, start=1):
         home = out / candidate.name
+        report.decided.add(candidate.name)
         if isinstance(result, Task):
             report.tried += result.folder != home
             if result.folder != home:
@@ -367,26 +321,30 @@ def _without_leak(work: RepositoryContext, task: Task) -> Task:
 
 
 def _make_reverts(
-    source: str, out: Path, settings: SynthesisSettings, report: MakeReport, progress: Progress
+    source: str, out: Path, settings: SynthesisSettings, report: MakeReport, phases: Phases
 ) -> None:
     """The newest commits that changed code and tests, each taken back in the tree that it made."""
+    progress = phases.named("commits")
     with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
         history = Path(scratch, "history")
-        address, revision = sources.clone(source, history)
-        name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
-        for number, commit in enumerate(commits(history, revision, settings.limit or MAX_COMMITS)):
+        git = git_sources.read(source)
+        if git is None or git.subdirectory:
+            raise TaskError(f"commits are reverted of whole git sources; write {git_sources.FORMS}")
+        git_sources.clone(git, history)
+        address = git_sources.without_secrets(git.address)
+        for number, commit in enumerate(commits(history, git.revision, settings.limit or MAX_COMMITS)):
             if commit.problem:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {commit.problem}")
                 continue
             tree = Path(scratch, f"tree-{number}")
             repository = sources.fetch(f"git+file://{history}@{commit.sha}", tree, settings.sandbox.create())
             repository = replace(
-                repository, name=sources.plain_name(name), source=f"git+{address}@{commit.sha}"
+                repository, name=sources.plain_name(git.name), source=f"git+{address}@{commit.sha}"
             )
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()
             try:
-                work = read_context(measured_once(repository, out, settings, progress), staging, settings)
+                work = read_context(measured_once(repository, out, settings, phases), staging, settings)
             except TaskError as error:
                 progress(0, 0, f"commit {commit.sha[:10]} cannot be used: {error}".partition("\n")[0])
                 continue

@@ -19,10 +19,12 @@ from pathlib import Path
 
 from woodshed.grading import session
 from woodshed.records import Environment, TaskError, from_json, to_json
+from woodshed.runs import machine
 from woodshed.runs.files import write_atomically
 from woodshed.sandbox import BUBBLEWRAP, Result, SandboxProvider
-from woodshed.synthesis.baseline import Baseline, Progress
+from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map
+from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.project import PYTHON
 from woodshed.tasks.environment import prepare, resolve
 
@@ -33,7 +35,6 @@ SESSION_S = 60.0
 """A session stops between two tests after so long."""
 PATIENCE_S = 240.0
 """More for the test that runs then, and for reading the lines; what takes longer is put aside."""
-AT_ONCE = 2
 
 
 @dataclass(frozen=True)
@@ -66,15 +67,14 @@ def measure(
     kept.mkdir(parents=True, exist_ok=True)
     pieces, total, stable = list(_pieces(kept)), len(baseline.stable), set(baseline.stable)
     done = {test for piece in pieces for test in (*piece.tests, *piece.aside)} & stable
-    waiting, before = deque(_chunks([test for test in baseline.stable if test not in done])), len(done)
+    waiting = deque(_chunks([test for test in baseline.stable if test not in done]))
     running: dict[Future[MappingSession], Sequence[str]] = {}
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    at_once = max(2, machine.cores())
+    with ThreadPoolExecutor(at_once) as pool:
         while True:
             passed_s = time.monotonic() - began
-            progress(
-                len(done), total, _told(baseline, limit_s, passed_s, len(done) - before, total - len(done))
-            )
-            while waiting and len(running) < AT_ONCE and passed_s < limit_s:
+            progress(len(done), total, f"mapping the tests of {baseline.repository.name} to its lines")
+            while waiting and len(running) < at_once and passed_s < limit_s:
                 chunk = waiting.popleft()
                 seconds = min(SESSION_S, limit_s - passed_s)
                 running[pool.submit(session, baseline, chunk, seconds)] = chunk
@@ -87,15 +87,6 @@ def measure(
                 done |= {*piece.tests, *piece.aside} & stable
                 if rest := [test for test in chunk if test not in done]:
                     waiting.appendleft(rest)
-
-
-def _told(baseline: Baseline, limit_s: float, passed_s: float, done: int, left: int) -> str:
-    """Description of the work and of its time limit."""
-    text = f"mapping {baseline.repository.name}, its tests to its lines, at most {limit_s / 60:.0f} min"
-    if not done or not left:
-        return text
-    rest_s = min(passed_s / done * left, max(limit_s - passed_s, 0))
-    return f"{text}, about {rest_s / 60:.0f} min left"
 
 
 def _chunks(tests: list[str]) -> Iterator[list[str]]:
@@ -127,6 +118,7 @@ def trace(
         request = {
             "nonce": "",
             "ids": list(tests),
+            "options": list(baseline.environment.pytest_options),
             "packages": [],
             "workspace": sandbox.workspace,
             "files": [f"{sandbox.workspace}/{path}" for path in files],
@@ -159,6 +151,13 @@ def _put_aside(baseline: Baseline, result: Result, now: str, tests: Sequence[str
         f"{baseline.repository.name}: the run that maps tests to lines ended as {result.outcome} after "
         f"{result.seconds:.0f} s, before any test. It printed:\n    {end}"
     )
+
+
+def restricted(mapped: Map, stable: tuple[str, ...]) -> Map:
+    """The map of some of its tests."""
+    unmapped = set(mapped.unmapped)
+    found = merged([MappingSession(mapped.tests, mapped.lines, mapped.calls, ())], stable)
+    return replace(found, unmapped=tuple(test for test in stable if test in unmapped))
 
 
 def merged(pieces: Sequence[MappingSession], stable: tuple[str, ...]) -> Map:

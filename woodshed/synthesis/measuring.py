@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,87 +18,148 @@ from typing import Any
 
 from woodshed.records import from_json, to_json
 from woodshed.runs.files import write_atomically
-from woodshed.synthesis import clocks, leaks, mapping, sources
-from woodshed.synthesis.baseline import Baseline, Progress, measure
+from woodshed.synthesis import clocks, leaks, mapping, reports, selection, sources
+from woodshed.synthesis.baseline import Baseline, measure
 from woodshed.synthesis.coverage_map import Map
+from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.project import PYTHON
 from woodshed.synthesis.repository_context import GENERATOR, RepositoryMeasurements, SynthesisSettings, texts
+from woodshed.synthesis.suite import SuiteLimits
 from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
+FIT = 0.4
+"""Of `timeout_s`, which is for one run of all tests: beside them it starts and imports, on a machine that is busy."""
+SLOWED = 4.0
+"""A slowed run takes about so many times as long."""
+MAP_SHARE = 1.5
+"""Mapping a suite takes about so many times as long as its runs, until a first session says it better."""
 
 
 def measured_once(
-    repository: sources.Repository, out: Path, settings: SynthesisSettings, progress: Progress
+    repository: sources.Repository, out: Path, settings: SynthesisSettings, phases: Phases
 ) -> RepositoryMeasurements:
     """Measure a repository once: all tasks of a set share one environment, whenever they are made.
 
     A map that wanted time is gone on with where `settings.mapping_timeout_s` was raised since.
     """
-    asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
-    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
-    home = out / ".baselines" / f"{repository.name}-{key}"
-    kept, parts = home.with_name(f"{home.name}.json"), home.with_name(f"{home.name}.parts")
-    if (known := read_kept(kept)) and _is_enough(known["map"], settings.mapping_timeout_s):
+    place = _place(repository, settings)
+    kept, parts = out / ".baselines" / f"{place}.json", out / ".baselines" / f"{place}.parts"
+    log = out / ".logs" / place
+    if (known := read_kept(kept)) and _is_enough(known, settings.mapping_timeout_s):
         mapped, copied = known.pop("map"), known.pop("copies")
         calls = tuple((a, b, c, d) for a, b, c, d in mapped["calls"])
-        baseline = _baseline(known, repository)
+        baseline = reports.with_report(_baseline(known, repository), log)
         copies = {(path, name): where for path, name, where in copied}
         return RepositoryMeasurements(
-            baseline, Map(baseline.stable, mapped["lines"], calls, tuple(mapped["unmapped"])), copies
+            baseline, Map(baseline.stable, mapped["lines"], calls, tuple(mapped["unmapped"])), copies, log
         )
-    baseline = _first(repository, parts / "baseline.json", settings, progress)
+    for phase in ("suite", "map"):
+        phases.bound(phase, settings.mapping_timeout_s)
+    baseline = _first(repository, parts, log, settings, phases)
     sandboxes = settings.sandbox.create()
     with ThreadPoolExecutor(1) as beside:
         code = texts(baseline, baseline.package_files, ".py")
         searching = beside.submit(leaks.copies, code, baseline.spec, sandboxes)
         mapped = mapping.measure(
-            baseline, parts / "map", settings.mapping_timeout_s, progress, sandboxes=sandboxes
+            baseline, parts / "map", settings.mapping_timeout_s, phases.named("map"), sandboxes=sandboxes
         )
-        progress(0, 0, f"searching this machine for other copies of {repository.name}")
+        phases.expect("map", 0)
+        baseline, mapped = _usable(baseline, mapped, settings, phases)
+        phases.named("copies")(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
     known["map"] = {"lines": mapped.lines, "calls": mapped.calls, "unmapped": mapped.unmapped}
     known["map"]["timeout_s"] = settings.mapping_timeout_s
     known["copies"] = [[*place, where] for place, where in copied.items()]
     write_atomically(kept, json.dumps(known, indent=1))
-    if not mapped.unmapped:
+    if not mapped.unmapped and not baseline.unmeasured:
         shutil.rmtree(parts, ignore_errors=True)
-    return RepositoryMeasurements(baseline, mapped, copied)
+    return RepositoryMeasurements(baseline, mapped, copied, log)
 
 
-def _is_enough(mapped: Mapping[str, Any], timeout_s: float) -> bool:
-    return not mapped["unmapped"] or timeout_s <= mapped["timeout_s"]
+def _place(repository: sources.Repository, settings: SynthesisSettings) -> str:
+    """Name of what is kept for a repository: another one for whatever changes the outcomes of its tests."""
+    asked = [GENERATOR, repository.sha256, PYTHON, *settings.extra_requirements]
+    asked += [*settings.pytest_args, *settings.deselect, *settings.env]
+    key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+    return f"{repository.name}-{key}"
+
+
+def _is_enough(known: Mapping[str, Any], timeout_s: float) -> bool:
+    """True if more time would bring nothing, or none is given."""
+    is_whole = not known["map"]["unmapped"] and not known["unmeasured"]
+    return is_whole or timeout_s <= known["map"]["timeout_s"]
 
 
 def _first(
-    repository: sources.Repository, kept: Path, settings: SynthesisSettings, progress: Progress
+    repository: sources.Repository, parts: Path, log: Path, settings: SynthesisSettings, phases: Phases
 ) -> Baseline:
-    """The baseline, without tests that judge time; as an earlier call left it."""
-    if known := read_kept(kept, {"contents"}):
-        return _baseline(known, repository)
-    sandboxes = settings.sandbox.create()
+    """The baseline as an earlier call left it, unless more time brings more tests."""
+    kept = parts / "baseline.json"
+    known = read_kept(kept, {"contents", "unmeasured"})
+    if known and not known["unmeasured"]:
+        return reports.with_report(_baseline(known, repository), log)
+    limits = SuiteLimits(
+        timeout_s=settings.timeout_s, whole_s=max(settings.timeout_s, settings.mapping_timeout_s)
+    )
     measured = measure(
         repository,
         extra_requirements=settings.extra_requirements,
-        timeout_s=settings.timeout_s,
-        progress=progress,
-        sandboxes=sandboxes,
+        variables=settings.env,
+        options=selection.options(repository.tree, settings.pytest_args, settings.deselect),
+        limits=limits,
+        kept=parts / "suite",
+        progress=phases.named("suite", {"map": MAP_SHARE}),
+        sandboxes=settings.sandbox.create(),
     )
-    limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
-    measured = clocks.without_judges_of_time(measured, limit_s, progress, sandboxes)
-    measured = replace(measured, durations={})  # the only part that differs from run to run
-    kept.parent.mkdir(parents=True, exist_ok=True)
+    phases.expect("suite", 0)
+    reports.write(measured, log)
     write_atomically(kept, json.dumps(_with_contents(measured), indent=1))
     return measured
+
+
+def _usable(
+    baseline: Baseline, mapped: Map, settings: SynthesisSettings, phases: Phases
+) -> tuple[Baseline, Map]:
+    """The baseline and its map without tests that judge time, and the slowest where all do not fit into one run."""
+    limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
+    if settings.pass_to_pass == "all":
+        baseline = without_slowest(baseline, FIT * settings.timeout_s)
+    asked = clocks.seeing(baseline, mapped)
+    slowed_s = SLOWED * sum(baseline.durations.get(test, 0.0) for test in asked)
+    phases.expect("clocks", min(limit_s, slowed_s))
+    baseline = clocks.without_judges_of_time(
+        baseline, asked, limit_s, phases.named("clocks"), settings.sandbox.create()
+    )
+    phases.expect("clocks", 0)
+    return baseline, mapping.restricted(mapped, baseline.stable)
+
+
+def without_slowest(baseline: Baseline, most_s: float) -> Baseline:
+    """The baseline without as many of its slowest tests as it takes for the others to fit into `most_s` seconds."""
+    left_s = sum(baseline.durations.get(test, 0.0) for test in baseline.stable)
+    slow: list[str] = []
+    for test in sorted(baseline.stable, key=lambda test: -baseline.durations.get(test, 0.0)):
+        if left_s <= most_s:
+            break
+        left_s -= baseline.durations.get(test, 0.0)
+        slow.append(test)
+    return replace(
+        baseline,
+        stable=tuple(test for test in baseline.stable if test not in set(slow)),
+        broken=tuple(sorted({*baseline.broken, *slow})),
+        slow=tuple(sorted(slow)),
+    )
 
 
 def _with_contents(baseline: Baseline) -> dict[str, Any]:
     tree = baseline.repository.tree
     contents = {p: base64.b64encode((tree / p).read_bytes()).decode() for p in baseline.generated}
     known = {**to_json(baseline), "contents": contents}
-    del known["repository"]
+    for key in ("repository", *reports.VARYING):
+        del known[key]
     return known
 
 
@@ -120,33 +181,3 @@ def read_kept(file: Path, parts: Set[str] = frozenset({"contents", "map", "copie
     except (FileNotFoundError, ValueError, AttributeError):
         return {}
     return known if whole else {}
-
-
-def notes(measured: RepositoryMeasurements) -> list[str]:
-    """Remarks on a repository's tests that a person should read: everything that is left out, and why."""
-    baseline, unmapped = measured.baseline, measured.map.unmapped
-    name, timed = baseline.repository.name, baseline.timed
-    failing = [test for test in baseline.broken if test not in timed]
-    remarks = []
-    if timed:
-        remarks.append(
-            f"{name}: left out, because they measure time and would fail on a busy machine: {_some(timed)}"
-        )
-    if unmapped:
-        remarks.append(
-            f"{name}: {len(unmapped)} of {len(measured.map.tests)} tests could not be mapped to lines in time; what "
-            "only they run gives no task. The same command with --set mapping_timeout_s=SECONDS, and more of them, "
-            "goes on where this one stopped."
-        )
-    if failing:
-        remarks.append(f"{name}: left out, as they fail here: {_some(failing)}")
-    if baseline.uncollected:
-        remarks.append(f"{name}: left out, as pytest cannot collect them here: {_some(baseline.uncollected)}")
-    if baseline.left_out:
-        remarks.append(f"{name}: not installed: {'; '.join(baseline.left_out)}")
-    return remarks
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first three names, and the number of the others."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

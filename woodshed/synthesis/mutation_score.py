@@ -57,6 +57,7 @@ def measure(
     tests: Sequence[str],
     timeout_s: float,
     sandboxes: SandboxProvider,
+    options: Sequence[str] = (),
 ) -> MutationScore:
     """Try mutants and trivial bodies of one function, in one sandbox."""
     source = code.modules[symbol.path].source
@@ -68,7 +69,7 @@ def measure(
     texts += [
         apply(source.text, [body_edit(source, function, symbol.name, line=line)]) for line in [*lines, EQUAL]
     ]
-    answers = _probe(spec, symbol, tests, texts, timeout_s, sandboxes)
+    answers = _probe(spec, symbol, tests, texts, timeout_s, sandboxes, options)
     tried, trivial = answers[: len(chosen)], answers[len(chosen) :]
     accepted = [line for line, answer in zip(lines, trivial, strict=False) if answer == "p"]
     return MutationScore(
@@ -91,10 +92,11 @@ def noticed(
     tests: Sequence[str],
     timeout_s: float,
     sandboxes: SandboxProvider,
+    options: Sequence[str] = (),
 ) -> list[str]:
     """Texts of the function's file with one mutant each, as far as the tests fail with it."""
     texts = _versions(code, symbol)
-    answers = _probe(spec, symbol, tests, texts, timeout_s, sandboxes)
+    answers = _probe(spec, symbol, tests, texts, timeout_s, sandboxes, options)
     return [text for text, answer in zip(texts, answers, strict=False) if answer == "k"]
 
 
@@ -105,6 +107,7 @@ def _probe(
     texts: Sequence[str],
     timeout_s: float,
     sandboxes: SandboxProvider,
+    options: Sequence[str] = (),
 ) -> str:
     """A letter for every text (see `mutation_runner`); "" where there was no answer.
 
@@ -116,6 +119,7 @@ def _probe(
     with sandboxes.open(replace(spec, binds=binds)) as sandbox:
         request: Mapping[str, object] = {
             "ids": list(tests),
+            "options": list(options),
             "workspace": sandbox.workspace,
             "versions": [{"path": symbol.path, "name": symbol.name, "text": syntax.plain(t)} for t in texts],
             "out": "/tmp/probe",

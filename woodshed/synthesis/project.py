@@ -33,7 +33,7 @@ from woodshed.records import Environment, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import requirements
 from woodshed.synthesis.configuration import read_toml
-from woodshed.synthesis.siblings import Siblings, siblings
+from woodshed.synthesis.siblings import Siblings, is_described, projects, siblings
 from woodshed.synthesis.sources import Repository
 from woodshed.tasks.environment import prepare, resolve
 from woodshed.tasks.folder import is_clean, is_protected
@@ -44,6 +44,7 @@ BUILD_TOOLS = frozenset(
     "flit-core hatch-vcs hatchling packaging pbr pdm-backend poetry-core setuptools setuptools-scm wheel".split()
 )
 """Public names, which a package index has however a repository calls its folders."""
+MOST_TOLD = 12
 NAMESPACE = re.compile(rb"declare_namespace|extend_path")
 WHEEL_FILES, WHEEL_BYTES = 20_000, 256 << 20
 """The most that a wheel may unpack to."""
@@ -125,10 +126,8 @@ def read(
             leaves no package.
     """
     tree = repository.tree
-    described = any((tree / name).is_file() for name in ("pyproject.toml", "setup.py", "setup.cfg"))
-    wheel = _build(repository, timeout_s, sandboxes) if described else _as_it_is(repository)
-    contents = _contents(repository.name, wheel)
-    info, metadata, version = _metadata(repository.name, contents)
+    contents = contents_of(repository.name, _built(repository, timeout_s, sandboxes))
+    info, metadata, version = metadata_of(repository.name, contents)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
     if compiled := sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib"))):
         raise TaskError(
@@ -138,6 +137,7 @@ def read(
     if not homes:
         raise TaskError(
             f"{repository.name}: no package of its wheel was found in the repository{_elsewhere(tree, code)}"
+            f"{_choice(tree)}"
         )
     generated = _complete(tree, code, homes)
     name = canonicalize_name(metadata["Name"])
@@ -159,7 +159,22 @@ def read(
     )
 
 
-def _metadata(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
+def _built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
+    """The wheel of a repository, or its stand-in.
+
+    Raises:
+        TaskError: the build fails; it names the projects inside, one of which may be meant.
+    """
+    with named(repository.name):
+        if not is_described(repository.tree):
+            return _as_it_is(repository)
+    try:
+        return build(repository, timeout_s, sandboxes)
+    except TaskError as error:
+        raise TaskError(f"{error}{_choice(repository.tree)}") from None
+
+
+def metadata_of(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
     """Folder of a wheel's metadata, the metadata, and the normalised version.
 
     Raises:
@@ -215,7 +230,7 @@ def _indented(line: str) -> str:
     return f"\n    {line}"
 
 
-def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
+def contents_of(name: str, wheel: bytes) -> dict[str, bytes]:
     """The files of a wheel. It was made by somebody else's code: as large, and named, as it likes.
 
     Raises:
@@ -243,7 +258,7 @@ def _contents(name: str, wheel: bytes) -> dict[str, bytes]:
 # ---- build ------------------------------------------------------------------------------------------------
 
 
-def _build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
+def build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
     """The project's wheel, built in a sandbox: no network, no isolation, nothing of it runs on the host."""
     with named(repository.name):
         system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
@@ -266,7 +281,7 @@ def _build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider)
 
 def _builder(repository: Repository, requires: Sequence[str], sandboxes: SandboxProvider) -> Sandbox:
     try:
-        pins = resolve(_for_build(repository, requires))
+        pins = resolve(_forbuild(repository, requires))
     except TaskError as error:
         raise TaskError(f"{repository.name}: what its build requires cannot be installed. {error}") from None
     environment = Environment(PYTHON, pins, packages=())
@@ -280,7 +295,7 @@ def _builder(repository: Repository, requires: Sequence[str], sandboxes: Sandbox
     )
 
 
-def _for_build(repository: Repository, requires: Sequence[str]) -> list[str]:
+def _forbuild(repository: Repository, requires: Sequence[str]) -> list[str]:
     """Requirements of a build here. A malformed line stays as it is: `resolve` names it.
 
     Raises:
@@ -340,7 +355,7 @@ def _hook(
         f"{build} {why.get(result.outcome, f'was ended ({result.outcome})')}, and was stopped. It has no network and "
         f"nobody answers it. {f'It last printed:{lines}' if lines else 'It printed nothing.'}\n"
         "Mend the build, name a release as pypi:NAME==VERSION, or give a copy of the folder without pyproject.toml, "
-        "setup.py and setup.cfg, with its requirements as --set 'extra_requirements=[...]': its packages are then "
+        "setup.py and setup.cfg, with its requirements as 'extra_requirements=[...]': its packages are then "
         "taken as they lie"
     )
 
@@ -388,6 +403,19 @@ def _elsewhere(tree: Path, code: dict[str, bytes]) -> str:
                 "named as the packages are; give another source, such as a repository that is laid out so"
             )
     return ""
+
+
+def _choice(tree: Path) -> str:
+    """The projects inside a repository, one of which is to be chosen; "" where there are none."""
+    inner = projects(tree)
+    if not inner:
+        return ""
+    told = [place + (f" ({name})" if name else "") for place, name in inner]
+    more = f" and {len(told) - MOST_TOLD} more" if len(told) > MOST_TOLD else ""
+    return (
+        f"\nIt holds {len(inner)} projects: {', '.join(told[:MOST_TOLD])}{more}. Choose one: give its folder "
+        f"(./{inner[0][0]} from there), or a git source with #subdirectory={inner[0][0]} behind it"
+    )
 
 
 def _owned(code: dict[str, bytes], package: str, distribution: str) -> Iterator[str]:

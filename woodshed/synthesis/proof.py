@@ -14,19 +14,19 @@ too_slow, and those in `repository_context.PASSING`, which later runs try again.
 from __future__ import annotations
 
 import dataclasses
-import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 from woodshed.grading import TestRun, outcomes_of
 from woodshed.pysource import syntax
 from woodshed.pysource.edits import parse
-from woodshed.records import Decoy, Outcome, Patch, Task
+from woodshed.records import Decoy, Patch, Task
 from woodshed.sandbox import Sandbox
 from woodshed.synthesis import decoys, instructions, operators, paraphrase, stubs, visibility
 from woodshed.synthesis.baseline import failed_imports, settled
 from woodshed.synthesis.coverage_map import AT_IMPORT
+from woodshed.synthesis.failures import HASH_SEEDS, Failures, what_fails
 from woodshed.synthesis.leaks import first_copy
 from woodshed.synthesis.leaks.evidence import missing
 from woodshed.synthesis.names import unresolved
@@ -43,8 +43,6 @@ from woodshed.tasks import folder
 MAX_REPAIRS = 5
 UNWRITTEN = "not written yet"
 """Placeholder for a draft's instruction and test command."""
-HASH_SEEDS = (2, 3)
-"""Of the first two runs in which a fail-to-pass test must fail; the third is the verifier's, whose hash seed is 0."""
 MAX_MEASURED = 8
 """Most functions of one deletion whose tests' strength is measured."""
 WIDTHS = (1, 1, 1, 2, 10, 4, 10)
@@ -138,22 +136,22 @@ def near(tests: Sequence[str], others: Sequence[str], command: str) -> tuple[str
 
 def _written(work: RepositoryContext, candidate: Candidate, deletion: Deletion, affected: Set[str]) -> Task:
     """The task in its folder, as far as the tests that run the code, and others that it affects, prove it."""
-    outcomes = _failures(work, candidate, deletion, affected)
-    fail_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] != "passed")
-    pass_to_pass = tuple(test for test in work.baseline.stable if outcomes[test] == "passed")
+    failures = what_fails(work, candidate, deletion, affected)
+    outcomes, lost, fail_to_pass = failures.outcomes, failures.lost, failures.fail_to_pass
+    pass_to_pass = tuple(test for test in work.baseline.stable if test not in set(fail_to_pass))
     stub_passes = _with_stubs(work, deletion, fail_to_pass)
     strength = _strength(work, deletion, stubs.idle(stub_passes))
     visible, command = visibility.show(work, deletion, outcomes, candidate.name)
     if work.settings.pass_to_pass == "near":
-        pass_to_pass = near(pass_to_pass, fail_to_pass, command)
-    with work.opened(deletion.changed) as sandbox:
-        again = work.run(sandbox, fail_to_pass, hash_seed=HASH_SEEDS[1])
-    if passed := [test for test in fail_to_pass if again.outcomes[test] == "passed"]:
+        fail_to_pass, pass_to_pass = (near(tests, lost, command) for tests in (fail_to_pass, pass_to_pass))
+    with work.opened({**deletion.changed, **failures.conftests.files}) as sandbox:
+        again = work.run(sandbox, lost, hash_seed=HASH_SEEDS[1])
+    if passed := [test for test in lost if again.outcomes[test] == "passed"]:
         raise Rejected("unstable_failure", ", ".join(passed))
-    instruction = _instruction(work, deletion, command, fail_to_pass)
+    instruction = _instruction(work, deletion, command, failures)
     facts = {**_facts(work, deletion), **strength}
     task = _task(work, candidate, deletion, instruction, command, fail_to_pass, pass_to_pass, facts)
-    task = dataclasses.replace(task, stub_passes=stub_passes, decoys=_decoys(work, candidate, fail_to_pass))
+    task = dataclasses.replace(task, stub_passes=stub_passes, decoys=_decoys(work, candidate, lost))
     return _write(work, task, deletion, visible)
 
 
@@ -255,42 +253,6 @@ def _smoke(work: RepositoryContext, sandbox: Sandbox, deletion: Deletion) -> Non
 # ---- what fails, and why ----------------------------------------------------------------------------------
 
 
-def _failures(
-    work: RepositoryContext, candidate: Candidate, deletion: Deletion, affected: Set[str]
-) -> dict[str, Outcome]:
-    """The outcome of every stable original test without the code.
-
-    The tests that run the code come first, with one test of each file that names what is gone (such files may not be
-    collected any more) and all of them that are not mapped. Others that are known to be `affected` run where the first
-    ones failed for the right reason. Of the rest it is assumed that they pass, but for those of files that cannot be
-    collected.
-    """
-    stable = work.baseline.stable
-    covering = set(work.map.names(candidate.tests)) or set(stable)
-    gone = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in sorted(deletion.words)) or "(?!)")
-    opening = {test.partition("::")[0]: test for test in reversed(stable)}
-    named = {path for path, text in work.tests.items() if gone.search(text)}
-    covering |= {test for file, test in opening.items() if file in named}
-    covering |= {test for test in work.map.unmapped if test.partition("::")[0] in named}
-    first = [test for test in stable if test in covering]
-    rest = [test for test in stable if test in affected - covering]
-    outcomes: dict[str, Outcome] = dict.fromkeys(stable, "passed")
-    with work.opened(deletion.changed) as sandbox:
-        run = work.run(sandbox, first, HASH_SEEDS[0])
-        if all(outcome == "passed" for outcome in run.outcomes.values()):
-            raise Rejected("no_test_fails", f"{len(first)} tests that run it pass without it")
-        _reasons(work, candidate, deletion, run)
-        outcomes |= run.outcomes
-        outcomes |= {test: "missing" for test in stable if test.partition("::")[0] in run.collection_errors}
-        _width(work, outcomes)
-        if rest:
-            run = work.run(sandbox, rest, HASH_SEEDS[0])
-            _reasons(work, candidate, deletion, run)
-            outcomes |= run.outcomes
-            _width(work, outcomes)
-    return outcomes
-
-
 def _with_stubs(
     work: RepositoryContext, deletion: Deletion, failing: Sequence[str]
 ) -> dict[str, tuple[str, ...]]:
@@ -304,48 +266,6 @@ def _with_stubs(
         if len(passing[kind]) == len(failing):
             raise Rejected("trivial", f"{len(failing)} failing tests accept {stubs.KINDS[kind]}")
     return passing
-
-
-def _width(work: RepositoryContext, outcomes: Mapping[str, Outcome]) -> None:
-    lost = sum(outcome in ("failed", "error") for outcome in outcomes.values())
-    if lost > work.settings.max_lost * len(work.baseline.stable):
-        raise Rejected("too_wide", f"{lost} of {len(work.baseline.stable)} tests fail")
-
-
-def _reasons(work: RepositoryContext, candidate: Candidate, deletion: Deletion, run: TestRun) -> None:
-    for test, outcome in run.outcomes.items():
-        if outcome != "passed" and (why := _wrong_reason(work, candidate, deletion, run, test)):
-            raise Rejected("wrong_reason", f"{test}: {why}")
-
-
-def _wrong_reason(
-    work: RepositoryContext, candidate: Candidate, deletion: Deletion, run: TestRun, test: str
-) -> str:
-    """Reason why a failure does not look like missing code, or "".
-
-    Right: the file cannot be collected because of a removed name; the message has such a name; or the test ran the
-    code that is missing. Wrong: syntax, missing fixtures, time, other stubs, and tests that never touched the code.
-    """
-    collection = run.collection_errors.get(test.partition("::")[0], "")
-    if collection:
-        named = any(re.search(rf"\b{re.escape(word)}\b", collection) for word in deletion.words)
-        return "" if named and "SyntaxError" not in collection else collection.strip().splitlines()[-1]
-    message = run.messages.get(test, "")
-    if any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message) for word in deletion.words):
-        return ""
-    if "CalledProcessError" in message:  # a process of its own ran the code, where nobody could look
-        return ""
-    strange = ["fixture '.*' not found", r"Timeout \(", "SyntaxError"]
-    if not deletion.removed:
-        strange.append("NotImplementedError")  # of somebody else's stub
-    if re.search("|".join(strange), message):
-        return message
-    known = candidate.tests | work.map.bits.get(test, 0) == candidate.tests or test in work.map.unmapped
-    return (
-        ""
-        if known or not candidate.tests or deletion.removed
-        else message or "fails without running the code"
-    )
 
 
 def _strength(work: RepositoryContext, deletion: Deletion, idle: Set[str]) -> dict[str, object]:
@@ -385,11 +305,9 @@ def _functions(work: RepositoryContext, deletion: Deletion) -> list[Symbol]:
 # ---- the task ---------------------------------------------------------------------------------------------
 
 
-def _instruction(
-    work: RepositoryContext, deletion: Deletion, command: str, fail_to_pass: Iterable[str]
-) -> str:
-    settings, failing = work.settings, tuple(fail_to_pass)
-    files = sorted({test.partition("::")[0] for test in failing})
+def _instruction(work: RepositoryContext, deletion: Deletion, command: str, failures: Failures) -> str:
+    settings, failing = work.settings, failures.lost
+    files = sorted({*(test.partition("::")[0] for test in failing), *failures.conftests.files})
     texts = [work.tests[path] for path in files if path in work.tests]
     needed = instructions.needed_names(deletion, work.code, texts)
     try:

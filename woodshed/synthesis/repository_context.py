@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from woodshed.grading.results import SessionRequest, TestRun
+from woodshed.grading.results import NOTHING, SessionRequest, TestRun
 from woodshed.grading.session import run_session
 from woodshed.pysource import syntax
 from woodshed.records import Verdict
@@ -31,7 +31,7 @@ from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
-GENERATOR = "woodshed-synthesis-11"
+GENERATOR = "woodshed-synthesis-12"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -99,6 +99,13 @@ class SynthesisSettings(Settings):
     that are not mapped by then are left to the proofs; the same command with more seconds goes on with them."""
     timeout_s: float = Field(default=120.0, gt=0)
     """Seconds for one run of a suite, here and when the task's attempts are graded; here half of them on the CPU."""
+    pytest_args: tuple[str, ...] = ()
+    """Options of every run of pytest, besides those of the repository's own addopts that select tests."""
+    deselect: tuple[str, ...] = ()
+    """Tests that are left out: ids, or what their ids begin with ("tests/test_web.py::TestLogin")."""
+    env: tuple[str, ...] = ()
+    """Environment variables of the code and its tests: "NAME=VALUE", or "NAME" for the value of whoever runs the tests,
+    which no task holds."""
     sandbox: SandboxSettings = SandboxSettings()
     """Where the repository's code runs."""
 
@@ -235,7 +242,13 @@ class RepositoryContext:
             known = self._strengths.get(key)
         if known is None:
             known = mutation_score.measure(
-                self.spec(), self.code, function, tests, self.settings.timeout_s, self.sandboxes
+                self.spec(),
+                self.code,
+                function,
+                tests,
+                self.settings.timeout_s,
+                self.sandboxes,
+                self.baseline.environment.pytest_options,
             )
             with self._lock:
                 self._strengths[key] = known
@@ -259,10 +272,13 @@ class RepositoryContext:
             raise Rejected("too_slow", f"tests used more than {self.cpu_s} s of CPU")
         if run.timed_out:
             raise Rejected("timeout", f"tests ran longer than {self.settings.timeout_s:.0f} s")
-        if run.integrity and (conftest := CONFTEST_ERROR.search(run.log)):
+        is_empty = NOTHING in run.collection_errors
+        if (run.integrity or is_empty) and (conftest := CONFTEST_ERROR.search(run.log)):
             raise Rejected("conftest_broken", conftest[1])
         if run.integrity:
             raise Rejected("not_believable", "; ".join(run.integrity))
+        if is_empty:
+            raise Rejected("not_believable", run.collection_errors[NOTHING])
         return run
 
     def session(
@@ -273,7 +289,10 @@ class RepositoryContext:
         sources: Mapping[str, bytes] | None = None,
     ) -> TestRun:
         """Some tests, as far as they came; `sources` are read in place of test files on disk."""
-        request = SessionRequest(list(ids), self.baseline.environment.packages, sources=sources or {})
+        environment = self.baseline.environment
+        request = SessionRequest(
+            list(ids), environment.packages, sources=sources or {}, options=environment.pytest_options
+        )
         timeout_s, cpu_s = self.settings.timeout_s, self.cpu_s
         return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
 
@@ -301,6 +320,13 @@ class RepositoryMeasurements:
     map: Map
     copies: Mapping[tuple[str, str], str]
     """Functions that also stand in libraries, as `leaks.copies` found them."""
+    log: Path | None = None
+    """Place of the log of its tests, without the ending."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if time reached every test."""
+        return not self.map.unmapped and not self.baseline.unmeasured
 
 
 def read_context(

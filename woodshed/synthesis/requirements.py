@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from woodshed.synthesis import plugins
 from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
 from woodshed.synthesis.siblings import Siblings, dependencies, home_of
+from woodshed.tasks.environment import PRIVATE
 
 TEST_GROUPS = ("test", "tests", "testing", "unittest")
 DEV_GROUPS = ("dev", "develop", "development")
@@ -27,6 +28,12 @@ REQUIREMENT_FILES = (
     "*requirements*test*.txt",
     "*test*requirements*.txt",
     "tests/requirements*.txt",
+)
+PACKAGE_FILES = (
+    "requirements.txt",
+    "requirements/base.txt",
+    "requirements/common.txt",
+    "requirements/main.txt",
 )
 DEV_FILES = ("*dev*requirements*.txt", "*requirements*dev*.txt", "requirements*/dev*.txt")
 NOT_FOR_TESTS = re.compile(
@@ -68,20 +75,26 @@ def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
             requirements.left_out.append(f"{demand.cause}: no name of a distribution")
     demanded = {canonicalize_name(Requirement(text).name) for text in requirements.demanded}
     tools = set()
+    if not reader.declared:  # an application, whose requirements nothing but files say
+        texts = [text for path in _found(tree, PACKAGE_FILES) for text in reader.file(path)]
+        names_of_tools = [t for t in reader.active(texts, "") if NOT_FOR_TESTS.fullmatch(_name(t))]
+        tools |= {_name(text) for text in names_of_tools} - demanded
+        listed = [reader.bound(t) for t in reader.active(texts, "") if _name(t) not in tools]
+        requirements.tests = _apart(requirements, inside, sorted(set(listed)), needed=False)
     for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
         texts = [text for group in groups for text in reader.group(group)]
+        texts += [text for group in groups for text in reader.tables(group)]
         texts += reader.tox() if groups is TEST_GROUPS else []
-        for path in sorted({path for pattern in files for path in tree.glob(pattern)}):
-            texts += reader.file(path)
+        texts += [text for path in _found(tree, files) for text in reader.file(path)]
         chosen: dict[str, str] = {}
         for text in reader.active(texts, ""):
-            name = canonicalize_name(Requirement(text).name)
+            name = _name(text)
             if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
                 tools.add(name)
             else:  # old pins of pytest would not do
                 chosen.setdefault(name, "pytest" if name == "pytest" else reader.bound(text))
         if chosen:
-            requirements.tests = _apart(requirements, inside, sorted(chosen.values()), needed=False)
+            requirements.tests += _apart(requirements, inside, sorted(chosen.values()), needed=False)
             break
     if tools:
         requirements.left_out.append(
@@ -93,6 +106,14 @@ def find(tree: Path, metadata: Message, inside: Siblings) -> Requirements:
         requirements.package += _apart(requirements, inside, reader.active(needs, ""), needed=True)
     requirements.left_out = list(dict.fromkeys(requirements.left_out))
     return requirements
+
+
+def _name(text: str) -> str:
+    return canonicalize_name(Requirement(text).name)
+
+
+def _found(tree: Path, patterns: Sequence[str]) -> list[Path]:
+    return sorted({path for pattern in patterns for path in tree.glob(pattern)})
 
 
 def _apart(requirements: Requirements, inside: Siblings, listed: Iterable[str], *, needed: bool) -> list[str]:
@@ -150,7 +171,7 @@ class _Reader:
                     yield from self.active(self.declared, name, seen | {name})
             elif requirement.url:
                 self.found.left_out.append(
-                    f"{line}: points to a URL; only what a package index has is installed"
+                    f"{line}: points to a URL; only wheels by name are installed: {PRIVATE}"
                 )
             else:
                 yield str(requirement)
@@ -176,6 +197,21 @@ class _Reader:
                     self.found.left_out.append(
                         f"[dependency-groups] {entry_text}: neither a requirement nor a group"
                     )
+
+    def tables(self, name: str) -> Iterator[str]:
+        """The requirements of a group in the tables of poetry (names only: it writes versions its own way), pdm, uv and
+        hatch."""
+        tools = table(read_toml(self.tree / "pyproject.toml"), "tool")
+        poetry = [table(tools, "poetry", "group", name, "dependencies")]
+        poetry += [table(tools, "poetry", "dev-dependencies")] if name == "dev" else []
+        yield from (key for entries in poetry for key in entries if key.lower() != "python")
+        hatch = table(tools, "hatch", "envs", {"test": "hatch-test", "dev": "default"}.get(name, name))
+        listed = [table(tools, "pdm", "dev-dependencies").get(name)]
+        listed += [hatch.get("dependencies"), hatch.get("extra-dependencies")]
+        listed += [table(tools, "uv").get("dev-dependencies")] if name == "dev" else []
+        yield from (
+            text for some in listed if isinstance(some, list) for text in some if isinstance(text, str)
+        )
 
     def tox(self) -> list[str]:
         """`deps`, `extras` and `dependency_groups` of tox's default environment, without lines with substitutions."""
@@ -214,7 +250,7 @@ class _Reader:
                     yield from inner
             elif line.startswith(("--index-url", "--extra-index-url", "--find-links", "-i", "-f")):
                 self.found.left_out.append(
-                    f"{line.split()[0].partition('=')[0]}: no other place is asked for packages"
+                    f"{line.split()[0].partition('=')[0]}: pip's own settings say where packages are from: {PRIVATE}"
                 )
             elif line and not line.startswith("-"):
                 yield from self._local(OPTION.sub("", line))

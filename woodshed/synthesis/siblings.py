@@ -82,6 +82,32 @@ def names(tree: Path, without: Path | None = None) -> Iterator[tuple[str, str]]:
                 )
 
 
+def projects(tree: Path) -> list[tuple[str, str]]:
+    """Folders below the root that describe a distribution, with its name ("" where that is not written out)."""
+    found = dict[str, str]()
+    for path in _walk(tree):
+        place = path.parent.relative_to(tree).as_posix()
+        if (
+            path.name in DESCRIPTIONS
+            and place != "."
+            and not {*ASIDE, "tests", "test"} & {*Path(place).parts}
+        ):
+            name = _declared(path)
+            if name or path.name != "pyproject.toml":
+                found[place] = found.get(place) or name
+    return sorted(found.items())
+
+
+def is_described(tree: Path) -> bool:
+    """True if a tree says how to build it; a pyproject.toml may only hold settings of tools."""
+    if (tree / "setup.py").is_file() or (tree / "setup.cfg").is_file():
+        return True
+    whole = read_toml(tree / "pyproject.toml")
+    return any(part in whole for part in ("project", "build-system")) or any(
+        tool in table(whole, "tool") for tool in ("poetry", "flit")
+    )
+
+
 def home_of(tree: Path, project: str) -> str:
     """The folder of a project that goes on Python's path; "" where it lies outside the tree."""
     folder = (tree / project).resolve()

@@ -1,6 +1,6 @@
 """Sources of a repository: a clean copy of an sdist, a git revision or a folder, none of its code executed.
 
-A source is "pypi:name==version", "git+https://host/path@rev", "git+file:///path@rev" or a local path.
+A source is "pypi:name==version", an address of git (`git_sources`) or a local path.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from pypi_simple import (
 from woodshed.pysource import syntax
 from woodshed.records import TaskError
 from woodshed.runs.files import remove
-from woodshed.runs.machine import git_environment
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
+from woodshed.synthesis import git_sources
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
 from woodshed.synthesis.siblings import enclosing
 from woodshed.tasks.environment import cache_dir
@@ -74,8 +74,8 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP) -> R
     digest, beside = "", ()
     if source.startswith("pypi:"):
         name, version, resolved, digest = _fetch_sdist(source, into)
-    elif source.startswith("git+"):
-        name, version, resolved = _fetch_git(source, into)
+    elif git := git_sources.read(source):
+        name, (version, resolved, beside) = git.name, git_sources.fetch(git, into)
     else:
         name, version, resolved = _fetch_folder(source, into, sandboxes)
         beside = tuple(enclosing(Path(source).expanduser().resolve()))
@@ -150,6 +150,19 @@ def _fetch_sdist(source: str, into: Path) -> tuple[str, str, str, str]:
     return name, version, f"pypi:{name}=={version}", archive.name.split("=")[3]
 
 
+def from_archive(archive: Path, name: str, version: str, into: Path) -> Repository:
+    """A clean copy of an sdist that lies in a folder of pip's.
+
+    Raises:
+        TaskError: it cannot be unpacked.
+    """
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    with tempfile.TemporaryDirectory(dir=into.parent) as scratch:
+        shutil.move(_unpack(archive, Path(scratch)), into)
+    _own(into)
+    return Repository(plain_name(name), version, into, digest, "unknown", archive.name)
+
+
 def _pin(source: str) -> tuple[str, str]:
     try:
         requirement = Requirement(source.removeprefix("pypi:"))
@@ -171,9 +184,8 @@ def _cached_sdist(name: str, version: str) -> Path | None:
 
 
 def _download_sdist(name: str, version: str) -> Path:
-    endpoint, certificates = _index()
-    with PyPISimple(endpoint) as index:
-        index.s.verify = certificates or True
+    with PyPISimple(index_url()) as index:
+        index.s.verify = pip_settings().get("cert") or True
         try:
             sdist = _choose(name, version, index.get_project_page(name, timeout=60).packages)
             if "sha256" not in sdist.digests:
@@ -192,27 +204,32 @@ def _download_sdist(name: str, version: str) -> Path:
 
 
 def _choose(name: str, version: str, packages: Sequence[DistributionPackage]) -> DistributionPackage:
-    released = sorted({v for p in packages if (v := _version(p.version))})
-    matching = [p for p in packages if _version(p.version) == Version(version)]
+    released = sorted({v for p in packages if (v := version_in(p.version))})
+    matching = [p for p in packages if version_in(p.version) == Version(version)]
     sdists = [p for p in matching if p.package_type == "sdist"]
     if not matching:
         listing = ", ".join(str(v) for v in released[-12:]) or "none"
         raise TaskError(f"{name} has no version {version}; the newest are {listing}")
     if not sdists:
         kinds = ", ".join(sorted({p.package_type or "unknown" for p in matching}))
-        raise TaskError(f"{name}=={version} has no sdist (only: {kinds}); use git+https://...@rev instead")
+        raise TaskError(f"{name}=={version} has no sdist (only: {kinds}); give its git address instead")
     return min(sdists, key=lambda p: p.filename.endswith(".zip"))
 
 
-def _version(text: str | None) -> Version | None:
+def version_in(text: str | None) -> Version | None:
     try:
         return Version(text or "")
     except InvalidVersion:
         return None
 
 
-def _index() -> tuple[str, str | None]:
-    """The index address and certificate bundle that pip is configured with, else the library's default."""
+def index_url() -> str:
+    """The index that pip is configured with, else the library's default."""
+    return pip_settings().get("index-url", PYPI_SIMPLE_ENDPOINT).rstrip("/") + "/"
+
+
+def pip_settings() -> dict[str, str]:
+    """Settings of pip by name ("index-url", "cert", "find-links"), from its files and variables."""
     command = [sys.executable, "-P", "-m", "pip", "config", "list"]
     listing = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout
     values: dict[str, str] = {}
@@ -221,7 +238,7 @@ def _index() -> tuple[str, str | None]:
     for line in lines:
         key, _, value = line.partition("=")
         values[key.rpartition(".")[2]] = "".join(shlex.split(value))
-    return values.get("index-url", PYPI_SIMPLE_ENDPOINT).rstrip("/") + "/", values.get("cert")
+    return values
 
 
 def _unpack(archive: Path, into: Path) -> Path:
@@ -244,43 +261,13 @@ def _unpack(archive: Path, into: Path) -> Path:
     return tops[0]
 
 
-# ---- git and folders --------------------------------------------------------------------------------------
-
-
-def _fetch_git(source: str, into: Path) -> tuple[str, str, str]:
-    address, revision = clone(source, into)
-    known = f"{source!r}: no revision {revision!r}; tags: {_tags(into)}"
-    commit = _git(
-        ["rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"], known, into
-    )
-    _git(["-c", "core.hooksPath=/dev/null", "checkout", "--quiet", "--detach", commit], known, into)
-    version = _described(into)
-    shutil.rmtree(into / ".git")
-    name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")
-    return name, version, f"git+{address}@{commit}"
-
-
-def clone(source: str, into: Path) -> tuple[str, str]:
-    """A clone with its history and no work tree; its address, without secrets, and the revision asked for.
-
-    Raises:
-        TaskError: not a git source, or it cannot be cloned.
-    """
-    parts = re.fullmatch(r"git\+((?:https|file)://[^/]*/.+?)(?:@([^@]+))?", source)
-    if parts is None:
-        said = without_secrets(source)
-        raise TaskError(f"{said!r} cannot be read; write git+https://host/path@rev or git+file:///path@rev")
-    address, revision = parts[1], parts[2] or "HEAD"
-    _git(["clone", "--quiet", "--no-checkout", "--", address, str(into)], f"{address} cannot be cloned")
-    return without_secrets(address), revision
+# ---- folders --------------------------------------------------------------------------------------
 
 
 def _fetch_folder(source: str, into: Path, sandboxes: SandboxProvider) -> tuple[str, str, str]:
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
-        raise TaskError(
-            f"no folder {source!r}; a source is a path, pypi:name==version or git+https://...@rev"
-        )
+        raise TaskError(f"no folder {source!r}; a source is a path, pypi:NAME==VERSION, {git_sources.FORMS}")
     folder, version = folder.resolve(), "0.0.0"
     try:
         if (folder / ".git").exists():
@@ -310,8 +297,9 @@ def _asked_inside(folder: Path, sandboxes: SandboxProvider) -> tuple[list[str], 
         tagged = sandbox.exec(f"{ask} describe --tags --abbrev=0 >&3", timeout_s=600, channel=True)
     if listed.outcome != "ok":
         raise TaskError(
-            f"{folder} has a .git that git cannot read: {_cause(listed.stderr.decode(errors='replace'))}. Mend it, "
-            f"give git+file://{folder}@HEAD, or a copy of the folder without .git"
+            f"{folder} has a .git that git cannot read: "
+            f"{git_sources.cause(listed.stderr.decode(errors='replace'))}. Mend it, give "
+            f"git+file://{folder}@HEAD, or a copy of the folder without .git"
         )
     names = [os.fsdecode(name) for name in listed.channel.split(b"\0") if name]
     for name in names:
@@ -319,7 +307,7 @@ def _asked_inside(folder: Path, sandboxes: SandboxProvider) -> tuple[list[str], 
             raise TaskError(
                 f"{folder}: git tracks {name!r}, which is no name that a task can hold; rename it"
             )
-    return names, _version_of(tagged.channel.decode(errors="replace"))
+    return names, git_sources.version_of(tagged.channel.decode(errors="replace"))
 
 
 def _copy_listed(folder: Path, name: str, into: Path) -> None:
@@ -345,57 +333,6 @@ def _ignore(folder: Path, into: Path) -> Callable[[str, list[str]], set[str]]:
         or (Path(directory) == folder and name in BUILD_FOLDERS)
         or into.is_relative_to(Path(directory, name))
     }
-
-
-def _described(clone: Path) -> str:
-    """Version from the nearest tag, "0.0.0" without one. Only of a clone, whose configuration is ours."""
-    command = ["git", "-C", str(clone), "describe", "--tags", "--abbrev=0"]
-    done = subprocess.run(command, capture_output=True, env=git_environment(), check=False)
-    return _version_of(done.stdout.decode(errors="replace"))
-
-
-def _version_of(tag: str) -> str:
-    version = _version(re.sub(r"^[^\d]*", "", tag.strip()))
-    return str(version) if version else "0.0.0"
-
-
-def _tags(repository: Path) -> str:
-    tags = _git(["tag", "--sort=-creatordate"], "tags cannot be listed", repository).split()
-    return ", ".join(tags[:8]) or "none"
-
-
-def _git(arguments: Sequence[str], complaint: str, repository: Path | None = None) -> str:
-    place = [] if repository is None else ["-C", str(repository)]
-    command = ["git", *place, *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env=git_environment(),
-            timeout=600,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise TaskError("git is not installed; install it, or use a pypi: source") from None
-    except subprocess.TimeoutExpired:
-        raise TaskError(f"{complaint}: git took longer than 600 s") from None
-    if done.returncode != 0:
-        cause = _cause(done.stderr)
-        raise TaskError(without_secrets(f"{complaint}{': ' + cause if cause else ''}"))
-    return done.stdout.rstrip("\n")
-
-
-def _cause(stderr: str) -> str:
-    """Cause of a failure; advice about other cases follows it."""
-    lines = stderr.strip().splitlines() or [""]
-    return next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[-1])
-
-
-def without_secrets(text: str) -> str:
-    """The text without the names and passwords of the addresses in it."""
-    return re.sub(r"(?<=://)[^/@\s]*@", "", text)
 
 
 # ---- licence ----------------------------------------------------------------------------------------------

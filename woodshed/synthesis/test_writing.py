@@ -85,7 +85,13 @@ def write_tests(work: RepositoryContext, function: Symbol, name: str) -> Task:
     home = max(sorted(set(files)), key=files.count)
     inside = [test for test in covering if test.partition("::")[0] == home]
     wrong = mutation_score.noticed(
-        work.spec(), work.code, function, inside, work.settings.timeout_s, work.sandboxes
+        work.spec(),
+        work.code,
+        function,
+        inside,
+        work.settings.timeout_s,
+        work.sandboxes,
+        baseline.environment.pytest_options,
     )[:MAX_VERSIONS]
     if len(wrong) < 2:
         raise Rejected("too_few_versions", f"{len(wrong)} wrong versions are noticed by {home}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from woodshed.records import Outcome
 from woodshed.sandbox import Sandbox
-from woodshed.synthesis import pruning
+from woodshed.synthesis import pruning, selection
 from woodshed.synthesis.baseline import UNNAMEABLE, settled
 from woodshed.synthesis.operators import Deletion
 from woodshed.synthesis.repository_context import Rejected, RepositoryContext
@@ -48,7 +48,7 @@ def _as_it_is(
     visible = pruning.drop_failing(work.tests, deletion, work.baseline.broken)
     state = _changed(work, visible, set(work.baseline.uncollected))
     files = _by_loss(outcomes)
-    return state, command_for("-q -o addopts=", files[0])
+    return state, command_for(_plainly(work), files[0])
 
 
 def _half(
@@ -71,7 +71,7 @@ def _half(
         visible = {path: pruned[path] if path in hidden else visible[path] for path in visible}
     state = _changed(work, visible, set(work.baseline.uncollected))
     shown = [file for file in _by_loss(outcomes) if file not in hidden]
-    return state, command_for("-q -o addopts=", shown[0])
+    return state, command_for(_plainly(work), shown[0])
 
 
 def command_for(options: str, path: str) -> str:
@@ -109,7 +109,7 @@ def _until_green(
                     raise Rejected(
                         "too_wide", f"{len(passing)} of {len(all_outcomes)} tests can stay visible"
                     )
-                return state, _test_command(sandbox, outcomes, passing)
+                return state, _test_command(work, sandbox, outcomes, passing)
         removed |= broken
         if attempt >= 2:  # tests that no edit of theirs takes away, such as generated ones
             removed |= {test.partition("::")[0] for test in failing}
@@ -135,12 +135,20 @@ def _touched(work: RepositoryContext, state: State, lost: Set[str]) -> list[str]
     ]
 
 
-def _test_command(sandbox: Sandbox, outcomes: Mapping[str, Outcome], passing: list[str]) -> str:
+def _plainly(work: RepositoryContext) -> str:
+    """Options of pytest without the repository's addopts, but with its selection."""
+    return shlex.join(["-q", "-o", "addopts=", *work.baseline.environment.pytest_options])
+
+
+def _test_command(
+    work: RepositoryContext, sandbox: Sandbox, outcomes: Mapping[str, Outcome], passing: list[str]
+) -> str:
     """A command for the agent: the visible tests nearest to the gap, which pass."""
     shown = list(dict.fromkeys(test.partition("::")[0] for test in passing))
     lost = [test.partition("::")[0] for test, outcome in outcomes.items() if outcome != "passed"]
     path = max(shown, key=lambda file: (lost.count(file), -shown.index(file)))
-    for options in ("-q", "-q -o addopts="):
+    asked = selection.asked(work.settings.pytest_args, work.settings.deselect)
+    for options in (shlex.join(["-q", *asked]), _plainly(work)):
         command = command_for(options, path)
         if settled(sandbox.exec(command, timeout_s=120), command).outcome == "ok":
             return command

@@ -8,6 +8,7 @@ dist-info that holds its name, its version and its entry points. Sandboxes mount
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import hashlib
 import json
 import os
@@ -39,10 +40,17 @@ MOUNT = "/env"
 _BUILDING: dict[Path, threading.Lock] = {}
 """Held while a thread builds the environment of a folder: attempts and runs that want the same one wait for it."""
 PYTHON = r"[1-9]\d?\.\d{1,2}"
+STEERING = r"(PYTHON|PYTEST_|WOODSHED_|LD_)\w*|PATH|HOME|USER|BASH_ENV"
+VARIABLE = rf"(?s:(?!({STEERING})(=|$))[A-Za-z_]\w*(=[^\0]*)?)"
+"""A variable of the tests, none that steers Python, pytest, the loader or the sandbox."""
 PIP = (sys.executable, "-P", "-m", "pip")
 """pip of this Python, and never a pip that lies in the working folder."""
 SHARED = "__path__ = __import__('pkgutil').extend_path(__path__, __name__)\n"
 """A namespace that finds its parts wherever on Python's path they lie."""
+PRIVATE = (
+    "for a private package set PIP_FIND_LINKS to a folder with its wheel, or PIP_EXTRA_INDEX_URL (PIP_INDEX_URL) to "
+    "your index, here and wherever its tasks are run"
+)
 NO_WHEEL = re.compile(r"(?:satisfies the requirement|matching distribution found for) ([^\s(]+)")
 
 
@@ -58,6 +66,11 @@ def cache_dir() -> Path:
     """Cache of builds and downloads: $WOODSHED_CACHE, else ~/.cache/woodshed."""
     chosen = os.environ.get("WOODSHED_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "woodshed"
+
+
+def built_wheels() -> Path:
+    """Folder of wheels that were built from source in sandboxes; pip looks there, too."""
+    return cache_dir() / "wheels"
 
 
 def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[str, ...]:
@@ -120,9 +133,51 @@ def sandbox_spec(task: Task, *, extra_lowers: Sequence[Path] = (), watch: bool =
     return SandboxSpec(
         lowers=(workspace(task), *extra_lowers),
         environment=prepare(task.environment),
-        env={"PYTHONPATH": python_path(task.environment)},
+        env=variables(task.environment),
         watch=tuple(package.rpartition(".")[2] for package in task.environment.packages) if watch else None,
     )
+
+
+def variables(environment: Environment) -> dict[str, str]:
+    """Variables of a sandbox: PYTHONPATH, and those that the repository's code and tests need.
+
+    Raises:
+        TaskError: one of this machine is not set, or nobody allowed that tasks read it.
+    """
+    known = {}
+    for entry in environment.variables:
+        name, is_given, value = entry.partition("=")
+        known[name] = value if is_given else _of_this_machine(name)
+    return {**known, "PYTHONPATH": python_path(environment)}
+
+
+def allow_variable(name: str) -> None:
+    """Let tasks on this machine read a variable of whoever runs them; only its name is kept."""
+    if name not in _allowed_variables():
+        cache_dir().mkdir(parents=True, exist_ok=True)
+        with (cache_dir() / "variables").open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+
+
+def _allowed_variables() -> set[str]:
+    kept = cache_dir() / "variables"
+    lines = kept.read_text("utf-8").split() if kept.is_file() else []
+    return {*lines, *os.environ.get("WOODSHED_ENV", "").split(",")}
+
+
+def _of_this_machine(name: str) -> str:
+    """A variable of whoever runs a task. A stranger's task must not read others than those that were allowed."""
+    if name not in os.environ:
+        raise TaskError(
+            f"the tests need the environment variable {name}, which is not set here: export {name}=VALUE (a value "
+            "for tests: the agent's commands see it too)"
+        )
+    if name not in _allowed_variables():
+        raise TaskError(
+            f"the task reads {name} from your environment, and shows it to the agent's commands. If it may, "
+            f"export WOODSHED_ENV={name} (names separated by commas)"
+        )
+    return os.environ[name]
 
 
 def python_path(environment: Environment) -> str:
@@ -252,6 +307,8 @@ def _check_words(environment: Environment) -> None:
     forms = [(environment.python, PYTHON, "a Python version (3.12)")]
     forms += [(name, r"[^\W\d]\w*(\.[^\W\d]\w*)*", "a name to import") for name in environment.packages]
     forms += [(root, r"[^:\0\n]*", "a folder of the workspace") for root in environment.source_roots]
+    forms += [(entry, VARIABLE, "a variable that tests may be given") for entry in environment.variables]
+    forms += [(option, r"[^\0]+", "an option") for option in environment.pytest_options]
     for word, form, what in forms:
         if not re.fullmatch(form, word):
             raise TaskError(f"the environment names {word!r}, which is not {what}; make the task again")
@@ -295,7 +352,8 @@ def _requirement(text: str) -> Requirement:
 def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: str) -> None:
     """`pip install` on behalf of another Python, wheels only; nothing of the working folder is run or installed."""
     command = [*PIP, "--python", str(python), "install", "--only-binary=:all:", "--no-input", "--quiet"]
-    command += ["--disable-pip-version-check", "--progress-bar=off", *options, "--", *wanted]
+    found = ["--find-links", str(built_wheels())] if built_wheels().is_dir() else []
+    command += ["--disable-pip-version-check", "--progress-bar=off", *found, *options, "--", *wanted]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
     if done.returncode == 0:
         return
@@ -306,7 +364,7 @@ def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: s
         raise NoWheelError(
             f"requirement {missing[1]!r} has no wheel for Python {version} on {sysconfig.get_platform()}, or there "
             "is no such release, or no package index answered. Only wheels are installed, because building from "
-            f"source would run the package's code on this machine. pip said:\n    {lines}",
+            f"source would run the package's code on this machine; {PRIVATE}. pip said:\n    {lines}",
             missing[1],
         )
     raise TaskError(f"pip could not install {' '.join(wanted)}. pip said:\n    {lines}")
@@ -339,5 +397,6 @@ def _interpreter(version: str) -> Path:
 
 
 def _key(environment: Environment, interpreter: Path) -> str:
-    parts = [FORMAT, to_json(environment), str(interpreter), sysconfig.get_platform()]
+    installed = dataclasses.replace(environment, variables=(), pytest_options=())
+    parts = [FORMAT, to_json(installed), str(interpreter), sysconfig.get_platform()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:20]

@@ -33,7 +33,7 @@ def solved(task: ForeignTask, sandboxes: SandboxProvider) -> ForeignTask:
             (lower,),
             environment=environment.prepare(task.environment),
             binds={PLACE: script},
-            env={"PYTHONPATH": environment.python_path(task.environment)},
+            env=environment.variables(task.environment),
         )
         with sandboxes.open(spec) as sandbox:
             done = sandbox.exec(f"bash {PLACE}/solve.sh", timeout_s=TIMEOUT_S)

@@ -82,6 +82,31 @@ def resolve(spec: str, cache: Path | None = None, *, weights: bool = True) -> Mo
     raise ModelError(f"no model at {spec!r}{_nearest(path)}")
 
 
+def apart(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings `model` and `adapter` where `model` is the folder of an adapter: that, and the model it was made for.
+
+    So the policy that a run leaves is named alike, be it whole weights or an adapter.
+
+    Raises:
+        ValueError: a second adapter is named.
+        ModelError: the adapter does not say what it was made for, or cannot be read.
+    """
+    folder = Path(str(given.get("model") or "."))
+    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+        return given
+    if given.get("adapter"):
+        raise ValueError(
+            f"{folder} is an adapter itself; merge it with `woodshed export`, or leave one of them out"
+        )
+    check_adapter(folder)
+    base = _object(folder / "adapter_config.json").get("base_model_name_or_path")
+    if not base:
+        raise ModelError(
+            f"{folder} is an adapter that does not name its model; name that as the model, and {folder} as the adapter"
+        )
+    return {**given, "model": str(base), "adapter": str(folder)}
+
+
 def load_tokenizer(spec: str, cache: Path | None = None) -> tuple[Any, Path]:
     """The tokenizer of a model that somebody else runs, and the folder it was read from. No torch, but for GGUF.
 

@@ -36,6 +36,29 @@ class ToolSpec:
         return {"name": self.name, "description": self.description, "parameters": self.parameters}
 
 
+EXAMPLES = {"string": "text", "integer": 1, "number": 1, "boolean": True, "array": [], "object": {}}
+
+
+def foreign_tool(name: str, description: str, parameters: Mapping[str, Any]) -> ToolSpec:
+    """A tool of an agent of others, as function-calling describes it: its arguments are words in the plain format, or
+    the rest of the line where it takes one text."""
+    properties = parameters.get("properties") or {}
+    example = {}
+    for key in parameters.get("required", ()):
+        schema = properties.get(key) or {}
+        values = schema.get("enum") or [EXAMPLES.get(kind) for kind in kinds(schema)] or ["text"]
+        example[key] = values[0]
+    is_text = len(properties) == 1 and all(kinds(schema) == ["string"] for schema in properties.values())
+    return ToolSpec(
+        name,
+        description,
+        dict(parameters),
+        inline=() if is_text else tuple(properties),
+        rest=next(iter(properties)) if is_text else None,
+        example=example,
+    )
+
+
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import builtins
+import codecs
 import contextlib
 import copy
 import importlib
 import inspect
+import io
 import logging
 import os
 import pickle
@@ -27,6 +29,7 @@ from .stand_ins import RemoteModule, Unpickled, is_remote
 originals: dict[tuple[int, str], Any] = {}
 """Attributes that tests have set: their values before, by object and name."""
 _loops: list[Any] = []
+call_handlers = logging.Logger.callHandlers
 
 
 class CodePeer(Peer):
@@ -173,48 +176,30 @@ VERBS: dict[str, Any] = {
 peer: CodePeer
 
 
-class Output:
+class Output(io.RawIOBase):
     """Text that the code prints, written by the tests' process."""
 
-    encoding, errors, name, mode = "utf-8", "strict", "<stdout>", "w"
+    mode = "w"
 
     def __init__(self, stream: str):
         self.stream = stream
-        self.buffer = Bytes(self)
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def write(self, text: str) -> int:
-        if not isinstance(text, str):
-            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if text:
-            peer.ask("write", self.stream, str.__str__(text))
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return False
+    def write(self, data: Any) -> int:
+        if text := self.decoder.decode(bytes(data)):
+            peer.ask("write", self.stream, text)
+        return len(data)
 
     def writable(self) -> bool:
         return True
 
-    closed = False
-
-
-class Bytes:
-    def __init__(self, text: Output):
-        self.text = text
-
-    def write(self, data: bytes) -> int:
-        self.text.write(bytes(data).decode("utf-8", "replace"))
-        return len(data)
-
-    def flush(self) -> None:
-        pass
+    @classmethod
+    def of(cls, stream: str) -> io.TextIOWrapper:
+        """A stream as a program has it, but that nothing waits in it."""
+        raw: Any = cls(stream)
+        text = io.TextIOWrapper(raw, "utf-8", "backslashreplace", newline="\n", write_through=True)
+        text.mode = "w"  # type: ignore[misc]
+        return text
 
 
 class Input:
@@ -235,10 +220,14 @@ class Input:
         return False
 
 
-class Records(logging.Handler):
-    """Log records, which the tests' process handles."""
-
-    def emit(self, record: logging.LogRecord) -> None:
+def tell(logger: logging.Logger, record: logging.LogRecord) -> None:
+    """Log a record with the handlers that code has added here, and where it reaches the root, in the tests' process."""
+    if logger.hasHandlers():
+        call_handlers(logger, record)
+    place = logger
+    while place.propagate and place.parent:
+        place = place.parent
+    if place.parent is None:
         text = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
         places = [record.pathname, record.funcName or "", record.lineno]
         peer.ask("log", record.name, record.levelno, record.getMessage(), text, places)
@@ -250,11 +239,11 @@ def show_warning(message: Any, category: Any, filename: str, lineno: int, *_: An
 
 def _connect() -> None:
     """Send over to the tests whatever code prints, reads, logs and warns of."""
-    sys.stdout, sys.stderr, sys.stdin = Output("stdout"), Output("stderr"), Input()  # type: ignore[assignment]
+    sys.stdout, sys.stderr = Output.of("stdout"), Output.of("stderr")
+    sys.stdin = Input()  # type: ignore[assignment]
     builtins.input = lambda prompt="", /: peer.ask("input", str(prompt))
-    root = logging.getLogger()
-    root.addHandler(Records())
-    root.setLevel(1)
+    logging.Logger.callHandlers = tell  # type: ignore[method-assign]
+    logging.getLogger().setLevel(1)
     warnings.simplefilter("always")
     warnings.showwarning = show_warning  # type: ignore[assignment]
 

@@ -2,8 +2,8 @@
 
 A stand-in's special methods are code under test. So a comparison by one is asked again with changed values, as
 `assert_hardening` does around asserts, and what cannot be true ends the test. Numbers are doubted by twins: beside
-`it - 9` the test's process makes `it - (9 + s)` and `it - (9 - s)` for a small and a large s, and does to them what is
-done to the first. No number is the same for all three; neither is it zero, or near zero, in all three.
+`it - 9` the test's process makes `it - (9 + s)` and `it - (9 - s)` for some small s and a large one, and does to them
+what is done to the first. No number is the same for all three; neither is it zero, or near zero, in all three.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ DIVIDING = frozenset(("__truediv__", "__rtruediv__"))
 UNARY = frozenset(f"__{name}__" for name in "neg pos abs round trunc floor ceil int float index bool".split())
 LARGE = 1 << 53
 """From here on floats do not tell neighbours apart."""
-LITTLE, MUCH = (1, 9), (10**9, 10**10)
+LITTLE, MUCH = (1, 10), (10**9, 10**10)
 """Bounds of what twins differ by."""
+FEW = 4
+"""Twins that differ by little: who takes what looks likely for the test's own number has one of nine."""
 
 Ask = Callable[..., Any]
 """Answers a special method of a stand-in: the stand-in, then the arguments."""
@@ -94,7 +96,7 @@ class Doubting:
 
     def _reckoned(self, name: str, ask: Ask, subject: Any, number: Any) -> Any:
         draw = self.hardening.DRAW
-        shifts = draw.randint(*LITTLE), draw.randint(*MUCH)
+        shifts = *draw.sample(range(*LITTLE), FEW), draw.randint(*MUCH)
         changes = [0, *shifts, *(-shift for shift in shifts)]
         draw.shuffle(changes)
         results: dict[int, Any] = {}

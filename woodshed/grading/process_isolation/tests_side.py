@@ -26,7 +26,7 @@ from .stand_ins import RemoteModule, Unpickled
 
 MOST_TEXT = 1 << 20
 """Characters of one warning, log record or printed text."""
-PRIVATE = ("PYTEST_", "PYTHONDONTWRITEBYTECODE")
+PRIVATE = ("PYTEST_",)
 """Beginnings of variables that the other process does not have."""
 START = "import socket; line = socket.socket(fileno=0); exec(line.recv({}, socket.MSG_WAITALL))"
 """All that its command line says; what it is to do comes through its standard input."""

@@ -1,8 +1,9 @@
 """The program that looks for hidden tests in a workspace: what pytest collects, and what can be read.
 
 Runs inside the sandbox that it looks at, beside the runner of `grading`. Reads one JSON request from stdin ("ids":
-tests whose files to collect, null for all that the project's configuration finds; "hidden": tests to look for), writes
-a JSON line per collected test and per file that shows a hidden one to descriptor 3, then {"done": true}.
+tests whose files to collect, null for all that the project's configuration finds; "hidden": tests to look for;
+"options": of pytest), writes a JSON line per collected test and per file that shows a hidden one to descriptor 3, then
+{"done": true}.
 
 A test is known by its text: whatever file, class or name pytest finds it under, and whatever archive, encoding or
 notebook it lies in. Bytecode is known by its names and constants.
@@ -44,7 +45,7 @@ def main() -> None:
 
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     collection = Collection()
-    options = arguments({"workspace": workspace, "ids": request["ids"]})
+    options = arguments({"workspace": workspace, "ids": request["ids"], "options": request["options"]})
     pytest.main([*options, "--collect-only", "--assert=plain"], plugins=[collection])
     for line in collection.tests:
         out.write(json.dumps(line) + "\n")

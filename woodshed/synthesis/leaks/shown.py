@@ -50,7 +50,7 @@ def shown_tests(
     if task.provenance.get("visibility") not in ("hidden", "none"):
         return []
     hidden = _hidden(task, sandboxes, spec)
-    lines = _looked(spec(task), None, list(hidden.values()), sandboxes)
+    lines = _looked(task, spec(task), None, list(hidden.values()), sandboxes)
     collected = [line for line in lines if "id" in line]
     texts = {_key(test["text"]) for test in hidden.values() if test["text"]}
     twins = [
@@ -98,7 +98,7 @@ def _hidden(
     shown = spec(task)
     solved = replace(shown, lowers=(*shown.lowers, folder.gold_folder(task), folder.hidden_tests(task)))
     gone = [path for path, file in folder.gold_files(task).items() if file is None]
-    lines = _looked(solved, task.fail_to_pass, [], sandboxes, gone=gone)
+    lines = _looked(task, solved, task.fail_to_pass, [], sandboxes, gone=gone)
     wanted = set(task.fail_to_pass)
     by_text: dict[str, str] = {}
     for line in lines:  # one of all parameters is enough
@@ -109,6 +109,7 @@ def _hidden(
 
 
 def _looked(
+    task: Task,
     spec: SandboxSpec,
     ids: Sequence[str] | None,
     hidden: Sequence[Mapping[str, Any]],
@@ -119,7 +120,8 @@ def _looked(
     """Output of the program in the sandbox, line by line."""
     ready = with_runner(spec)
     ready = replace(with_programs(ready, PROGRAMS), user=spec.user)
-    request = {"ids": ids and list(ids), "hidden": list(hidden)}
+    options = [o for o in task.environment.pytest_options if not o.startswith(("--ignore", "--deselect"))]
+    request = {"ids": ids and list(ids), "hidden": list(hidden), "options": options}
     with sandboxes.open(ready) as sandbox:
         if gone:
             sandbox.exec(["rm", "-f", "--", *gone])
@@ -143,7 +145,13 @@ def _outcomes(
     if not tests:
         return {}
     with sandboxes.open(with_runner(spec(task))) as sandbox:
-        return run_tests(sandbox, ids=tests, packages=(), timeout_s=task.verify_timeout_s).outcomes
+        return run_tests(
+            sandbox,
+            ids=tests,
+            packages=(),
+            timeout_s=task.verify_timeout_s,
+            options=task.environment.pytest_options,
+        ).outcomes
 
 
 def _written(task: Task) -> list[str]:

@@ -238,6 +238,9 @@ def content_id(task: Task, folder: Path) -> str:
         del record["verifier"]
     if not task.verifier_env:
         del record["verifier_env"]
+    for name in ("variables", "pytest_options"):
+        if not record["environment"][name]:
+            del record["environment"][name]
     digest = hashlib.sha256(json.dumps(record, sort_keys=True, ensure_ascii=True).encode())
     own_tests = ("tests",) if task.verifier == "command" else ()  # what grades is then the folder's own
     for part in (*HASHED, *own_tests):

@@ -35,13 +35,14 @@ GRADER = (
     "tasks/paths.py",
     "grading/decision.py",
     "grading/decoys.py",
+    "grading/other_user.py",
     "grading/patches.py",
     "grading/results.py",
     "grading/shipped.py",
 )
 """Modules of this package that tests/grader/ holds copies of: they decide, and need the standard library only."""
 SESSION = (
-    *("runner.py", "assert_hardening.py"),
+    *("runner.py", "assert_hardening.py", "assert_hardening_values.py"),
     *(
         f"process_isolation/{name}.py"
         for name in (
@@ -194,6 +195,8 @@ def _toml(task: Task, record: dict[str, Any]) -> str:
     ours = ["id", "operator", "level", "target_path", "target_symbol", "target_lines", "allowed_paths"]
     ours += ["test_command", "environment", "provenance"]
     is_command = task.verifier == "command"
+    pairs = [entry.partition("=") for entry in task.environment.variables]
+    variables = {name: value if given else f"${{{name}}}" for name, given, value in pairs}  # of Harbor's host
     ours += ["verifier"] if is_command else ["verify_timeout_s"]
     table = {
         "schema_version": SCHEMA,
@@ -215,7 +218,13 @@ def _toml(task: Task, record: dict[str, Any]) -> str:
             "environment_mode": "separate",
             "network_mode": "no-network",
         },
-        "environment": {"workdir": "/workspace", "cpus": 1, "memory_mb": 2048, "network_mode": "no-network"},
+        "environment": {
+            "workdir": "/workspace",
+            "cpus": 1,
+            "memory_mb": 2048,
+            "network_mode": "no-network",
+            **({"env": variables} if variables else {}),
+        },
         "metadata": {"category": "feature", "woodshed": {key: record[key] for key in ours}},
     }
     try:

@@ -67,7 +67,7 @@ class FamilyCodec:
     """Form of PROSE before a call, where the two cannot simply follow each other."""
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
-        if not self.describes:
+        if not self.describes or not tools:
             return ""  # the model's own chat template lists the tools
         listed = [dumped(tool.schema) for tool in tools]
         return "\n".join(

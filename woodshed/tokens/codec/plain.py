@@ -32,6 +32,8 @@ class PlainCodec:
     name: str = "plain"
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
+        if not tools:
+            return ""
         return "\n".join(["Call a tool by writing:", *(f"{_usage(t)}  {t.description}" for t in tools)])
 
     def parse(

@@ -25,6 +25,8 @@ class JsonCodec:
     closing: str = "</call>"
 
     def describe(self, tools: Sequence[ToolSpec]) -> str:
+        if not tools:
+            return ""
         example = f'{self.opening}{{"name": "tool", "arguments": {{...}}}}{self.closing}'
         lines = [f"Call a tool by writing {example}. Tools:"]
         for tool in tools:

@@ -1,0 +1,61 @@
+"""`woodshed serve`: a policy for editors and command lines, by the protocols that they speak."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from woodshed.cli.app import app, open_engine
+from woodshed.cli.solve import Endpoint, Policy, settings_of
+from woodshed.cli.terminal import say, tell
+
+if TYPE_CHECKING:
+    from woodshed.engines.engine import Engine
+    from woodshed.gateway.recording import Recording
+
+FOREVER_S = 1e9
+
+
+@app.command()
+def serve(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Settings to change, such as engine.temperature=0.2."),
+    ] = None,
+    policy: Policy = "smollm2-135m",
+    endpoint: Endpoint = "",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 4141,
+) -> None:
+    """Serve a policy to editors and agents on this machine.
+
+    It answers OpenAI's chat completions and responses and Anthropic's messages, whole or streamed, in the language that
+    the policy was trained in. Any key will do; nothing is kept. Ctrl-C ends it.
+    """
+    from woodshed.gateway.server import MODEL, Gateway
+
+    chosen = settings_of(policy, endpoint, overrides or [])
+    with (
+        closing(open_engine(chosen)) as engine,
+        Gateway(engine, port=port, newcomer=lambda key: unlimited(engine, chosen.seed)) as gateway,
+    ):
+        say(f"OpenAI:    OPENAI_BASE_URL={gateway.url}/v1 OPENAI_API_KEY=any")
+        say(f"Anthropic: ANTHROPIC_BASE_URL={gateway.url} ANTHROPIC_API_KEY=any")
+        tell(f"the model is {MODEL!r}, {engine.context_length} tokens of context; Ctrl-C ends it")
+        try:
+            while True:
+                time.sleep(3600)
+        except KeyboardInterrupt:
+            tell("\nended")
+
+
+def unlimited(engine: Engine, seed: int) -> Recording:
+    """The recording of a client without a quota."""
+    from woodshed.gateway.recording import Quota, Recording
+
+    most = engine.context_length
+    quota = Quota(turns=1 << 60, turn_tokens=most, sampled_tokens=1 << 60, seconds=FOREVER_S)
+    return Recording(uuid.uuid4().hex, engine.renderer, most, quota, seed=seed)
