@@ -30,7 +30,13 @@ FINISH = "<call>finish</call>"
 UNKNOWN = "<call>view calc.py</call>"
 UNREADABLE = "<call>edit_file calc.py\n<<<<\n</call>"
 PROSE = "I am done!"
-SETTINGS = AgentSettings(max_turns=12, turn_tokens=160, rollout_tokens=2000, max_errors=3)
+
+
+class Hasty(AgentSettings):
+    max_errors = 3
+
+
+SETTINGS = Hasty(max_turns=12, turn_tokens=160, rollout_tokens=2000)
 
 
 @functools.cache

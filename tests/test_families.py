@@ -218,9 +218,8 @@ def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", tokenizer=tokenizer(FAMILIES[name]))
     common = [f"model={json.dumps(str(model))}", 'tasks=["none"]', 'name="none"']
     remote = [*common, "engine.kind=http", f"engine.servers=[{{url='{server.url}'}}]"]
-    settings = AgentSettings(
-        max_turns=12, turn_tokens=900, rollout_tokens=1 << 16, max_errors=12, max_calls=2
-    )
+    settings = AgentSettings(max_turns=12, turn_tokens=900, rollout_tokens=1 << 16, max_calls=2)
+    settings = settings.model_copy(update={"max_errors": 12})
     task, prompts = calc_task(tmp_path / "task"), []
     spec = SandboxSpec(lowers=(task.folder / "environment" / "workspace",))
     with closing(open_engine(read(SuiteSettings, None, common))) as engine:

@@ -99,8 +99,8 @@ def test_special_tokens_alone_are_no_cheat(tiny_task: Task, text: str, ran: bool
 
 def test_mistakes_of_making_tasks_do_not_speak_of_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    for given in ("nothing", "max_body_linse=4", "operators=['stbu']"):
-        result = CliRunner().invoke(app, ["tasks", "make", ".", "--out", "tasks", "--set", given])
+    for given in ("no_thing=1", "max_body_linse=4", "operators=['stbu']"):
+        result = CliRunner().invoke(app, ["tasks", "make", ".", "--out", "tasks", given])
         assert result.exit_code == 2 and "TaskError" in result.stderr
         assert "recipe" not in result.stderr.lower() and "override" not in result.stderr
 

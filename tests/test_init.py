@@ -112,7 +112,7 @@ def test_every_recipe_can_be_started(facts: model.ModelFacts, machine: recipe.Ha
     assert not chosen.policy.adapter and not chosen.note and chosen.policy.model == facts.spec
     assert ("sft" in chosen.stages) == bool(facts.why_warm_up) and not chosen.sft.seeded_fault_share
     practice = (1 - chosen.tasks.heldout_share) * count
-    assert chosen.rl.tasks_per_step <= practice
+    assert 2 * chosen.rl.tasks_per_step <= practice, "also where some tasks are in no set"
     notes = recipe.reasons(chosen, facts, machine)
     text = reference.commented(chosen, notes, ("policy.model",))
     path = [name for name, _ in settings.leaves(Recipe)]
@@ -120,6 +120,15 @@ def test_every_recipe_can_be_started(facts: model.ModelFacts, machine: recipe.Ha
     import tomllib
 
     assert settings.validate(Recipe, tomllib.loads(text)) == chosen
+
+
+def test_the_warm_up_alone_is_measured_afterwards():
+    for machine in (LAPTOP, CARD):
+        chosen = recipe.only_warm_up("warm", (Path("a"), Path("b")), SMOLLM, machine, 40)
+        preflight.refuse(chosen)
+        assert preflight.warnings(chosen) == [] and chosen.stages == ("sft", "evaluate")
+        assert chosen.tasks.train == (Path("a"), Path("b")) and not chosen.sft.seeded_fault_share
+        assert settings.changed(chosen, ["sft.steps=7"]).sft.steps == 7
 
 
 def measured(name: str):  # type: ignore[no-untyped-def]

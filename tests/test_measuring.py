@@ -116,7 +116,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Baseline:
     (root / "short.py").write_text(CODE)
     (root / "test_short.py").write_text(TESTS)
     (root / "test_plain.py").write_text("import short\n\n\ndef test_plain():\n    assert short.two() == 2\n")
-    return baseline.measure(sources.fetch(str(root), root.with_name("tree")), limits=suite.Limits(runs=1))
+    return baseline.measure(
+        sources.fetch(str(root), root.with_name("tree")), limits=suite.SuiteLimits(runs=1)
+    )
 
 
 def names(tests: Sequence[str]) -> set[str]:

@@ -86,7 +86,7 @@ def test_a_figure_is_found_however_it_is_spelled(tables: ModuleType, text: str):
 
 def test_what_is_no_measured_figure(tables: ModuleType):
     plain = "Python 3.11 to 3.13, 135M weights, 0.5B, two H200, 2 cores, 95 % intervals, seeds 0, 1, 2, vLLM 0.26.0"
-    fenced = "```\nwoodshed tasks make --set x=4 # 12 s\n```\n`5 s`\n"
+    fenced = "```\nwoodshed tasks make x=4 # 12 s\n```\n`5 s`\n"
     block = "<!-- figure: memory -->5.1 GB<!-- end -->"
     assert tables.stray_figures(f"{plain}\n{fenced}{block}") == []
 

@@ -24,7 +24,11 @@ from woodshed.sandbox import BUBBLEWRAP
 
 ROOT = Path(__file__).parent.parent
 SEED = 21
-PAID_WHERE_SHIPPED = {"a folder of the judge", "the user's number"}
+PAID_WHERE_SHIPPED = {
+    "a folder of the judge",
+    "the user's number",
+    "the user's number, or another hash seed",
+}
 """Right only where /logs is there, or for the one user that there is: every run in a box of Harbor's has these."""
 BUYABLE = {"report writer": "runner", "channel": "runner", "line": "naive line"}
 """The judge that attacks of a kind are made for; of all others, those that read what pytest leaves."""

@@ -18,12 +18,14 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
 from woodshed.agent import access, command_line, tools
+from woodshed.agent.effects import effect
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import ToolSettings
@@ -48,6 +50,7 @@ from woodshed.settings import Settings
 from woodshed.tasks import sandbox_spec, workspace
 from woodshed.tokens.conversation import Conversation
 from woodshed.tokens.renderer import Renderer
+from woodshed.tokens.schema import mend
 
 
 class AgentSettings(Settings):
@@ -61,7 +64,7 @@ class AgentSettings(Settings):
     """Largest number of tokens in one message."""
     rollout_tokens: int = Field(default=1024, ge=1)
     """Largest number of sampled tokens in an attempt."""
-    max_errors: int = Field(default=4, ge=1)
+    max_errors: ClassVar[int] = 4
     """Faulty messages in a row that end the attempt."""
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall-clock limit in seconds, waiting for other attempts included. A safety net: it does not end the same attempts
@@ -69,6 +72,8 @@ class AgentSettings(Settings):
     harness: str = ""
     """Command line of an agent of others that makes the attempts in place of ours, with {instruction}, {base_url},
     {api_key} and {model}; max_turns, turn_tokens, rollout_tokens and timeout_s limit what it may ask of the policy."""
+    system_prompt: Path | None = None
+    """File with the system prompt, in place of Woodshed's own; the forms of the tools are added."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
 
@@ -79,9 +84,20 @@ class AgentSettings(Settings):
             command_line.words(harness)
         return harness
 
+    @property
+    def rules(self) -> str:
+        """The system prompt.
+
+        Raises:
+            RecipeError: its file cannot be read.
+        """
+        return system_prompt(max_calls=self.max_calls, path=self.system_prompt)
+
 
 T = TypeVar("T")
 
+FAILED = "an earlier call failed"
+"""Why what follows in the message is not executed, except for reads, which each other's failures do not concern."""
 RETRIES = 2
 """Fresh sandboxes that an attempt gets when it has lost one; what was lost in all of them was lost by the policy."""
 PATCH_FILE_BYTES = 1 << 20
@@ -104,6 +120,10 @@ class Attempt:
     sampled again: else a policy that fears a bad end could end its sandbox, and try its luck afresh. Who is to blame
     decides what a loss means: where the calls lose every sandbox and a sandbox without calls holds, the policy is.
 
+    Args:
+        is_strict: refuse every argument that does not fit its schema, as in training and evaluation, so that the policy
+            learns to call exactly; otherwise mend what is clear, for people who use it.
+
     Raises:
         RecipeError: the task's prompt leaves no room for a turn in `context_length` tokens.
     """
@@ -122,7 +142,9 @@ class Attempt:
         context_length: int = 1 << 30,
         attempt: int = 0,
         seed: int = 0,
+        is_strict: bool = True,
     ) -> None:
+        self.is_strict = is_strict
         self.task, self.sandbox, self.renderer, self.settings = task, sandbox, renderer, settings
         self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
         self.context_length = context_length
@@ -132,8 +154,7 @@ class Attempt:
         self.ended: Ended | None = None
         self._loss: Literal["sandbox_broken", "sandbox_lost"] | None = None
         self._started = time.monotonic()
-        system = system_prompt(max_calls=settings.max_calls)
-        self._conversation = Conversation(renderer, system, user_prompt(task), self.tools)
+        self._conversation = Conversation(renderer, settings.rules, user_prompt(task), self.tools)
         if self._room() < settings.turn_tokens:
             raise RecipeError(
                 f"the prompt of task {task.name!r} takes {len(self._conversation.prompt)} of {context_length} tokens "
@@ -169,9 +190,20 @@ class Attempt:
         if sample.finish_reason == "length":
             return Message(text, (), "truncated")
         parse = self.renderer.codec.parse
-        return contained(
+        message = contained(
             lambda: Message(text, *parse(text, self.tools)[1:]), lambda error: _unread(text, error)
         )
+        return message if self.is_strict else self._leniently(message)
+
+    def _leniently(self, message: Message) -> Message:
+        """The message with those arguments mended whose meaning is clear: "3" for 3, a name that no tool knows."""
+        known = {spec.name: spec.parameters for spec in self.tools}
+        calls = []
+        for call in message.calls:
+            mended = mend(call.arguments, known[call.tool]) if call.error_kind == "bad_arguments" else None
+            calls.append(call if mended is None else replace(call, arguments=mended, error_kind=None))
+        kind = next((call.error_kind for call in calls if call.error_kind), None)
+        return replace(message, calls=tuple(calls), error_kind=kind if calls else message.error_kind)
 
     def execute(self, message: Message) -> list[Observation] | None:
         """One observation per call, in order, or one for a message without calls; None if the machine lost the
@@ -196,7 +228,7 @@ class Attempt:
             if number >= limit:
                 text = f"error: not executed: at most {limit} call{'s' * (limit > 1)} in a message"
                 observation = Observation(call.id, text, "too_many_calls")
-            elif reason:
+            elif reason and not (effect(call).kind == "read" and reason == FAILED):
                 observation = Observation(call.id, f"not executed: {reason}")
             elif call.error_kind is not None:
                 observation = tools.refuse(call, self.renderer.codec, self.tools)
@@ -206,7 +238,7 @@ class Attempt:
                     touched += access.by_tool(call, self.sandbox.workspace)
                 touched += self.sandbox.touched()
             if observation.error_kind is not None:
-                reason = reason or "an earlier call failed"
+                reason = reason or FAILED
             elif call.tool == "finish":
                 reason = reason or "the work is finished"
             observations.append(observation)

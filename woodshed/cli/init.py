@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from woodshed.cli.app import app, describe, free_name
+from woodshed.cli.app import apart, app, describe, free_name
 from woodshed.cli.terminal import say, say_next, tell
 from woodshed.records import RunError
 
@@ -30,10 +30,6 @@ Model = Annotated[
 ]
 NumTasks = Annotated[int, typer.Option(min=5, help="Tasks of the first run, those for measuring included.")]
 OutFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The recipe; by default NAME.toml.")]
-Changes = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Another setting; may be repeated."),
-]
 ALWAYS = ("policy.model", "policy.lora_rank", "rl.steps", "rl.tasks_per_step", "rollout.attempts")
 """Settings that a recipe spells out whatever they are: those that a person changes first."""
 SHORT = 8
@@ -91,10 +87,13 @@ def _head(seen: Iterable[str], commands: Iterable[str]) -> str:
 @app.command()
 def warmup(
     tasks: Annotated[
-        list[Path], typer.Argument(metavar="TASKS", help="Task folders, or folders that contain some.")
+        list[str],
+        typer.Argument(
+            metavar="TASKS",
+            help="Task folders, or folders that contain some; then settings to change, such as sft.steps=40.",
+        ),
     ],
     model: Model = "smollm2-135m",
-    set_: Changes = None,
 ) -> None:
     """Teach a model the form of calls, by scripted attempts at tasks; no fault is planted.
 
@@ -107,10 +106,12 @@ def warmup(
     from woodshed.tasks import folder
     from woodshed.tokens import model_facts
 
-    facts, count = model_facts.look(model), len(folder.load_set(*tasks))
+    names, changes = apart(tasks)
+    paths = tuple(map(Path, names))
+    facts, count = model_facts.look(model), len(folder.load_set(*paths))
     name = free_name(f"warmup-{facts.called}")
-    chosen = first_recipe.only_warm_up(name, tuple(tasks), facts, this_hardware(), count)
-    chosen = settings.changed(chosen, set_ or [])
+    chosen = first_recipe.only_warm_up(name, paths, facts, this_hardware(), count)
+    chosen = settings.changed(chosen, changes)
     preflight.refuse(chosen)
     run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
     run_or_resume(run, chosen, is_new=True)
@@ -135,7 +136,7 @@ def making(facts: RepositoryFacts, model: ModelFacts, folder: Path, num_tasks: i
     for variable in facts.needed:
         options += ["--env", variable]
     if model.num_weights < SMALL and sum(lines <= SHORT for lines in facts.bodies) >= 3 * num_tasks:
-        options += ["--operators", "stub", "--set", f"max_body_lines={SHORT}"]
+        options += ["--operators", "stub", f"max_body_lines={SHORT}"]
     return shlex.join(["woodshed", "tasks", "make", facts.source, *options])
 
 
@@ -184,4 +185,6 @@ def costs(cost: CostEstimate, hardware: Hardware) -> list[str]:
 
 
 def _minutes(value: float) -> str:
-    return f"{value / 60:.1f} h" if value >= 100 else f"{max(math.ceil(value), 1)} min"
+    if value < 1:
+        return "under 1 min"
+    return f"{value / 60:.1f} h" if value >= 100 else f"{math.ceil(value)} min"

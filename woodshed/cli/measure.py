@@ -12,6 +12,7 @@ import typer
 
 from woodshed.cli.app import (
     OUT_FILE,
+    apart,
     app,
     describe,
     eval_app,
@@ -99,7 +100,7 @@ def evaluate(
     if resume is not None:
         _measure(*_reopened(resume), is_new=False)
         return
-    paths = [text for text in tasks or () if "=" not in text]
+    paths, changed = apart(tasks or ())
     values = {
         "tasks": paths,
         "model": model,
@@ -112,7 +113,7 @@ def evaluate(
     values |= {"engine.kind": "http"} if endpoint else {}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     overrides += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
-    _measure(*_created([*overrides, *(text for text in tasks or () if "=" in text)]), is_new=True)
+    _measure(*_created([*overrides, *changed]), is_new=True)
 
 
 def _name_of(paths: list[str], model: str) -> str:

@@ -103,7 +103,7 @@ def trajectory(
         by_turn.setdefault(hint.turn, []).append(hint)
     if rollout.tools is not None:
         agent = agent | {"tool_definitions": _definitions(rollout.tools)}
-    opening = _opening(rollout, task, agent["extra"]["settings"].get("max_calls", 1))
+    opening = _opening(rollout, task, agent["extra"]["settings"])
     flags = graded.flags or ()
     turns = [
         _step(turn, n, prompt, by_turn.get(n, ()), [flag for flag in flags if flag.turn == n])
@@ -122,13 +122,16 @@ def trajectory(
     return _valid(document)
 
 
-def _opening(rollout: Rollout, task: Task | None, max_calls: int) -> list[dict[str, Any]]:
-    """What the policy was told first, as far as it is known: an agent of others has a system prompt of its own."""
+def _opening(rollout: Rollout, task: Task | None, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The first messages, as far as they are known: an agent of others has a system prompt of its own."""
     told = user_prompt(task) if task else f"[{rollout.task_name}: the task was not kept]"
     user = {"source": "user", "message": told}
     if rollout.tools is not None:
         return [user]
-    return [{"source": "system", "message": system_prompt(max_calls=max_calls)}, user]
+    rules = system_prompt(max_calls=settings.get("max_calls", 1))
+    if path := settings.get("system_prompt"):
+        rules = f"[the text of {path}]"
+    return [{"source": "system", "message": rules}, user]
 
 
 def _definitions(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

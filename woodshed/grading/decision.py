@@ -174,12 +174,13 @@ def reward(
 ) -> float:
     """1 for a run that solves the task, else 0; `shaped` gives a share, at most 0.9, for some of the tests.
 
-    A share is paid only for tests that are isolated or have a decoy: of the others a pass in one process proves little.
+    Paid are tests that are isolated or have a decoy: of the others a pass in one process proves little. So a task that
+    has no other ones pays nothing.
     """
     is_solved = not integrity and all(outcome == "passed" for outcome in outcomes.values())
+    paid = believed(task, isolated)
     if is_solved or integrity or not shaped:
-        return float(is_solved)
-    believed = {t for t in task.fail_to_pass if t in set(isolated) or covered([t], task.decoys)}
+        return float(is_solved and bool(paid))
 
     def share(tests: Sequence[str], counted: Callable[[str], bool]) -> float:
         return sum(outcomes[test] == "passed" and counted(test) for test in tests) / max(len(tests), 1)
@@ -187,10 +188,14 @@ def reward(
     # The stub that a patch resembles most decides: none of them earns anything, and no predicate loses half its tests.
     idle = [set[str](), *map(set, task.stub_passes.values())]
     behaviour = min(
-        share([test for test in task.fail_to_pass if test not in tests], believed.__contains__)
-        for tests in idle
+        share([test for test in task.fail_to_pass if test not in tests], paid.__contains__) for tests in idle
     )
     return min(0.9, behaviour * (share(task.pass_to_pass, lambda test: True) if task.pass_to_pass else 1.0))
+
+
+def believed(task: Task, isolated: Sequence[str]) -> set[str]:
+    """The hidden tests that are isolated or have a decoy."""
+    return {test for test in task.fail_to_pass if test in set(isolated) or covered([test], task.decoys)}
 
 
 def removed_api(task: Task, files: Mapping[str, bytes | str | None], right: Api) -> list[str]:

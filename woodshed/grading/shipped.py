@@ -115,7 +115,7 @@ def _written(task: Task, verdict: Verdict, isolated: Sequence[str]) -> dict[str,
     if verdict.status == "invalid":
         return {"reward": None}
     return {
-        "reward": float(verdict.solved),
+        "reward": float(verdict.reward == 1.0),
         "shaped": reward(task, verdict.outcomes, verdict.integrity, isolated, shaped=True),
         "passed": passed,
         "tests": len(verdict.outcomes),

@@ -43,8 +43,8 @@ class Hardware:
 
 def choose(name: str, tasks: Path, model: ModelFacts, machine: Hardware, num_tasks: int) -> Recipe:
     """Settings for a first run: a warm-up where the model needs one, then RL, measured before and after."""
-    is_gpu, each = bool(machine.gpu), (8 if machine.gpu else 3)
-    practised = math.floor((1 - HELDOUT) * num_tasks)
+    is_gpu, practised = bool(machine.gpu), math.floor((1 - HELDOUT) * num_tasks)
+    each = max(min(8 if is_gpu else 3, practised // 2), 1)  # fewer tasks may be made, and some are in no set
     return Recipe(
         name=name,
         stages=("sft", "rl") if model.why_warm_up else ("rl",),
@@ -60,7 +60,7 @@ def choose(name: str, tasks: Path, model: ModelFacts, machine: Hardware, num_tas
         ),
         grading=GradingSettings(shaped=model.num_weights < SMALL, jobs=min(machine.cores, 8)),
         sft=warm_up(model, is_gpu) if model.why_warm_up else SFTSettings(),
-        rl=RLSettings(steps=min(max(practised // each, 2), 16), tasks_per_step=min(each, max(practised, 1))),
+        rl=RLSettings(steps=min(max(practised // each, 2), 16), tasks_per_step=each),
         loss=LossSettings(micro_batch_tokens=_micro_batch(model, machine)),
         optimizer=OptimizerSettings(learning_rate=4e-4 if model.num_weights < 300e6 else 2e-4),
         evaluation=EvaluationSettings(attempts=math.ceil(MEASURED / max(HELDOUT * num_tasks, 1))),

@@ -21,16 +21,18 @@ from woodshed.runs.files import write_atomically
 from woodshed.synthesis import clocks, leaks, mapping, reports, selection, sources
 from woodshed.synthesis.baseline import Baseline, measure
 from woodshed.synthesis.coverage_map import Map
-from woodshed.synthesis.progress import Phases, Progress
+from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.project import PYTHON
 from woodshed.synthesis.repository_context import GENERATOR, RepositoryMeasurements, SynthesisSettings, texts
-from woodshed.synthesis.suite import Limits
+from woodshed.synthesis.suite import SuiteLimits
 from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
 FIT = 0.4
 """Of `timeout_s`, which is for one run of all tests: beside them it starts and imports, on a machine that is busy."""
+SLOWED = 4.0
+"""A slowed run takes about so many times as long."""
 MAP_SHARE = 1.5
 """Mapping a suite takes about so many times as long as its runs, until a first session says it better."""
 
@@ -64,7 +66,7 @@ def measured_once(
             baseline, parts / "map", settings.mapping_timeout_s, phases.named("map"), sandboxes=sandboxes
         )
         phases.expect("map", 0)
-        baseline, mapped = _usable(baseline, mapped, settings, phases.named("clocks"))
+        baseline, mapped = _usable(baseline, mapped, settings, phases)
         phases.named("copies")(0, 0, f"searching this machine for other copies of {repository.name}")
         copied = searching.result()
     known = _with_contents(baseline)
@@ -99,7 +101,9 @@ def _first(
     known = read_kept(kept, {"contents", "unmeasured"})
     if known and not known["unmeasured"]:
         return reports.with_report(_baseline(known, repository), log)
-    limits = Limits(timeout_s=settings.timeout_s, whole_s=max(settings.timeout_s, settings.mapping_timeout_s))
+    limits = SuiteLimits(
+        timeout_s=settings.timeout_s, whole_s=max(settings.timeout_s, settings.mapping_timeout_s)
+    )
     measured = measure(
         repository,
         extra_requirements=settings.extra_requirements,
@@ -117,13 +121,19 @@ def _first(
 
 
 def _usable(
-    baseline: Baseline, mapped: Map, settings: SynthesisSettings, progress: Progress
+    baseline: Baseline, mapped: Map, settings: SynthesisSettings, phases: Phases
 ) -> tuple[Baseline, Map]:
     """The baseline and its map without tests that judge time, and the slowest where all do not fit into one run."""
     limit_s = min(SLOWER * settings.timeout_s, max(settings.timeout_s, settings.mapping_timeout_s))
-    baseline = clocks.without_judges_of_time(baseline, mapped, limit_s, progress, settings.sandbox.create())
     if settings.pass_to_pass == "all":
         baseline = without_slowest(baseline, FIT * settings.timeout_s)
+    asked = clocks.seeing(baseline, mapped)
+    slowed_s = SLOWED * sum(baseline.durations.get(test, 0.0) for test in asked)
+    phases.expect("clocks", min(limit_s, slowed_s))
+    baseline = clocks.without_judges_of_time(
+        baseline, asked, limit_s, phases.named("clocks"), settings.sandbox.create()
+    )
+    phases.expect("clocks", 0)
     return baseline, mapping.restricted(mapped, baseline.stable)
 
 

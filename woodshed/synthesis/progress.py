@@ -38,8 +38,11 @@ class Phases:
 
     def _repeat(self, over: threading.Event) -> None:
         while not over.wait(BEAT_S):
-            self._count_down()
-            self._tell(*self._last)
+            self._beat()
+
+    def _beat(self) -> None:
+        self._count_down()
+        self._tell(*self._last)
 
     def expect(self, phase: str, seconds: float) -> None:
         """Note how long a phase will take; 0 when it is over."""

@@ -323,6 +323,11 @@ class RepositoryMeasurements:
     log: Path | None = None
     """Place of the log of its tests, without the ending."""
 
+    @property
+    def is_whole(self) -> bool:
+        """True if time reached every test."""
+        return not self.map.unmapped and not self.baseline.unmeasured
+
 
 def read_context(
     measured: RepositoryMeasurements, staging: Path, settings: SynthesisSettings
