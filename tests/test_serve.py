@@ -3,62 +3,65 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
+import socket
+import threading
 from pathlib import Path
 
 import httpx
+import pytest
 from scripted import renderer
 from typer.testing import CliRunner
 
-from woodshed.cli import app
+from woodshed.cli import app, serve, terminal
 from woodshed.cli.serve import unlimited
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.gateway import server
 from woodshed.gateway.server import Gateway
 
 ENGINE = """
-import sys
-sys.path.insert(0, {tests!r})
-from scripted import renderer
 from woodshed.engines.scripted import ScriptedEngine
 
-def scripted(settings, given, model=None):
-    return ScriptedEngine(given, lambda request: "Hello.")
+def scripted(settings, renderer, model=None):
+    return ScriptedEngine(renderer, lambda request: "Hello.")
 """
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
 def test_a_policy_is_served_from_the_command_line_until_it_is_interrupted(
-    tmp_path: Path, tiny_model_dir: Path
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "talk.py").write_text(ENGINE.format(tests=str(Path(__file__).parent)))
-    command = [sys.executable, "-m", "woodshed", "serve", "--policy", str(tiny_model_dir), "--port", "0"]
-    environment = os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
-    process = subprocess.Popen(
-        [*command, "engine.kind=talk:scripted"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
-        url = re.search(r"http://[^ ]*", line)
-        assert url is not None
-        body = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
-        answer = httpx.post(f"{url[0]}/chat/completions", json=body, timeout=60)
-        assert answer.json()["choices"][0]["message"]["content"] == "Hello.", answer.text
-        process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 0 and "ended" in said
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    (tmp_path / "talk.py").write_text(ENGINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    port, answers, told = free_port(), list[str](), threading.Event()
+
+    def tell(text: str) -> None:
+        terminal.tell(text)
+        told.set()
+
+    monkeypatch.setattr(serve, "tell", tell)
+    body = {"model": "any", "messages": [{"role": "user", "content": "Hi"}]}
+
+    def talk() -> None:
+        transport = httpx.HTTPTransport(verify=False, retries=9)
+        with httpx.Client(transport=transport, timeout=60) as http:
+            answer = http.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body)
+        answers.append(answer.json()["choices"][0]["message"]["content"])
+        if told.wait(60):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    client = threading.Thread(target=talk)
+    client.start()
+    command = ["serve", "--policy", str(tiny_model_dir), "--port", str(port), "engine.kind=talk:scripted"]
+    result = CliRunner().invoke(app, command)
+    client.join()
+    assert (result.exit_code, answers) == (0, ["Hello."]), result.output
+    assert f"OPENAI_BASE_URL=http://127.0.0.1:{port}/v1" in result.output and "ended" in result.output
 
 
 def test_clients_that_nobody_admitted_are_forgotten_after_many_turns(monkeypatch):

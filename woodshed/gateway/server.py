@@ -109,7 +109,11 @@ class Gateway:
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(str(self.socket))
         self.socket.chmod(0o666)  # its folder is ours alone
-        self._server = self._start()
+        try:
+            self._server = self._start()
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def url(self) -> str:
@@ -135,6 +139,10 @@ class Gateway:
         """Stop the server."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(START_S)
+        self._release()
+
+    def _release(self) -> None:
+        """Close the sockets."""
         self._listener.close()
         self._unix.close()
         self._folder.cleanup()
