@@ -103,6 +103,8 @@ class Gateway:
             raise SamplerError(
                 f"the gateway cannot listen at {host}:{port}: {error.strerror}; take another port"
             ) from None
+        # asyncio does this for sockets of IPPROTO_TCP only; a reply's head and body would come 40 ms apart
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._listener.getsockname()[1])
         self._folder = tempfile.TemporaryDirectory(prefix="woodshed-gateway-")
         self.socket = Path(self._folder.name, "gateway.sock")
