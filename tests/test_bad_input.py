@@ -41,7 +41,7 @@ def lay(root: Path, files: Mapping[str, str | bytes]) -> Path:
 def measured(tmp_path: Path, files: Mapping[str, str | bytes]) -> baseline.Baseline:
     root = lay(tmp_path / "odd", files)
     return baseline.measure(
-        sources.fetch(str(root), tmp_path / "tree"), limits=suite.Limits(runs=2, timeout_s=300)
+        sources.fetch(str(root), tmp_path / "tree"), limits=suite.SuiteLimits(runs=2, timeout_s=300)
     )
 
 

@@ -98,4 +98,4 @@ def test_what_was_left_out_is_said_with_its_reason(made):
 def test_a_variable_that_is_missing_is_asked_for(private: Path, tmp_path: Path):
     repository = sources.fetch(str(business.lay(tmp_path / "shop")), tmp_path / "tree")
     with pytest.raises(TaskError, match=r"SHOP_REGION: an environment variable.*--env SHOP_REGION=VALUE"):
-        baseline.measure(repository, limits=suite.Limits(runs=1))
+        baseline.measure(repository, limits=suite.SuiteLimits(runs=1))

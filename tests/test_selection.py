@@ -41,7 +41,7 @@ def test_options_of_addopts_that_select_tests(tmp_path: Path, files: dict[str, s
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
     assert list(selection.of_addopts(tmp_path)) == expected
-    (tmp_path / "test_a.py").write_text("")
+    (tmp_path / "test_a.py").write_text("def test_x(): pass")
     asked = selection.options(tmp_path, ["-k", "not web"], ["test_a.py::test_x"])
     assert list(asked) == [*expected, "-k", "not web", "--deselect=test_a.py::test_x"]
 
@@ -70,6 +70,12 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_is_fetched(settings
 def test_a_deselected_test_lies_in_the_repository(tmp_path: Path):
     with pytest.raises(TaskError, match=r"--deselect test_b\.py::test_x: the repository has no test_b\.py"):
         selection.options(tmp_path, [], ["test_b.py::test_x"])
+    (tmp_path / "test_b.py").write_text("class TestIt:\n    pass\n")
+    assert selection.options(
+        tmp_path, [], ["test_b.py", "test_b.py::TestI"]
+    )  # pytest takes what ids begin with
+    with pytest.raises(TaskError, match=r"test_b\.py names no TestThat; give the id"):
+        selection.options(tmp_path, [], ["test_b.py::TestThat::test_x[1]"])
 
 
 def test_a_task_reads_only_variables_that_were_allowed_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

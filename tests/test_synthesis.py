@@ -669,7 +669,7 @@ def test_builds_that_cannot_be_used(backend: str, message: str, tmp_path: Path):
         ),
         (
             {"one.py": "", "test_one.py": "import one, yaml\ndef test_x(): pass\n"},
-            r"No module named 'yaml'.*--set 'extra_requirements=\[\"pyyaml\"\]'",
+            r"No module named 'yaml'.*'extra_requirements=\[\"pyyaml\"\]'",
         ),
         ({"one.py": "", "test_one.py": "def test_x(): pass\n"}, "never import one"),
         (
@@ -704,12 +704,12 @@ def test_nobody_is_told_to_install_a_name_of_the_repository_or_of_a_module(tmp_p
     )
     repository = sources.fetch(str(root), tmp_path / "tree")
     with pytest.raises(TaskError) as raised:
-        baseline.measure(repository, limits=suite.Limits(runs=1))
+        baseline.measure(repository, limits=suite.SuiteLimits(runs=1))
     said = str(raised.value)
     assert re.findall(r"extra_requirements=(\S*)'", said) == ['["pyyaml"]', '["NAME==VERSION"]']
     assert "core, wire: a name of this repository" in said and "\nunheard_of: missing" in said
     with pytest.raises(TaskError, match=r"Acme_Core is of the repository itself \(packages/core/src\)"):
-        baseline.measure(repository, limits=suite.Limits(runs=1), extra_requirements=["Acme_Core>=1"])
+        baseline.measure(repository, limits=suite.SuiteLimits(runs=1), extra_requirements=["Acme_Core>=1"])
 
 
 def test_the_rest_of_a_shared_namespace_is_not_of_the_repository(tmp_path: Path):
@@ -727,7 +727,7 @@ def test_the_rest_of_a_shared_namespace_is_not_of_the_repository(tmp_path: Path)
     )
     repository = sources.fetch(str(root), tmp_path / "tree")
     with pytest.raises(TaskError) as raised:
-        baseline.measure(repository, limits=suite.Limits(runs=1))
+        baseline.measure(repository, limits=suite.SuiteLimits(runs=1))
     said = str(raised.value)
     assert "\nnamed.elsewhere: missing" in said
     assert "\nnamed.thing.gone, named.wire: a name of this repository" in said
@@ -750,7 +750,7 @@ def test_a_requirement_that_cannot_be_had_costs_no_other_one(tmp_path: Path):
     said: list[str] = []
     repository = sources.fetch(str(lay(tmp_path / "more_itertools", files)), tmp_path / "tree")
     found = baseline.measure(
-        repository, limits=suite.Limits(runs=1), progress=lambda done, total, text: said.append(text)
+        repository, limits=suite.SuiteLimits(runs=1), progress=lambda done, total, text: said.append(text)
     )
     assert found.stable == ("test_one.py::test_x",)
     reasons = [text for text in said if "not installed" in text]
@@ -774,7 +774,7 @@ def test_a_sibling_is_imported_from_where_it_lies(tmp_path: Path):
             "tests/test_app.py": "import app\ndef test_f(): assert app.f() == 1\n",
         },
     )
-    found = baseline.measure(sources.fetch(str(root), tmp_path / "tree"), limits=suite.Limits(runs=1))
+    found = baseline.measure(sources.fetch(str(root), tmp_path / "tree"), limits=suite.SuiteLimits(runs=1))
     assert found.stable == ("tests/test_app.py::test_f",) and found.allowed_paths == ("src/app",)
     assert found.environment.source_roots == ("src", "packages/core/src")
     assert not any(pin.startswith("acme") for pin in found.environment.requirements)
@@ -967,7 +967,8 @@ def made(zoo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def hashes(root: Path) -> dict[str, str]:
-    return {p.name: sources.tree_sha256(p) for p in root.iterdir() if p.is_dir()} | {
+    """Of everything but logs, which hold seconds."""
+    return {p.name: sources.tree_sha256(p) for p in root.iterdir() if p.is_dir() and p.name != ".logs"} | {
         p.name: p.read_text() for p in root.iterdir() if p.is_file()
     }
 
@@ -1114,7 +1115,7 @@ def test_the_same_seed_gives_the_same_folders_however_many_work_on_them(
 def test_a_build_that_was_killed_ends_like_one_that_was_not(made: Path, zoo: Path, tmp_path: Path):
     out = tmp_path / "zoo"
     command = [sys.executable, "-m", "woodshed", "tasks", "make", str(zoo), "--out", str(out)]
-    command += ["--operators", "stub,remove", "--jobs", "1", "--set", "timeout_s=300"]
+    command += ["--operators", "stub,remove", "--jobs", "1", "timeout_s=300"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as build:
         while not list(out.glob("zoo-*")):
             assert build.poll() is None

@@ -229,6 +229,20 @@ def factory() -> str:
     return table([*header, "largest package", "target: 500 in an hour"], rows)
 
 
+def first_task() -> str:
+    found = load("first_task")
+    row = found["row"]
+    low, high = sorted(row["load"])
+    rows = [
+        ["first task after", f"{row['first_task_s'] / 60:.1f} minutes", f"{found['bar_s'] / 60:.0f} minutes"],
+        [f"CPU seconds of all, {row['tasks']} tasks", f"{row['cpu_s']:.0f}", ""],
+        ["longest time without a line", f"{row['longest_silence_s']:.0f} s", "10 s"],
+        ["lines with an estimate of what is left", f"{row['lines_with_estimate']} of {row['lines']}", "all"],
+        [f"load of the machine, {row['cores']} cores", f"{low:.0f} to {high:.0f}", ""],
+    ]
+    return table([row["source"].removeprefix("pypi:"), "figure", "target"], rows)
+
+
 def curriculum() -> str:
     rows = [
         [str(row["steps"]), f"{row['ratio']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]", "1.3"]
@@ -274,7 +288,7 @@ def installation() -> str:
 def hardware() -> str:
     """Minutes and gigabytes of what was trained or made here, by model and cards."""
     times, factory = load("quickstart")["times"], load("task_factory_2")
-    low, high = times["peak_gb_training_f29feb6"]
+    peaks = [times["peak_gb_4f612a6"], *times["peak_gb_training_f29feb6"]]
     one = [run for run in load("targeted_feedback")["runs"] if run["machine"].startswith("1 NVIDIA H200")]
     whole = [sum(step["seconds"] for step in run["steps"]) / 60 for run in one if len(run["steps"]) == 16]
     rows = [
@@ -283,7 +297,7 @@ def hardware() -> str:
             "none, 2 cores",
             "the quickstart, tasks included",
             duration(),
-            f"{low} to {high} GB",
+            f"{min(peaks)} to {max(peaks)} GB",
         ],
         [
             "0.5B, adapter of rank 16",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from woodshed.cli.app import keeping, tasks_app
+from woodshed.cli.app import apart, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RecipeError, Task, TaskError
 
@@ -22,13 +22,16 @@ if TYPE_CHECKING:
 
 MAX_FILES_SHOWN = 20
 """Number of skipped files that are printed."""
+ISOLATING_S = 5.0
+"""Seconds for finding the isolated tests of a task, before the first one says it better."""
 
 Sources = Annotated[
     list[str],
     typer.Argument(
         metavar="SOURCE",
         help="A folder, pypi:NAME==VERSION, or git: https://HOST/OWNER/NAME, git@HOST:OWNER/NAME or "
-        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it.",
+        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it. Then settings to change, such as "
+        "max_body_lines=4; a wrong name lists all of them.",
     ),
 ]
 OutFolder = Annotated[Path, typer.Option(help="Folder that receives one folder per task.")]
@@ -45,14 +48,6 @@ Operators = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the order in which candidates are tried.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists all settings.",
-    ),
-]
 PytestArgs = Annotated[
     str,
     typer.Option(
@@ -101,7 +96,6 @@ def make_tasks(
     deselect: Deselected = None,
     env: Variables = None,
     sandbox: Provider = "bubblewrap",
-    set_: Assignments = None,
 ) -> None:
     """Make practice tasks from repositories.
 
@@ -111,14 +105,18 @@ def make_tasks(
     """
     from woodshed import synthesis
     from woodshed.synthesis.git_sources import without_secrets
+    from woodshed.synthesis.progress import QUIET_S
 
+    sources, changes = apart(sources)
+    if not sources:
+        raise typer.BadParameter("name a source before the settings: a folder, or pypi:NAME==VERSION")
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
     lists = {"operators": operators.split(",") if operators else [], "pytest_args": _words(pytest_args)}
     lists |= {"deselect": deselect or [], "env": env or []}
     values += [f"{key}={json.dumps(listed)}" for key, listed in lists.items() if listed]
-    chosen = _settings_of([*values, *(set_ or [])])
-    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=10.0) as progress:
+    chosen = _settings_of([*values, *changes])
+    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=QUIET_S - 1) as progress:
         report = synthesis.make(sources, out, chosen, progress)
         _find_isolated_tests(report.accepted, chosen, progress)
     say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")
@@ -159,12 +157,16 @@ def _find_isolated_tests(
 ) -> None:
     """Note in each task the hidden tests that pass with tests and code in two processes."""
     from woodshed import grading
+    from woodshed.synthesis.progress import Phases
 
-    sandboxes = settings.sandbox.create()
-    with ThreadPoolExecutor(settings.jobs) as pool:
+    sandboxes, phases = settings.sandbox.create(), Phases(progress)
+    phases.expect("tasks", ISOLATING_S * len(tasks) / settings.jobs)
+    told = phases.named("tasks")
+    with ThreadPoolExecutor(settings.jobs) as pool, phases.repeated():
         kept = pool.map(lambda task: grading.keep_isolated_tests(task, sandboxes), tasks)
-        for done, _ in enumerate(kept, 1):
-            progress(done, len(tasks), "finding the tests that pass in two processes")
+        for done in range(len(tasks) + 1):
+            told(done, len(tasks), "finding the tests that pass in two processes")
+            next(kept, None)
     for task in tasks:
         if task.verifier == "pytest" and not grading.believed_tests(task):
             tell(
@@ -184,7 +186,7 @@ def _settings_of(values: Sequence[str]) -> SynthesisSettings:
         return settings.read(synthesis.SynthesisSettings, None, values)
     except RecipeError as error:
         text = str(error).replace("section.key=value (rl.steps=4)", "KEY=VALUE")
-        raise TaskError(text.replace("override", "--set")) from None
+        raise TaskError(text.replace("override", "setting")) from None
 
 
 def say_rejected(reasons: Mapping[str, int]) -> None:

@@ -19,13 +19,14 @@ from woodshed.synthesis import advice, pins, project, suite
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.sources import Repository
-from woodshed.synthesis.suite import LIMITS, Limits, SuiteRuns
+from woodshed.synthesis.suite import LIMITS, SuiteLimits, SuiteRuns
 from woodshed.tasks import environment as environments
 from woodshed.tasks.environment import prepare
 from woodshed.tasks.folder import is_protected
 
 UNSTABLE_ID = re.compile(r"0x[0-9a-f]{6,}|/tmp/|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d")
 """Addresses, temporary paths and clock readings in a test id: another run would name the test differently."""
+RAISED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Failed|Warning|Interrupt)\b")
 UNNAMEABLE = re.compile(r"\[|::")
 """Parts of a path that pytest, asked to run that file, takes for the parts of a test's id."""
 IMPORT_ALL = """
@@ -103,7 +104,7 @@ def measure(
     extra_requirements: Sequence[str] = (),
     variables: Sequence[str] = (),
     options: Sequence[str] = (),
-    limits: Limits = LIMITS,
+    limits: SuiteLimits = LIMITS,
     kept: Path | None = None,
     progress: Progress = lambda done, total, text: None,
     sandboxes: SandboxProvider = BUBBLEWRAP,
@@ -119,15 +120,8 @@ def measure(
     Raises:
         TaskError: a broken build, no tests, tests that do not import or fail, or that import another copy.
     """
+    draft, described = _draft_of(repository, extra_requirements, variables, options, progress, sandboxes)
     name = repository.name
-    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
-    described = project.read(repository, sandboxes=sandboxes)
-    progress(0, 0, f"preparing the environment of {name}")
-    environment, described = pins.environment_of(described, extra_requirements, sandboxes)
-    environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
-    for reason in described.left_out:
-        progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
-    draft = _draft(repository, described, environment)
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         measured = suite.measure(draft, kept or Path(scratch), limits, progress, sandboxes)
     for run in measured.runs:
@@ -149,12 +143,38 @@ def measure(
     )
 
 
+def _draft_of(
+    repository: Repository,
+    extra_requirements: Sequence[str],
+    variables: Sequence[str],
+    options: Sequence[str],
+    progress: Progress,
+    sandboxes: SandboxProvider,
+) -> tuple[Baseline, project.Project]:
+    """The repository built and its environment resolved, its tests not yet run."""
+    name = repository.name
+    progress(0, 0, f"building {name}, at most {project.BUILD_TIMEOUT_S:.0f} s")
+    described = project.read(repository, sandboxes=sandboxes)
+    progress(0, 0, f"preparing the environment of {name}")
+    environment, described = pins.environment_of(described, extra_requirements, sandboxes)
+    environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
+    for reason in described.left_out:
+        progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
+    return _draft(repository, described, environment), described
+
+
+def _last_line(text: str) -> str:
+    """The last line of an error that names it, else the last line: pytest explains assertions below them."""
+    lines = [line.removeprefix("E ").strip() for line in text.strip().splitlines()] or ["no reason was given"]
+    return next((line for line in reversed(lines) if RAISED.match(line)), lines[-1])
+
+
 def _reasons(measured: SuiteRuns, broken: Iterable[str]) -> dict[str, str]:
     """Reason by broken test and by file that cannot be collected: the last line of its error."""
     reasons = dict[str, str]()
     for run in measured.runs:
         for path, text in run.collection_errors.items():
-            reasons.setdefault(path, (text.strip().splitlines() or ["no reason was given"])[-1].strip())
+            reasons.setdefault(path, _last_line(text))
         for test in broken:
             if test in run.messages:
                 reasons.setdefault(test, run.messages[test])

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from woodshed.grading import session
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider
@@ -32,7 +32,7 @@ MOST_SHARE = 0.25
 
 def without_judges_of_time(
     baseline: Baseline,
-    mapped: Map,
+    asked: Sequence[str],
     limit_s: float,
     progress: Progress,
     sandboxes: SandboxProvider = BUBBLEWRAP,
@@ -40,8 +40,11 @@ def without_judges_of_time(
     """The baseline without the tests that fail where the process is slowed down; they are in `timed`.
 
     Of a suite that `limit_s` seconds are too few for, the first tests are tried.
+
+    Args:
+        asked: those that can see a clock (`seeing`).
     """
-    name, asked = baseline.repository.name, seeing(baseline, mapped)
+    name = baseline.repository.name
     if not asked:
         return baseline
     progress(
@@ -65,19 +68,23 @@ def without_judges_of_time(
 
 def seeing(baseline: Baseline, mapped: Map) -> list[str]:
     """Stable tests of files that mention a clock, and those that run a file of the package that does; all of them where
-    a conftest or a helper does."""
+    a conftest does, and of a helper those of files that name it. What is not mapped yet is in question when it is."""
+
+    def text_of(path: str) -> str:
+        return (baseline.repository.tree / path).read_bytes().decode(errors="replace")
 
     def mentions(path: str) -> bool:
-        file = baseline.repository.tree / path
-        return SEES_A_CLOCK.search(file.read_bytes().decode(errors="replace")) is not None
+        return SEES_A_CLOCK.search(text_of(path)) is not None
 
     holding = {test.partition("::")[0] for test in baseline.stable}
-    if any(mentions(path) for path in baseline.test_files if path not in holding):
+    helpers = [path for path in baseline.test_files if path not in holding and mentions(path)]
+    if any(path.endswith("conftest.py") for path in helpers):
         return list(baseline.stable)
-    files = {path for path in holding if mentions(path)}
+    names = "|".join(re.escape(PurePosixPath(path.removesuffix("/__init__.py")).stem) for path in helpers)
+    importing = re.compile(rf"\b({names or '(?!)'})\b")
+    files = {path for path in holding if mentions(path) or importing.search(text_of(path))}
     timed = [path for path in baseline.package_files if path.endswith(".py") and mentions(path)]
-    running = set(mapped.unmapped) if timed else set()
-    running |= {test for path in timed for test in mapped.names(mapped.covering(path))}
+    running = {test for path in timed for test in mapped.names(mapped.covering(path))}
     return [test for test in baseline.stable if test.partition("::")[0] in files or test in running]
 
 

@@ -20,7 +20,7 @@ except ModuleNotFoundError:  # read on the host, not run in a sandbox
     from woodshed.grading import runner
 
 
-class Collector(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
+class SuiteCollector(runner.Recorder):  # pyright: ignore[reportGeneralTypeIssues]
     """The runner's plugin, which stops where the tests would begin."""
 
     def __init__(self, request: dict, channel: int) -> None:
@@ -43,7 +43,7 @@ def main() -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(request["workspace"])
     with Path(os.devnull).open("wb") as nothing:
-        collector = Collector(request, nothing.fileno())
+        collector = SuiteCollector(request, nothing.fileno())
         pytest.main(runner.arguments(request), plugins=[collector])
     answer = {"ids": collector.ids, "errors": collector.errors}
     Path(request["out"]).write_text(json.dumps(answer), "utf-8")

@@ -47,6 +47,8 @@ from woodshed.tasks import environment, folder
 
 CANDIDATE_S, SUITES_EACH = 8.0, 2.0
 """Seconds of a task before the first one says it better, and so many runs of its suite on top."""
+FIRST_ROUND_S = 240.0
+"""Tasks are made after so long of running a suite, and so long of mapping it, and then of what is known later."""
 AHEAD = 4
 """Candidates of a job that are worked on beside the one that is due."""
 MAX_COMMITS = 50
@@ -69,6 +71,8 @@ class MakeReport:
     """Time that deciding them took; fetching and the baseline are not in it."""
     notes: list[str] = field(default_factory=list)
     """Tests that were left out of every task, or not mapped, and why."""
+    decided: set[str] = field(default_factory=set)
+    """Names of candidates that are tasks or rejected."""
 
 
 def make(
@@ -94,14 +98,40 @@ def make(
             if settings.operators == ("revert",):
                 continue
             with tempfile.TemporaryDirectory(prefix=".make-", dir=out) as scratch:
+                for phase in ("suite", "map"):
+                    phases.bound(phase, min(FIRST_ROUND_S, settings.mapping_timeout_s))
                 phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
                 repository = sources.fetch(source, Path(scratch, "tree"), sandboxes)
-                measured = measured_once(repository, out, settings, phases)
-                report.notes += notes(measured)
-                staging = Path(scratch, "staging")
-                staging.mkdir()
-                _make_from(read_context(measured, staging, settings), out, report, phases)
+                _make_in_rounds(repository, out, settings, report, phases)
     return report
+
+
+def _make_in_rounds(
+    repository: sources.Repository, out: Path, settings: SynthesisSettings, report: MakeReport, phases: Phases
+) -> None:
+    """Tasks of a repository, the first of them as soon as some of a long suite is known."""
+    before, measured, missing = len(report.accepted), None, 0
+    for seconds in rounds(settings.mapping_timeout_s):
+        left = settings.limit and settings.limit - (len(report.accepted) - before)
+        chosen = settings.model_copy(update={"mapping_timeout_s": seconds, "limit": left})
+        measured = measured_once(repository, out, chosen, phases)
+        staging = Path(tempfile.mkdtemp(dir=repository.tree.parent))
+        missing = _make_from(read_context(measured, staging, chosen), out, report, phases)
+        shutil.rmtree(staging)
+        if measured.is_whole or (settings.limit and not missing):
+            break
+    report.notes += notes(measured) if measured else []
+    if missing:
+        report.notes.append(f"{repository.name}: {missing} fewer than --limit, no candidate is left")
+
+
+def rounds(total_s: float) -> Iterator[float]:
+    """Seconds for the suite, and for its map, of every round: each has twice as many, the last one what is left."""
+    seconds = FIRST_ROUND_S
+    while total_s > 2 * seconds:
+        yield seconds
+        total_s, seconds = total_s - seconds, 2 * seconds
+    yield total_s
 
 
 def _allow_variables(entries: Sequence[str]) -> None:
@@ -126,11 +156,12 @@ def _allow_variables(entries: Sequence[str]) -> None:
 # ---- decisions --------------------------------------------------------------------------------------------
 
 
-def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: Phases) -> None:
+def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: Phases) -> int:
+    """Decide candidates; return how many tasks are missing to the limit."""
     earlier = _earlier_rejections(out, work)
     began, limit = time.monotonic(), work.settings.limit
     _name_unread(work, out, earlier, report)
-    singly = candidates(work)
+    singly = [candidate for candidate in candidates(work) if candidate.name not in report.decided]
     suite_s = sum(work.baseline.durations.values())
     phases.expect(
         "tasks", (limit or len(singly)) * (CANDIDATE_S + SUITES_EACH * suite_s) / work.settings.jobs
@@ -156,10 +187,6 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: P
             rest = limit - len(kept) - len(taken)
             going_on = _named(progress, "making more tasks")
             kept += _take(work, singles, len(singly), out, earlier, report, going_on, rest)
-        if limit and (short := limit - len(kept) - len(taken)) > 0:
-            report.notes.append(
-                f"{work.baseline.repository.name}: {short} fewer than --limit, no candidate is left"
-            )
     for kind in ("impossible", "write_tests"):
         wanted = [c for c in derivations(work, kept) if c.operator == kind]
         with contextlib.closing(decide(work, wanted, out, earlier)) as derived:
@@ -167,6 +194,7 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: P
             _take(work, derived, len(wanted), out, earlier, report, deriving, limit)
     phases.expect("tasks", 0)
     report.seconds += time.monotonic() - began
+    return max(limit - len(kept) - len(taken), 0) if limit else 0
 
 
 def _named(progress: Progress, phase: str) -> Progress:
@@ -189,6 +217,7 @@ def _take(
     progress(0, limit or count, f"of {work.baseline.repository.name}")
     for position, (candidate, result) in enumerate(decided, start=1):
         home = out / candidate.name
+        report.decided.add(candidate.name)
         if isinstance(result, Task):
             report.tried += result.folder != home
             if result.folder != home:

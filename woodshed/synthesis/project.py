@@ -126,13 +126,7 @@ def read(
             leaves no package.
     """
     tree = repository.tree
-    with named(repository.name):
-        described = is_described(tree)
-    try:
-        wheel = build(repository, timeout_s, sandboxes) if described else _as_it_is(repository)
-    except TaskError as error:
-        raise TaskError(f"{error}{_choice(tree)}") from None
-    contents = contents_of(repository.name, wheel)
+    contents = contents_of(repository.name, _built(repository, timeout_s, sandboxes))
     info, metadata, version = metadata_of(repository.name, contents)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
     if compiled := sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib"))):
@@ -163,6 +157,21 @@ def read(
         left_out=tuple(required.left_out),
         inside=inside,
     )
+
+
+def _built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
+    """The wheel of a repository, or its stand-in.
+
+    Raises:
+        TaskError: the build fails; it names the projects inside, one of which may be meant.
+    """
+    with named(repository.name):
+        if not is_described(repository.tree):
+            return _as_it_is(repository)
+    try:
+        return build(repository, timeout_s, sandboxes)
+    except TaskError as error:
+        raise TaskError(f"{error}{_choice(repository.tree)}") from None
 
 
 def metadata_of(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
@@ -346,7 +355,7 @@ def _hook(
         f"{build} {why.get(result.outcome, f'was ended ({result.outcome})')}, and was stopped. It has no network and "
         f"nobody answers it. {f'It last printed:{lines}' if lines else 'It printed nothing.'}\n"
         "Mend the build, name a release as pypi:NAME==VERSION, or give a copy of the folder without pyproject.toml, "
-        "setup.py and setup.cfg, with its requirements as --set 'extra_requirements=[...]': its packages are then "
+        "setup.py and setup.cfg, with its requirements as 'extra_requirements=[...]': its packages are then "
         "taken as they lie"
     )
 

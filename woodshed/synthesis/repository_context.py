@@ -133,6 +133,8 @@ LONGEST_NAME = 200
 """Characters of a task's folder: tools add their own to it."""
 CPU_SHARE = 0.5
 """Of `timeout_s`: so much CPU is too much however busy the machine is."""
+FIT = 0.4
+"""Of `timeout_s`: so much all tests of a run may take, beside what it takes to start and import."""
 
 
 class Rejected(Exception):  # an answer, not an error
@@ -297,6 +299,12 @@ class RepositoryContext:
         return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
 
     @property
+    def fits(self) -> bool:
+        """True if all tests can run in one session."""
+        seconds = self.baseline.durations
+        return sum(seconds.get(test, 0.0) for test in self.baseline.stable) <= FIT * self.settings.timeout_s
+
+    @property
     def cpu_s(self) -> int:
         """CPU seconds that one run of tests may use."""
         return math.ceil(CPU_SHARE * self.settings.timeout_s)
@@ -322,6 +330,11 @@ class RepositoryMeasurements:
     """Functions that also stand in libraries, as `leaks.copies` found them."""
     log: Path | None = None
     """Place of the log of its tests, without the ending."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if time reached every test."""
+        return not self.map.unmapped and not self.baseline.unmeasured
 
 
 def read_context(

@@ -7,17 +7,18 @@ repository's own conftest files define. All others (reports, coverage, workers) 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from woodshed.pysource import syntax
 from woodshed.records import TaskError
-from woodshed.synthesis.configuration import pytest_settings, words
+from woodshed.synthesis.configuration import pytest_settings, read_text, words
 
 SELECTING = ("-m", "-k", "--deselect", "--ignore", "--ignore-glob")
 """Options of pytest that choose among tests; each has a value."""
 REFUSED = {
-    "-p": "plugins are loaded by the grader; add a distribution with --set extra_requirements",
+    "-p": "plugins are loaded by the grader; add a distribution with extra_requirements=",
     "-c": "the repository's own configuration is used",
     "--config-file": "the repository's own configuration is used",
     "--rootdir": "the repository is the root",
@@ -58,11 +59,14 @@ def options(tree: Path, pytest_args: Sequence[str], deselected: Sequence[str]) -
     """
     refuse(pytest_args)
     for test in deselected:
-        path = test.partition("::")[0]
+        path, _, inner = test.partition("::")
+        name = re.split(r"::|\[", inner)[0]
         if not (tree / path).exists():
             raise TaskError(
                 f"--deselect {test}: the repository has no {path}; give the id that pytest prints, from the root"
             )
+        if name and not re.search(rf"\b{re.escape(name)}", read_text(tree / path)):
+            raise TaskError(f"--deselect {test}: {path} names no {name}; give the id that pytest prints")
     return (*of_addopts(tree), *asked(pytest_args, deselected))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,8 @@ FEWEST, MOST = 20, 500
 SLICE_S = 60.0
 BLOCK = 50
 """So many tests of a file follow each other before the next file has its turn: what time does not reach is spread."""
+PROGRESS = re.compile(r"[.FEsxX]*\s*(\[ *\d+%\])?")
+"""Lines of pytest that say nothing about what ended it."""
 CUT_SHORT = ("ended by its limits", "no end record")
 """Faults of a run that one of its tests ended."""
 
@@ -64,7 +67,7 @@ class SuiteRuns:
 
 
 @dataclass(frozen=True)
-class Limits:
+class SuiteLimits:
     """Extent of the measurement of a suite."""
 
     runs: int = 3
@@ -74,11 +77,11 @@ class Limits:
     """For all sessions together; no slice begins later."""
 
 
-LIMITS = Limits()
+LIMITS = SuiteLimits()
 
 
 def measure(
-    draft: Baseline, kept: Path, limits: Limits, progress: Progress, sandboxes: SandboxProvider
+    draft: Baseline, kept: Path, limits: SuiteLimits, progress: Progress, sandboxes: SandboxProvider
 ) -> SuiteRuns:
     """The runs of a suite, as far as time reaches; the folder `kept` holds what earlier calls found.
 
@@ -99,7 +102,7 @@ def measure(
         while True:
             text = f"running the tests of {name} {limits.runs} times"
             progress(len(ids) - len(waiting), len(ids), text)
-            if not waiting or time.monotonic() > began + limits.whole_s:
+            if not waiting or (slices and time.monotonic() >= began + limits.whole_s):
                 break
             asked = [list(_taken(waiting, size)) for _ in range(at_once)]
             for tests, one in zip(
@@ -162,7 +165,9 @@ def _size(last: SuiteSlice) -> int:
     return max(FEWEST, min(MOST, int(SLICE_S * len(last.known) / max(last.seconds, 0.1))))
 
 
-def _slice(draft: Baseline, tests: Sequence[str], limits: Limits, sandboxes: SandboxProvider) -> SuiteSlice:
+def _slice(
+    draft: Baseline, tests: Sequence[str], limits: SuiteLimits, sandboxes: SandboxProvider
+) -> SuiteSlice:
     """The runs of some tests. Where a session ends in a test, that one is put aside, and those behind it wait."""
     began = time.monotonic()
     if not tests:
@@ -193,12 +198,12 @@ def _end_of(run: TestRun) -> str:
     """Words for a session that a test did not let end."""
     if run.timed_out:
         return f"it was still running when its session ended after {run.seconds:.0f} s"
-    lines = run.log.strip().splitlines()
+    lines = [line for line in run.log.splitlines() if not PROGRESS.fullmatch(line)]
     return f"it ended the process of the tests{f', which last printed: {lines[-1][:200]}' if lines else ''}"
 
 
 def _sessions(
-    draft: Baseline, ids: Sequence[str] | None, limits: Limits, sandboxes: SandboxProvider
+    draft: Baseline, ids: Sequence[str] | None, limits: SuiteLimits, sandboxes: SandboxProvider
 ) -> tuple[TestRun, ...]:
     """Sessions at the same time, each with its own hash seed."""
 
