@@ -230,9 +230,10 @@ def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
         prompts.append(list(request.prompt_ids))
         return next(texts)
 
-    server.recorded = [renderer.encode_message(text) for text in recorded(renderer.codec)]
     rollouts = []
     with closing(open_engine(read(SuiteSettings, None, remote))) as served:
+        server.bodies.clear()  # it was asked what it speaks
+        server.recorded = [renderer.encode_message(text) for text in recorded(renderer.codec)]
         for engine in (ScriptedEngine(renderer, following), served):
             served.context_length = 1 << 20
             attempt = Attempt(task, open_sandbox(spec), engine.renderer, settings, rollout_id="r")

@@ -95,7 +95,8 @@ def test_effects_do_not_depend_on_the_names_of_tools():
 def play(task: Task, *messages: str, is_strict: bool = True, **changes: Any):
     settings = SETTINGS.model_copy(update={"tools": LIMITS, "turn_tokens": 400, **changes})
     sandbox = open_sandbox(SandboxSpec((task.folder / "environment" / "workspace",)))
-    attempt = Attempt(task, sandbox, renderer(), settings, rollout_id="r", is_strict=is_strict)
+    attempt = Attempt(task, sandbox, renderer(), settings, rollout_id="r")
+    attempt.is_strict = is_strict
     for message in messages:
         ids = renderer().encode_message(message)
         attempt.act(Sample(ids, (0.0,) * len(ids), "stop", ((0, len(ids)),)))

@@ -24,7 +24,7 @@ from typing import ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from woodshed.agent import access, command_line, tools
+from woodshed.agent import access, command_line, summaries, todo, tools
 from woodshed.agent.effects import effect
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
@@ -69,6 +69,9 @@ class AgentSettings(Settings):
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall-clock limit in seconds, waiting for other attempts included. A safety net: it does not end the same attempts
     in every run."""
+    summary_tokens: int = Field(default=0, ge=0)
+    """Tokens of context at which the policy is asked for a summary, with which its next segment opens; earlier where
+    the context would be full. 0: a full context ends the attempt."""
     harness: str = ""
     """Command line of an agent of others that makes the attempts in place of ours, with {instruction}, {base_url},
     {api_key} and {model}; max_turns, turn_tokens, rollout_tokens and timeout_s limit what it may ask of the policy."""
@@ -120,16 +123,15 @@ class Attempt:
     sampled again: else a policy that fears a bad end could end its sandbox, and try its luck afresh. Who is to blame
     decides what a loss means: where the calls lose every sandbox and a sandbox without calls holds, the policy is.
 
-    Args:
-        is_strict: refuse every argument that does not fit its schema, as in training and evaluation, so that the policy
-            learns to call exactly; otherwise mend what is clear, for people who use it.
-
     Raises:
         RecipeError: the task's prompt leaves no room for a turn in `context_length` tokens.
     """
 
     reopen: Callable[[], Sandbox] | None = None
     """Opens another sandbox like the first; without it a lost sandbox ends the attempt, and nobody is to blame."""
+    is_strict: bool = True
+    """Refuse every argument that does not fit its schema, as in training and evaluation, so that the policy learns to
+    call exactly; otherwise mend what is clear, for people who use it."""
 
     def __init__(
         self,
@@ -142,15 +144,15 @@ class Attempt:
         context_length: int = 1 << 30,
         attempt: int = 0,
         seed: int = 0,
-        is_strict: bool = True,
     ) -> None:
-        self.is_strict = is_strict
         self.task, self.sandbox, self.renderer, self.settings = task, sandbox, renderer, settings
         self.rollout_id, self.attempt, self.seed = rollout_id, attempt, seed
         self.context_length = context_length
         self.tools = settings.tools.specs
         self.turns: list[Turn] = []
         self.accesses: list[Access] = []
+        self._summaries: list[str] = []
+        self._sums_up = False
         self.ended: Ended | None = None
         self._loss: Literal["sandbox_broken", "sandbox_lost"] | None = None
         self._started = time.monotonic()
@@ -185,10 +187,10 @@ class Attempt:
         self.record(sample, message, self.execute(message), sample_s=sample_s, oracle=oracle)
 
     def read(self, sample: Sample) -> Message:
-        """The calls in a sampled message; none of a message that was cut at its token limit."""
+        """The calls in a sampled message; none of one that was cut at its token limit, or that is a summary."""
         text = self.renderer.decode(sample.ids)
-        if sample.finish_reason == "length":
-            return Message(text, (), "truncated")
+        if sample.finish_reason == "length" or self._sums_up:
+            return Message(text, (), "truncated" if sample.finish_reason == "length" else None)
         parse = self.renderer.codec.parse
         message = contained(
             lambda: Message(text, *parse(text, self.tools)[1:]), lambda error: _unread(text, error)
@@ -219,6 +221,8 @@ class Attempt:
 
     def _perform(self, message: Message) -> tuple[list[Observation], list[Touch]]:
         """(observations, files that the calls touched). Raises SandboxError."""
+        if self._sums_up:
+            return [], []
         if not message.calls:
             return [self._no_call(message.error_kind)], []
         observations: list[Observation] = []
@@ -306,11 +310,47 @@ class Attempt:
         self.turns.append(turn)
         self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()
         if self.ended is None:
-            self._conversation.add(sample.ids, sample.finish_reason, observed, message.calls)
-            self.ended = "context_full" if self._room() < self.settings.turn_tokens else None
+            self.ended = self._open_segment(turn) if self._sums_up else self._go_on(turn)
 
-    def replay(self, turns: Sequence[Turn]) -> None:
-        """Execute the calls of an earlier attempt's first turns.
+    def _go_on(self, turn: Turn) -> Ended | None:
+        """Render the next prompt, with the question for a summary where it is due; why the attempt ends, or None."""
+        said = (turn.sampled_ids, turn.finish_reason)
+        before = self._conversation.copy()
+        self._conversation.add(*said, turn.observations, turn.calls)
+        if self._is_full():
+            if self._summaries and self._turns_since_summary() < summaries.MIN_TURNS:
+                return "context_full"
+            self.turns[-1] = replace(turn, observations=summaries.asked(turn.observations))
+            before.add(*said, self.turns[-1].observations, turn.calls)
+            self._conversation, self._sums_up = before, True
+        return "context_full" if self._room() < self.settings.turn_tokens else None
+
+    def _open_segment(self, turn: Turn) -> Ended | None:
+        """Begin the next segment with the summary that a turn wrote; why the attempt ends, or None."""
+        self._summaries.append(self.renderer.spoken(turn.text))
+        self._sums_up = False
+        state = summaries.CarriedState(
+            tuple(self._summaries),
+            todo.current(self.turns),
+            self.settings.rollout_tokens - self.sampled_tokens,
+            self.settings.max_turns - len(self.turns),
+        )
+        user = state.opening(user_prompt(self.task))
+        self._conversation.restart(self.settings.rules, user, self.tools)
+        return "context_full" if self._is_full() or self._room() < self.settings.turn_tokens else None
+
+    def _is_full(self) -> bool:
+        """True where the policy should sum up before it goes on."""
+        settings = self.settings
+        limit = summaries.trigger(settings.summary_tokens, self.context_length, settings.turn_tokens)
+        return settings.summary_tokens > 0 and len(self._conversation.prompt) >= limit
+
+    def _turns_since_summary(self) -> int:
+        indices = (n for n, turn in enumerate(self.turns) if turn.begins == "summary")
+        return len(self.turns) - max(indices, default=0)
+
+    def replay(self, turns: Sequence[Turn], following: Turn) -> None:
+        """Execute the calls of an earlier attempt's first turns, up to its state before the turn `following`.
 
         Raises:
             SandboxError: the sandbox was lost; it is closed.
@@ -320,14 +360,14 @@ class Attempt:
                 self.sandbox.close()
                 raise SandboxError(f"the sandbox was lost while {self.rollout_id} was replayed")
         self.turns = list(turns)
-        for turn in turns:
-            self._conversation.add(turn.sampled_ids, turn.finish_reason, turn.observations, turn.calls)
+        self._conversation.resume([turn for turn in turns if turn.segment == following.segment], following)
 
     def fork(self) -> Attempt:
         """A copy of the attempt, in a fork of its sandbox."""
         twin = copy.copy(self)
         twin.sandbox = self.sandbox.fork()
         twin.turns, twin.accesses = list(self.turns), list(self.accesses)
+        twin._summaries = list(self._summaries)
         twin._conversation = self._conversation.copy()
         return twin
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from woodshed.agent.workspace_files import Outcome, RefusedCallError
-from woodshed.records import Rollout
+from woodshed.records import Turn
 
 NAME = "todo"
 _ITEM = re.compile(r"\s*(?:[-*]\s*)?\[([ xX])\]\s+\S.*")
@@ -31,11 +32,11 @@ def count_open(items: str) -> int:
     return sum(match is not None and match[1] == " " for match in found)
 
 
-def current(rollout: Rollout) -> str:
-    """The list as the attempt left it; "" where it wrote none."""
+def current(turns: Iterable[Turn]) -> str:
+    """The list as these turns left it; "" where they wrote none."""
     lists = [
         str(call.arguments["items"])
-        for turn in rollout.turns
+        for turn in turns
         for call, observation in zip(turn.calls, turn.observations, strict=False)
         if call.tool == NAME and call.error_kind is None and observation.error_kind is None
     ]

@@ -357,31 +357,24 @@ def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
 
 
 def _edit_as_asked(
-    sandbox: Sandbox,
-    settings: ToolSettings,
-    command: str,
-    path: str,
-    insert_line: int | None = None,
-    file_text: str | None = None,
-    old_str: str = "",
-    new_str: str = "",
-    view_range: Sequence[int] = (),
+    sandbox: Sandbox, settings: ToolSettings, command: str, path: str, **given: Any
 ) -> Outcome:
     """The editor that models of several families were trained on; it does what our own tools do."""
     path = posixpath.relpath(path, sandbox.workspace) if path.startswith("/") else path
+    new = given.get("new_str", "")
     if command == "str_replace":
-        return _edit_file(sandbox, settings, path, old_str, new_str)
+        return _edit_file(sandbox, settings, path, given.get("old_str", ""), new)
     if command == "create":
-        return _write_file(sandbox, settings, path, new_str if file_text is None else file_text)
+        return _write_file(sandbox, settings, path, given.get("file_text", new))
     if command == "insert":
-        return _insert(sandbox, path, insert_line, new_str)
-    if len(view_range) not in (0, 2):
+        return _insert(sandbox, path, given.get("insert_line"), new)
+    path, shown = inside(path, sandbox), given.get("view_range", ())
+    if len(shown) not in (0, 2):
         raise RefusedCallError("bad_arguments", "view_range is the first and the last line")
-    path = inside(path, sandbox)
     if execute(["test", "-d", path], sandbox, timeout_s=10).outcome == "ok":
         names = execute(["find", path, "-maxdepth", "2", "-not", "-path", "*/.*"], sandbox, timeout_s=10)
         return clip(clean(b"\n".join(sorted(names.stdout.splitlines()))), settings.output_chars), None
-    first, last = view_range or (1, READ_LINES)
+    first, last = shown or (1, READ_LINES)
     count = READ_LINES if last == -1 else last - first + 1
     return _read_file(sandbox, settings, path, first, count)
 

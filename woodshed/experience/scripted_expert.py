@@ -189,7 +189,7 @@ def expert_attempt(
         task,
         sandbox,
         renderer,
-        agent,
+        agent.model_copy(update={"summary_tokens": 0}),  # a script writes none
         rollout_id=name,
         attempt=attempt,
         seed=seed,

@@ -32,7 +32,7 @@ def _turns_found(detector: Detector) -> Count:
 TERMS: dict[str, Count] = {
     "tested": lambda task, rollout: int(rollout.ended == "finished" and not is_untested(rollout)),
     "invalid_calls": lambda task, rollout: sum(turn.error_kind in CALL_FAULTS for turn in rollout.turns),
-    "open_todos": lambda task, rollout: todo.count_open(todo.current(rollout)),
+    "open_todos": lambda task, rollout: todo.count_open(todo.current(rollout.turns)),
     "message_words": lambda task, rollout: sum(words_outside_calls(turn) for turn in rollout.turns),
     **{name: _turns_found(detector) for name, detector in (DETECTORS | BEHAVIOURS).items()},
 }

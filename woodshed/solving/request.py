@@ -64,7 +64,7 @@ class Request:
             attempt=number,
             seed=settings.seed,
         )
-        trial.reopen = self._open
+        trial.reopen, trial.is_strict = self._open, False
         try:
             while not trial.done:
                 trial.act(sample_all(engine, [trial.request()])[0])
