@@ -333,7 +333,9 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
             now[0] += 9
             progress(done, 8, f"train 0: attempts, turn {done}")
         progress(1, 1, "quick")
-        progress(0, 0, "loading it")
+        for _ in range(7):
+            now[0] += 6
+            progress(0, 0, "loading it")
     seen = capsys.readouterr()
     assert seen.out == ""
     assert seen.err.splitlines() == [
@@ -341,6 +343,7 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
         "train 0: attempts, turn 4: 4/8 after 36 s, about 36 s left",
         "train 0: attempts, turn 8: 8/8 after 72 s",
         "loading it",
+        "loading it after 36 s",
     ]
 
 

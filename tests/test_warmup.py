@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,10 @@ from woodshed.agent import TOOLS, AgentSettings
 from woodshed.experience import scripted_expert
 from woodshed.experience.rename_augmentation import renamed, renaming
 from woodshed.experience.scripted_expert import PLANTS, ExpertAttempt
-from woodshed.records import Task
+from woodshed.records import RecipeError, Task
 from woodshed.stages import sft
 from woodshed.stages.recipe import SFTSettings
+from woodshed.tasks import folder
 from woodshed.tokens.codec import CODECS
 from woodshed.tokens.renderer import Renderer
 
@@ -226,3 +228,21 @@ def test_every_attempt_is_imitated_once_before_any_twice():
     flat = [pair for batch in drawn for pair in batch]
     assert [sorted(flat[:10]), sorted(flat[10:])] == [[(i, around) for i in range(10)] for around in (0, 1)]
     assert drawn == [sft.draw(10, 4, step, seed=0) for step in range(5)]
+
+
+def test_a_task_without_a_file_to_edit_is_not_imitated(tiny_task, tmp_path):
+    """Whole modules can go; with an edit nobody brings them back, and the warm-up uses the other tasks."""
+    assert scripted_expert.is_one_edit(tiny_task) and scripted_expert.lines_written(tiny_task) > 0
+    shutil.copytree(tiny_task.folder, tmp_path / "gone")
+    gone = replace(tiny_task, folder=tmp_path / "gone")
+    folder.original(gone, tiny_task.target_path).unlink()
+    assert not scripted_expert.is_one_edit(gone) and scripted_expert.lines_written(gone) == 0
+    with pytest.raises(RecipeError, match="solved by an edit of one file"):
+        scripted_expert.play(
+            None,  # type: ignore[arg-type]
+            [gone],
+            lambda task, number: pytest.fail("it cannot be played"),
+            attempts=1,
+            threads=1,
+            progress=lambda *_: None,
+        )

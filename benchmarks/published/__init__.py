@@ -47,5 +47,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "installation": machine.installation,
     "memory": machine.memory,
     "hardware": machine.hardware,
+    "first-hour": machine.first_hour,
 }
 """Name of a block -> what makes it."""

@@ -322,6 +322,18 @@ def hardware() -> str:
     return table(["model", "cards", "work", "time", "memory at the peak"], rows)
 
 
+def first_hour() -> str:
+    """Commands of a stranger's first hour with their seconds."""
+    found = load("first_hour")
+    endings = {0: "", 130: " (Ctrl-C)"}
+    rows = [
+        [f"`{each['command']}`{endings[each['code']]}", f"{each['seconds']:.0f}"]
+        for each in found["commands"]
+    ]
+    rows.append(["all, and load of the machine at the end", f"{found['seconds']:.0f}, {found['load']:.1f}"])
+    return table(["typed", "seconds"], rows)
+
+
 def _gb(gib: float) -> str:
     return f"{gib * 2**30 / 1e9:.0f} GB"
 

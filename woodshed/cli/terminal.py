@@ -102,7 +102,7 @@ class _Lines:
                 tell(f"{text}{of}")
                 return
         seconds = self.pace.seconds()
-        finished = done >= total and seconds > WORTH_TELLING_S
+        finished = 0 < total <= done and seconds > WORTH_TELLING_S
         if finished or seconds - self.told_s > self.EVERY_S:
             self.told_s = seconds
             left = self.pace.left(done, total)

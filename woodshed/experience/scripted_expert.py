@@ -140,13 +140,13 @@ def play(
         attempts: attempts at each task.
 
     Raises:
-        RecipeError: no task is solved in one file.
+        RecipeError: no task is solved by an edit of one file.
     """
-    usable = [task for task in tasks if len(folder.gold_patch(task).files) == 1]
+    usable = [task for task in tasks if is_one_edit(task)]
     if not usable:
         raise RecipeError(
-            f"sft has nothing to imitate: none of the {len(tasks)} tasks of tasks.train is solved in one file; "
-            "set tasks.train, or take 'scripted' out of sft.imitate"
+            f"sft has nothing to imitate: none of the {len(tasks)} tasks of tasks.train is solved by an edit of one "
+            "file; set tasks.train, or take 'scripted' out of sft.imitate"
         )
     kept = {task.id: run.find("oracle", ExpertAttempt, "sft", 0, part=i) for i, task in enumerate(usable)}
     played: list[ExpertAttempt] = []
@@ -264,9 +264,16 @@ def right_moves(
     return [*moves, ("finish", codec.format("finish", {}, TOOLS), "")]
 
 
+def is_one_edit(task: Task) -> bool:
+    """True if an edit of one file that is there solves the task; a removed module has none to edit."""
+    gold = folder.gold_patch(task).files
+    path, after = next(iter(gold.items()))
+    return len(gold) == 1 and after is not None and folder.original(task, path).is_file()
+
+
 def lines_written(task: Task) -> int:
-    """Lines that a scripted attempt's edit writes; 0 where no single edit solves the task."""
-    if len(folder.gold_patch(task).files) != 1:
+    """Lines that a scripted attempt's edit writes; 0 where no edit of one file solves the task."""
+    if not is_one_edit(task):
         return 0
     _, before, after = gold_change(task)
     return len(unique_edit(before, after).new.splitlines())

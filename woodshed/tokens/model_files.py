@@ -91,8 +91,12 @@ def apart(given: dict[str, Any]) -> dict[str, Any]:
         ValueError: a second adapter is named.
         ModelError: the adapter does not say what it was made for, or cannot be read.
     """
-    folder = Path(str(given.get("model") or "."))
-    if not (folder / "adapter_config.json").is_file() or (folder / "config.json").is_file():
+    folder = Path(str(given.get("model", "")))
+    if (
+        not given.get("model")
+        or not (folder / "adapter_config.json").is_file()
+        or (folder / "config.json").is_file()
+    ):
         return given
     if given.get("adapter"):
         raise ValueError(
