@@ -35,7 +35,7 @@ from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
-TASK_SHARE = 1.0
+TASK_SHARE = 2.0
 """A task takes about so many times as long as the runs of its suite, until the first ones say it better."""
 SLOWED = 4.0
 """A slowed run takes about so many times as long."""
