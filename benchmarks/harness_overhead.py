@@ -100,7 +100,7 @@ def measure(task: Task, renderer: Renderer, turns: int, context: int) -> dict[st
     """Overhead of each turn in milliseconds, by kind of turn."""
     found: dict[str, list[float]] = {}
     kinds = list(messages(renderer).items())
-    settings = AgentSettings(max_turns=10**6, rollout_tokens=10**9, max_errors=10**6)
+    settings = AgentSettings(max_turns=10**6, rollout_tokens=10**9).model_copy(update={"max_errors": 10**6})
     with open_sandbox(SandboxSpec(lowers=(workspace(task),))) as opened:
         sandbox: Any = Watched(opened)
         for number in range(turns):

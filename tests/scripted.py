@@ -9,7 +9,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from woodshed.agent import AgentSettings, Attempt, tools
+from woodshed.agent import AgentSettings, Attempt, specs, tools, workspace_files
 from woodshed.engines.engine import sample_all
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import Environment, Rollout, Task
@@ -30,7 +30,13 @@ FINISH = "<call>finish</call>"
 UNKNOWN = "<call>view calc.py</call>"
 UNREADABLE = "<call>edit_file calc.py\n<<<<\n</call>"
 PROSE = "I am done!"
-SETTINGS = AgentSettings(max_turns=12, turn_tokens=160, rollout_tokens=2000, max_errors=3)
+
+
+class Hasty(AgentSettings):
+    max_errors = 3
+
+
+SETTINGS = Hasty(max_turns=12, turn_tokens=160, rollout_tokens=2000)
 
 
 @functools.cache
@@ -43,7 +49,8 @@ def renderer(codec: str = "plain") -> Renderer:
     trainer = trainers.BpeTrainer(
         vocab_size=600, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
-    core.train_from_iterator([Path(tools.__file__).read_text(), READ, EDIT, TEST, FINISH], trainer)
+    sources = [Path(str(module.__file__)).read_text() for module in (specs, tools, workspace_files)]
+    core.train_from_iterator(["".join(sources), READ, EDIT, TEST, FINISH], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", chat_template=CHATML)
     return create_renderer(tokenizer, codec=codec)
 

@@ -12,9 +12,12 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 from typer.testing import CliRunner, Result
 
 from woodshed import __version__
@@ -62,7 +65,7 @@ def run(tmp_path: Path) -> RunDir:
             ["eval", "tasks/none", "agent.max_turn=3"],
             "RecipeError: settings: unknown setting 'agent.max_turn'; did",
         ),
-        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts'"),
+        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts': give a whole number"),
         (
             ["eval", "tasks/none", "--attempts", "0"],
             "RecipeError: settings: attempts = 0: give a whole number of attempts, from 1",
@@ -92,7 +95,7 @@ def run(tmp_path: Path) -> RunDir:
         (["tasks", "stats", "tasks/none"], "TaskError: no task set at tasks/none"),
         (["tasks", "make", "", "--out", "made"], "TaskError: no folder ''"),
         (["tasks", "make", "none", "--out", "a/b/made"], "TaskError: no folder 'none'"),
-        (["tasks", "make", ".", "--out", "made", "--set", "limit=-1"], "TaskError: settings: limit = -1"),
+        (["tasks", "make", ".", "--out", "made", "limit=-1"], "TaskError: settings: limit = -1"),
         (
             ["eval", "--resume", "runs/none", "--attempts", "3"],
             "give either task folders, or only --resume RUN",
@@ -256,6 +259,7 @@ def test_report_shows_before_and_after(run: RunDir):
     figures = ["invalid-call rate", "100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]", *change]
     assert re.split(r"  +", line) == figures
     assert f"report: {run.path / 'report.html'}" in result.stdout
+    assert result.stderr.splitlines()[-1] == f"next: woodshed view {run.path}"
 
 
 def test_a_report_says_by_its_exit_code_whether_it_is_whole(run: RunDir, tmp_path: Path):
@@ -282,6 +286,7 @@ def test_seeds_of_an_arm_are_joined_by_commas(run: RunDir, tmp_path: Path):
     assert "(2 seeds)" in page.read_text("utf-8")
     apart = woodshed("report", str(run.path), str(other.path), "--out", str(page))
     assert apart.exit_code == 0 and "seeds)" not in page.read_text("utf-8")
+    assert f"next: woodshed eval compare {run.path} {other.path}" in apart.stderr
 
 
 def test_ctrl_c_exits_with_130():
@@ -339,6 +344,57 @@ def test_progress_without_a_terminal(capsys: pytest.CaptureFixture[str], monkeyp
     ]
 
 
+def test_no_figure_is_cut_at_its_comma():
+    for text, stage, detail in (
+        ("sft, loss 0.41", "sft", "loss 0.41"),
+        ("reading 1,024 files", "reading 1,024 files", ""),
+        (
+            "update 4 of 8 (33% invalid calls, reward 0.02), 6 min left",
+            "update 4 of 8 (33% invalid calls, reward 0.02)",
+            "6 min left",
+        ),
+        ("an open (bracket, that ends nowhere", "an open (bracket", "that ends nowhere"),
+        ("", "", ""),
+    ):
+        assert terminal.parts(text) == (stage, detail)
+
+
+def test_the_rest_is_estimated_by_what_was_measured(monkeypatch: pytest.MonkeyPatch):
+    """Waiting for other work on the machine counts, and an evaluation is not taken for a step."""
+    now = [0.0]
+    monkeypatch.setattr(pace.time, "monotonic", lambda: now[0])
+    laps = pace.Laps()
+    for kind, seconds in (("evaluation", 120.0), ("step", 60.0)):
+        assert laps.left({"step": 3, "evaluation": 1}) == ""
+        with laps.timing(kind):
+            now[0] += seconds
+    assert laps.left({"step": 3, "evaluation": 1}) == "about 5 min left"
+    with laps.timing("step"):
+        now[0] += 180.0
+    assert laps.left({"step": 3, "evaluation": 1}) == "about 8 min left"
+    assert laps.left({"step": 0, "evaluation": 0}) == ""
+    assert [pace.duration(s) for s in (36, 780, 7500)] == ["36 s", "13 min", "2 h 5 min"]
+
+
+SHELL = {
+    "woodshed ev": "eval",
+    "woodshed eval tasks --li": "--limit",
+    "woodshed train r.toml rl.st": "rl.steps=",
+}
+
+
+@pytest.mark.parametrize("typed", SHELL)
+def test_the_shell_completes_commands_options_and_settings(typed: str):
+    """Also the options of the short form of `eval run`."""
+    asked = {
+        "_WOODSHED_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+    }
+    result = CliRunner().invoke(app, [], prog_name="woodshed", env=asked)
+    assert result.output.split() == [SHELL[typed]]
+
+
 def test_version(capsys: pytest.CaptureFixture[str]):
     done = subprocess.run([*WOODSHED, "--version"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout == f"woodshed {__version__}\n"
@@ -353,6 +409,9 @@ def test_a_difference_larger_than_any_is_none():
 def test_columns_are_aligned(capsys: pytest.CaptureFixture[str]):
     terminal.say_columns([["", "before"], ["solve rate", "12%"]])
     assert capsys.readouterr().out == "            before\nsolve rate  12%\n"
+
+
+COSTS = ("time", "tokens", "cost", "cost for each")
 
 
 def test_eval_measures_a_model_and_keeps_everything(
@@ -373,6 +432,9 @@ def test_eval_measures_a_model_and_keeps_everything(
         *["agent.max_turns=2", "agent.turn_tokens=16"],
     )
     assert result.exit_code == 0, result.output
+    assert [line for line in result.stderr.splitlines() if line.startswith("next:")] == [
+        "next: woodshed view runs/first"
+    ], "what belongs to an evaluation, and no training by another recipe"
     assert re.search(r"^invalid-call rate  +\d+\.\d%  +\d / \d turns +-$", result.stdout, re.M), (
         "one task: no interval"
     )
@@ -389,8 +451,13 @@ def test_eval_measures_a_model_and_keeps_everything(
         again.exit_code == 2 and "already has a run. Resume it with `woodshed eval --resume" in again.stderr
     )
     shutil.rmtree(run.path / "tasks")  # as where it was killed before it had kept its tasks
+    wall_s = run.manifest["wall_s"]
     resumed = woodshed("eval", "--resume", "runs/first")
     assert resumed.exit_code == 0, resumed.output
+    assert "runs/first is finished: nothing is left to do" in resumed.stderr
+    assert run.manifest["wall_s"] == wall_s > 0, "looking at it costs nothing"
+    lines = [line.split("  ")[0] for line in resumed.stdout.splitlines()]
+    assert [line for line in lines if line in COSTS] == list(COSTS), "costs are four lines"
     assert len(run.read("rollouts", Rollout)) == 2 and (run.path / "tasks" / "eval" / tiny_task.name).is_dir()
 
 
@@ -523,3 +590,18 @@ def test_attempts_without_a_verdict_are_not_compared(run: RunDir):
     result = woodshed("eval", "compare", str(run.path), str(run.path))
     assert result.exit_code == 2
     assert f"not graded yet; `woodshed train --resume {run.path}` grades them" in result.stderr
+
+
+def test_help_names_kinds_of_values_in_a_persons_words():
+    command = typer.main.get_command(app)
+
+    def texts(command: Any, names: tuple[str, ...]) -> Iterator[str]:
+        context = command.make_context(" ".join(names), [], resilient_parsing=True)
+        yield command.get_help(context)
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from texts(inner, (*names, name))
+
+    found = list(texts(command, ("woodshed",)))
+    assert len(found) > 20 and "--limit NUMBER" in "".join(found)
+    for text in found:
+        assert not re.search(r"<(str|int|float|list|bool|path)|\bint range", text), text

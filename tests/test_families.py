@@ -218,9 +218,8 @@ def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", tokenizer=tokenizer(FAMILIES[name]))
     common = [f"model={json.dumps(str(model))}", 'tasks=["none"]', 'name="none"']
     remote = [*common, "engine.kind=http", f"engine.servers=[{{url='{server.url}'}}]"]
-    settings = AgentSettings(
-        max_turns=12, turn_tokens=900, rollout_tokens=1 << 16, max_errors=12, max_calls=2
-    )
+    settings = AgentSettings(max_turns=12, turn_tokens=900, rollout_tokens=1 << 16, max_calls=2)
+    settings = settings.model_copy(update={"max_errors": 12})
     task, prompts = calc_task(tmp_path / "task"), []
     spec = SandboxSpec(lowers=(task.folder / "environment" / "workspace",))
     with closing(open_engine(read(SuiteSettings, None, common))) as engine:
@@ -231,9 +230,10 @@ def compare_sessions(name: str, server: Server, tmp_path: Path) -> None:
         prompts.append(list(request.prompt_ids))
         return next(texts)
 
-    server.recorded = [renderer.encode_message(text) for text in recorded(renderer.codec)]
     rollouts = []
     with closing(open_engine(read(SuiteSettings, None, remote))) as served:
+        server.bodies.clear()  # it was asked what it speaks
+        server.recorded = [renderer.encode_message(text) for text in recorded(renderer.codec)]
         for engine in (ScriptedEngine(renderer, following), served):
             served.context_length = 1 << 20
             attempt = Attempt(task, open_sandbox(spec), engine.renderer, settings, rollout_id="r")

@@ -18,6 +18,7 @@ from woodshed.engines.scripted import ScriptedEngine
 from woodshed.gateway.recording import Quota, Recording
 from woodshed.gateway.server import Gateway
 from woodshed.records import Patch, Rollout, SamplerError, Turn
+from woodshed.tokens.schema import foreign_tool
 
 BASH = {
     "name": "bash",
@@ -177,6 +178,20 @@ def test_calls_that_cannot_be_told_are_text_and_their_fault_is_recorded(serve):
     assert agent.say("Be short.")["choices"][0]["finish_reason"] == "stop"
     assert [turn.error_kind for turn in record.turns] == ["unparseable", "unknown_tool", "truncated", None]
     assert {turn.segment for turn in record.turns} == {0}
+
+
+def test_arguments_beyond_a_schema_are_a_fault_only_where_it_says_so():
+    open_schema = foreign_tool("bash", "", BASH["parameters"])
+    closed_schema = foreign_tool("bash", "", {**BASH["parameters"], "additionalProperties": False})
+    for arguments, tool, kind in (
+        ({"command": "ls", "why": "x"}, open_schema, None),
+        ({"command": "ls", "why": "x"}, closed_schema, "bad_arguments"),
+        ({"why": "x"}, open_schema, "bad_arguments"),
+        ({"command": 3}, open_schema, "bad_arguments"),
+    ):
+        text = f"<call>{json.dumps({'name': 'bash', 'arguments': arguments})}</call>"
+        record = Recording("a", renderer("json"), 1 << 20, QUOTA)
+        assert record._read(text, (tool,), "stop")[2] == kind
 
 
 def test_keys_name_attempts_and_quotas_end_them(serve):

@@ -30,12 +30,12 @@ from woodshed.grading import (
     verifier,
 )
 from woodshed.grading.command_verifier import CommandVerifier
-from woodshed.grading.decision import decide
+from woodshed.grading.decision import decide, reward
 from woodshed.grading.patches import crossing
 from woodshed.grading.pytest_verifier import FreshSandboxes
 from woodshed.grading.results import SessionRequest
 from woodshed.grading.session import run_session, start, with_copies
-from woodshed.records import Flag, Group, Patch, Rollout, Task, TaskError, Verdict
+from woodshed.records import Decoy, Flag, Group, Outcome, Patch, Rollout, Task, TaskError, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec, control, open_sandbox
 from woodshed.tasks import environment, folder
@@ -306,6 +306,16 @@ def test_rewards(tiny_task: Task):
     nothing = grading.grade(tiny_task, Patch({}))
     assert (nothing.status, nothing.reward) == ("graded", 0.0)
     assert "NotImplementedError: count" in nothing.detail
+
+
+def test_a_task_whose_hidden_tests_cannot_be_believed_pays_nothing(tiny_task: Task):
+    """Without isolation and decoys a pass proves little."""
+    bare = dataclasses.replace(tiny_task, decoys=())
+    passed: dict[str, Outcome] = dict.fromkeys((*bare.fail_to_pass, *bare.pass_to_pass), "passed")
+    assert reward(bare, passed, (), (), shaped=True) == 0.0
+    assert reward(bare, passed, (), bare.fail_to_pass[:1], shaped=True) == 1.0
+    decoy = Decoy(bare.fail_to_pass[0], 0, 1, "x", "", "")
+    assert reward(dataclasses.replace(bare, decoys=(decoy,)), passed, (), (), shaped=True) == 1.0
 
 
 class Keeping:

@@ -211,3 +211,27 @@ def test_the_ledger_as_written(run: RunDir):
     table: list[list[Any]] = ledger.table(books, ledger.costs(books, []))
     assert {len(row) for row in table} == {3}
     assert ["sampled tokens", "18", ""] in table and ["teacher tokens", "31", ""] in table
+
+
+def test_the_machine_is_paid_for_as_long_as_the_run_took(run: RunDir):
+    """Two cores for 100 s. Evaluation and training share the rent as they share the work, 37.5 core seconds."""
+    worked = ledger.from_run(run)
+    run.write_manifest(run.manifest | {"wall_s": 100.0})
+    books = ledger.from_run(run)
+    assert books.bill(books.total).total == pytest.approx(2 * 100 / 3600 * 0.36)
+    shares = [each.bill(each.of("eval")).total / each.bill(each.total).total for each in (worked, books)]
+    assert shares[0] == pytest.approx(shares[1])
+    said = dict(ledger.brief(books, ledger.costs(books, [])))
+    assert said["time"] == "2 min (sampling 10 s, updates 2 s, sandboxes 14 s)"
+    assert said["tokens"] == "77 read (34% again, from the cache), 18 sampled"
+    assert said["cost"].startswith("0.020 USD, to rent such a machine for that long: nothing was billed")
+    assert len(said) == 4 and said["cost for each"] == "nothing was measured"
+
+
+def test_a_served_model_is_billed_by_its_tokens_and_not_by_the_clock(run: RunDir):
+    run.write_manifest(run.manifest | {"wall_s": 1e6, "score": {"engine": {"served": "coder"}}})
+    books = ledger.from_run(run)
+    items = books.bill(books.total).items
+    assert items["sampled tokens"] == pytest.approx(18 / 1e6 * 4.0)
+    assert items["sandboxes"] + items["cores of the engine"] == pytest.approx(2 * 1e6 / 3600 * 0.36)
+    assert ", billed (prices of" in dict(ledger.brief(books, ledger.costs(books, [])))["cost"]

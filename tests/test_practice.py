@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import FINISH, play, renderer
+from scripted import FINISH, SETTINGS, play, renderer
 from tiny_model import write_tiny_model
 
-from woodshed.agent import AgentSettings
 from woodshed.cli.train import run_recipe
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.feedback.gate import BARS, GateMeasurement
@@ -107,7 +106,7 @@ def test_hints_for_which_the_context_has_no_room_are_counted(tiny_task: Task, ro
 
 def test_a_reader_may_quote_neither_hidden_tests_nor_the_solution(tiny_task: Task, root: Path):
     recipe = recipe_of(tiny_task, root, critic={"rollouts": 1})
-    loose = AgentSettings(max_turns=6, turn_tokens=160, rollout_tokens=2000, max_errors=3)
+    loose = SETTINGS.model_copy(update={"max_turns": 6})
     (made,) = [play(tiny_task, "<call>read_file tally/words.py 1 12</call>", FINISH, settings=loose)]
     made = replace(made, turns=made.turns[:1], ended="max_turns")  # nothing that a rule speaks about
     verdict = Verdict(made.id, tiny_task.id, "graded", 0.0, False, {})

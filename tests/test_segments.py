@@ -107,9 +107,10 @@ def test_a_step_on_segments_is_the_step_on_the_attempt_uncut(rollouts: list[Roll
         metrics = trainer.step(samples_of(made, rewards, [hint]))
         stepped.append((policy.snapshot(), metrics))
     (whole, before), (segments, after) = stepped
-    assert after["rl_loss"] == pytest.approx(before["rl_loss"], rel=1e-4)
-    for name, value in whole.items():
-        torch.testing.assert_close(segments[name], value, rtol=1e-3, atol=1e-5)
+    for measured in ("rl_loss", "rl_grad_norm", "kl_grad_norm"):
+        assert after[measured] == pytest.approx(before[measured], rel=1e-3), measured
+    for name, value in whole.items():  # Adam's steps are of 1e-2, also where a gradient is next to nothing
+        torch.testing.assert_close(segments[name], value, rtol=1e-3, atol=1e-3)
 
 
 def test_k1_of_a_segment_is_that_of_its_attempt():

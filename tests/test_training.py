@@ -138,7 +138,8 @@ def test_a_group_of_equal_rewards_is_not_computed_but_counts(rollouts):
         metrics = step(tiny_policy(), equal, loss=LossSettings(kl_coef=kl_coef))
         assert metrics["trained_rollouts"] == trained
     differ = samples_of(rollouts[:2], [1.0, 0.0])
-    alone, beside = (step(tiny_policy(), samples) for samples in (differ, (*differ, *equal)))
+    others = [replace(sample, rollout_id=f"other-{n}") for n, sample in enumerate(equal)]
+    alone, beside = (step(tiny_policy(), samples) for samples in (differ, (*differ, *others)))
     assert beside["rl_loss"] == pytest.approx(alone["rl_loss"] * 2 / 6)
 
 

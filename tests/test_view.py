@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from lifelike import Shape, make_run
+from rich.text import Text
 from textual.widgets import DataTable, Input, Static
 
 from woodshed.records import Rollout, RunError, Verdict
 from woodshed.report.turn_text import message_text
-from woodshed.report.view import Reader, Viewer, matches, view
+from woodshed.report.view import Reader, Viewer, marked, matches, unknown, view
 from woodshed.runs.folder import RunDir
 
 HOSTILE = "[bold red]no[/] [/nothing] \x1b[31mred\x1b]8;;http://x\x07 \u202egnp.exe"
@@ -84,8 +85,19 @@ def test_search_filters_as_the_page_does(run: RunDir):
         assert app.shown == wanted and app.query_one(DataTable).row_count == len(wanted) > 0
         await press("enter", "t")
         assert app.records is not None and app.turn in app.records.token_divergences
+        await press("slash", *("backspace" for _ in "has:hint phase:train"), *"colour:red")
+        said = text_of(app.query_one("#status", Static))
+        assert said.startswith("0 of 28 rollouts. colour: is no filter, so colour:red is searched as text")
+        await press(*("backspace" for _ in "colour:red"), *"edit_file", "enter", "o")
+        assert app.order == "most reward first" and text_of(app.query_one("#status", Static)).endswith(
+            "first"
+        )
+        rewards = [row.reward or 0.0 for row in app.shown]
+        assert rewards == sorted(rewards, reverse=True)
 
     drive(run, play)
+    shown = marked(Text("Call edit_file, then EDIT_FILE"), ["edit_file"])
+    assert [(span.start, span.end) for span in shown.spans] == [(5, 14), (21, 30)]
     row = Reader(run).rows(run.batches("rollouts")[0])[0]
     assert matches(row, "is:" + row.result) and not matches(row, "is:void")
     assert (
@@ -93,6 +105,12 @@ def test_search_filters_as_the_page_does(run: RunDir):
         and not matches(row, "name_0 step:9")
         and not matches(row, "is:nonsense")
     )
+    half = dataclasses.replace(row, reward=0.5, result="partly")
+    for query, is_kept in (("reward:0.5", True), ("reward:>0.5", False), ("reward:<=.5 is:partly", True)):
+        assert matches(half, query) is is_kept and not unknown(query)
+    assert not matches(dataclasses.replace(row, reward=None), "reward:<9")
+    assert "is: takes solved, partly" in unknown("is:nonsense")
+    assert "reward: takes a number" in unknown("reward:much")
 
 
 def test_colours_follow_the_probabilities(run: RunDir):

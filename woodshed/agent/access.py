@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable
-from typing import Any, cast
 
+from woodshed.agent.effects import effect
 from woodshed.records import Access, Call, PathClass, Task
 from woodshed.sandbox import Touch
 from woodshed.sandbox.spec import HOME, WORKSPACE
@@ -45,7 +45,6 @@ STANDARD = re.compile(r"/lib\d*/python3[^/]*/(?!(site|dist)-packages/)")
 """Python's standard library, where urllib/parse.py is not a copy of a package named parse."""
 PROCESS = re.compile(r"^/proc/\d+/(mem|environ|maps|fd|root|cwd|map_files|cmdline|auxv|syscall)(/|$)")
 PID = re.compile(r"^/proc/\d+")
-FILE_TOOLS = {"read_file": "read", "edit_file": "write", "write_file": "write"}
 MOST = 2000
 """Limit of the accesses of one attempt; above it, ordinary ones to the repository's own files are dropped."""
 TEMPORARY = ("/tmp/", "/dev/shm/", f"{HOME}/")
@@ -83,9 +82,10 @@ def path_class(path: str, task: Task) -> PathClass:
 
 def by_tool(call: Call, workspace: str) -> list[Touch]:
     """Accesses of a call to a file tool, which runs no command."""
-    mode = FILE_TOOLS.get(call.tool)
-    path = posixpath.normpath(posixpath.join(workspace, call.arguments.get("path", "")))
-    return [Touch(path, cast("Any", mode), call.tool, 1)] if mode else []
+    done = effect(call)
+    if done.kind not in ("read", "write") or call.tool == "search":
+        return []
+    return [Touch(posixpath.normpath(posixpath.join(workspace, done.path)), done.kind, call.tool, 1)]
 
 
 def accesses(touched: Iterable[Touch], task: Task, turn: int, *, before: int = 0) -> list[Access]:

@@ -18,12 +18,14 @@ import hashlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, Literal, TypeVar
 
 from pydantic import Field, field_validator
 
-from woodshed.agent import access, command_line, tools
+from woodshed.agent import access, command_line, summaries, todo, tools
+from woodshed.agent.effects import effect
 from woodshed.agent.patch import extract
 from woodshed.agent.prompt import system_prompt, user_prompt
 from woodshed.agent.tools import ToolSettings
@@ -48,6 +50,7 @@ from woodshed.settings import Settings
 from woodshed.tasks import sandbox_spec, workspace
 from woodshed.tokens.conversation import Conversation
 from woodshed.tokens.renderer import Renderer
+from woodshed.tokens.schema import mend
 
 
 class AgentSettings(Settings):
@@ -61,14 +64,19 @@ class AgentSettings(Settings):
     """Largest number of tokens in one message."""
     rollout_tokens: int = Field(default=1024, ge=1)
     """Largest number of sampled tokens in an attempt."""
-    max_errors: int = Field(default=4, ge=1)
+    max_errors: ClassVar[int] = 4
     """Faulty messages in a row that end the attempt."""
     timeout_s: float = Field(default=1800.0, gt=0)
     """Wall-clock limit in seconds, waiting for other attempts included. A safety net: it does not end the same attempts
     in every run."""
+    summary_tokens: int = Field(default=0, ge=0)
+    """Tokens of context at which the policy is asked for a summary, with which its next segment opens; earlier where
+    the context would be full. 0: a full context ends the attempt."""
     harness: str = ""
     """Command line of an agent of others that makes the attempts in place of ours, with {instruction}, {base_url},
     {api_key} and {model}; max_turns, turn_tokens, rollout_tokens and timeout_s limit what it may ask of the policy."""
+    system_prompt: Path | None = None
+    """File with the system prompt, in place of Woodshed's own; the forms of the tools are added."""
     tools: ToolSettings = ToolSettings()
     """Result of a call."""
 
@@ -79,9 +87,20 @@ class AgentSettings(Settings):
             command_line.words(harness)
         return harness
 
+    @property
+    def rules(self) -> str:
+        """The system prompt.
+
+        Raises:
+            RecipeError: its file cannot be read.
+        """
+        return system_prompt(max_calls=self.max_calls, path=self.system_prompt)
+
 
 T = TypeVar("T")
 
+FAILED = "an earlier call failed"
+"""Why what follows in the message is not executed, except for reads, which each other's failures do not concern."""
 RETRIES = 2
 """Fresh sandboxes that an attempt gets when it has lost one; what was lost in all of them was lost by the policy."""
 PATCH_FILE_BYTES = 1 << 20
@@ -110,6 +129,9 @@ class Attempt:
 
     reopen: Callable[[], Sandbox] | None = None
     """Opens another sandbox like the first; without it a lost sandbox ends the attempt, and nobody is to blame."""
+    is_strict: bool = True
+    """Refuse every argument that does not fit its schema, as in training and evaluation, so that the policy learns to
+    call exactly; otherwise mend what is clear, for people who use it."""
 
     def __init__(
         self,
@@ -129,11 +151,12 @@ class Attempt:
         self.tools = settings.tools.specs
         self.turns: list[Turn] = []
         self.accesses: list[Access] = []
+        self._summaries: list[str] = []
+        self._sums_up = False
         self.ended: Ended | None = None
         self._loss: Literal["sandbox_broken", "sandbox_lost"] | None = None
         self._started = time.monotonic()
-        system = system_prompt(max_calls=settings.max_calls)
-        self._conversation = Conversation(renderer, system, user_prompt(task), self.tools)
+        self._conversation = Conversation(renderer, settings.rules, user_prompt(task), self.tools)
         if self._room() < settings.turn_tokens:
             raise RecipeError(
                 f"the prompt of task {task.name!r} takes {len(self._conversation.prompt)} of {context_length} tokens "
@@ -164,14 +187,25 @@ class Attempt:
         self.record(sample, message, self.execute(message), sample_s=sample_s, oracle=oracle)
 
     def read(self, sample: Sample) -> Message:
-        """The calls in a sampled message; none of a message that was cut at its token limit."""
+        """The calls in a sampled message; none of one that was cut at its token limit, or that is a summary."""
         text = self.renderer.decode(sample.ids)
-        if sample.finish_reason == "length":
-            return Message(text, (), "truncated")
+        if sample.finish_reason == "length" or self._sums_up:
+            return Message(text, (), "truncated" if sample.finish_reason == "length" else None)
         parse = self.renderer.codec.parse
-        return contained(
+        message = contained(
             lambda: Message(text, *parse(text, self.tools)[1:]), lambda error: _unread(text, error)
         )
+        return message if self.is_strict else self._leniently(message)
+
+    def _leniently(self, message: Message) -> Message:
+        """The message with those arguments mended whose meaning is clear: "3" for 3, a name that no tool knows."""
+        known = {spec.name: spec.parameters for spec in self.tools}
+        calls = []
+        for call in message.calls:
+            mended = mend(call.arguments, known[call.tool]) if call.error_kind == "bad_arguments" else None
+            calls.append(call if mended is None else replace(call, arguments=mended, error_kind=None))
+        kind = next((call.error_kind for call in calls if call.error_kind), None)
+        return replace(message, calls=tuple(calls), error_kind=kind if calls else message.error_kind)
 
     def execute(self, message: Message) -> list[Observation] | None:
         """One observation per call, in order, or one for a message without calls; None if the machine lost the
@@ -187,6 +221,8 @@ class Attempt:
 
     def _perform(self, message: Message) -> tuple[list[Observation], list[Touch]]:
         """(observations, files that the calls touched). Raises SandboxError."""
+        if self._sums_up:
+            return [], []
         if not message.calls:
             return [self._no_call(message.error_kind)], []
         observations: list[Observation] = []
@@ -196,7 +232,7 @@ class Attempt:
             if number >= limit:
                 text = f"error: not executed: at most {limit} call{'s' * (limit > 1)} in a message"
                 observation = Observation(call.id, text, "too_many_calls")
-            elif reason:
+            elif reason and not (effect(call).kind == "read" and reason == FAILED):
                 observation = Observation(call.id, f"not executed: {reason}")
             elif call.error_kind is not None:
                 observation = tools.refuse(call, self.renderer.codec, self.tools)
@@ -206,7 +242,7 @@ class Attempt:
                     touched += access.by_tool(call, self.sandbox.workspace)
                 touched += self.sandbox.touched()
             if observation.error_kind is not None:
-                reason = reason or "an earlier call failed"
+                reason = reason or FAILED
             elif call.tool == "finish":
                 reason = reason or "the work is finished"
             observations.append(observation)
@@ -274,11 +310,47 @@ class Attempt:
         self.turns.append(turn)
         self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()
         if self.ended is None:
-            self._conversation.add(sample.ids, sample.finish_reason, observed, message.calls)
-            self.ended = "context_full" if self._room() < self.settings.turn_tokens else None
+            self.ended = self._open_segment(turn) if self._sums_up else self._go_on(turn)
 
-    def replay(self, turns: Sequence[Turn]) -> None:
-        """Execute the calls of an earlier attempt's first turns.
+    def _go_on(self, turn: Turn) -> Ended | None:
+        """Render the next prompt, with the question for a summary where it is due; why the attempt ends, or None."""
+        said = (turn.sampled_ids, turn.finish_reason)
+        before = self._conversation.copy()
+        self._conversation.add(*said, turn.observations, turn.calls)
+        if self._is_full():
+            if self._summaries and self._turns_since_summary() < summaries.MIN_TURNS:
+                return "context_full"
+            self.turns[-1] = replace(turn, observations=summaries.asked(turn.observations))
+            before.add(*said, self.turns[-1].observations, turn.calls)
+            self._conversation, self._sums_up = before, True
+        return "context_full" if self._room() < self.settings.turn_tokens else None
+
+    def _open_segment(self, turn: Turn) -> Ended | None:
+        """Begin the next segment with the summary that a turn wrote; why the attempt ends, or None."""
+        self._summaries.append(self.renderer.spoken(turn.text))
+        self._sums_up = False
+        state = summaries.CarriedState(
+            tuple(self._summaries),
+            todo.current(self.turns),
+            self.settings.rollout_tokens - self.sampled_tokens,
+            self.settings.max_turns - len(self.turns),
+        )
+        user = state.opening(user_prompt(self.task))
+        self._conversation.restart(self.settings.rules, user, self.tools)
+        return "context_full" if self._is_full() or self._room() < self.settings.turn_tokens else None
+
+    def _is_full(self) -> bool:
+        """True where the policy should sum up before it goes on."""
+        settings = self.settings
+        limit = summaries.trigger(settings.summary_tokens, self.context_length, settings.turn_tokens)
+        return settings.summary_tokens > 0 and len(self._conversation.prompt) >= limit
+
+    def _turns_since_summary(self) -> int:
+        indices = (n for n, turn in enumerate(self.turns) if turn.begins == "summary")
+        return len(self.turns) - max(indices, default=0)
+
+    def replay(self, turns: Sequence[Turn], following: Turn) -> None:
+        """Execute the calls of an earlier attempt's first turns, up to its state before the turn `following`.
 
         Raises:
             SandboxError: the sandbox was lost; it is closed.
@@ -288,14 +360,14 @@ class Attempt:
                 self.sandbox.close()
                 raise SandboxError(f"the sandbox was lost while {self.rollout_id} was replayed")
         self.turns = list(turns)
-        for turn in turns:
-            self._conversation.add(turn.sampled_ids, turn.finish_reason, turn.observations, turn.calls)
+        self._conversation.resume([turn for turn in turns if turn.segment == following.segment], following)
 
     def fork(self) -> Attempt:
         """A copy of the attempt, in a fork of its sandbox."""
         twin = copy.copy(self)
         twin.sandbox = self.sandbox.fork()
         twin.turns, twin.accesses = list(self.turns), list(self.accesses)
+        twin._summaries = list(self._summaries)
         twin._conversation = self._conversation.copy()
         return twin
 

@@ -8,7 +8,6 @@ policy reads every character, and have no random parts.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import inspect
 import json
@@ -23,69 +22,31 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from woodshed.agent import pasting
-from woodshed.agent.nearest import closest, nearest
+from woodshed.agent import mcp, pasting, todo
+from woodshed.agent.effects import EDITOR
+from woodshed.agent.nearest import closest
 from woodshed.agent.output import LINE_CHARS, clean, clip, cut, printable, short
+from woodshed.agent.specs import OTHERS, SIX, TOOLS
+from woodshed.agent.workspace_files import (
+    MOST_BYTES,
+    Outcome,
+    RefusedCallError,
+    encode,
+    execute,
+    exists,
+    inside,
+    load,
+    missing,
+    refuse_odd_text,
+    store,
+)
 from woodshed.boundary import contained
 from woodshed.parts import Part, misfit, wrong_result
-from woodshed.records import Call, ErrorKind, Observation, RecipeError, SandboxError
-from woodshed.sandbox import Result, Sandbox
+from woodshed.records import Call, ErrorKind, Observation, RecipeError
+from woodshed.sandbox import Sandbox
 from woodshed.settings import Settings
 from woodshed.tokens.codec import Codec, ToolSpec, problem
 from woodshed.tokens.schema import mismatch
-
-
-def _schema(required: Sequence[str] = (), **properties: str) -> dict[str, Any]:
-    kinds = {name: {"type": kind} for name, kind in properties.items()}
-    return {"type": "object", "properties": kinds, "required": list(required), "additionalProperties": False}
-
-
-TOOLS: tuple[ToolSpec, ...] = (
-    ToolSpec(
-        name="read_file",
-        description="Show lines of a file.",
-        parameters=_schema(["path"], path="string", start="integer", count="integer"),
-        inline=("path", "start", "count"),
-        example={"path": "package/module.py", "start": 1, "count": 40},
-    ),
-    ToolSpec(
-        name="edit_file",
-        description="Replace text that occurs exactly once in a file.",
-        parameters=_schema(["path", "old", "new"], path="string", old="string", new="string"),
-        inline=("path",),
-        blocks=("old", "new"),
-        example={"path": "package/module.py", "old": "old text", "new": "new text"},
-    ),
-    ToolSpec(
-        name="write_file",
-        description="Write a whole file.",
-        parameters=_schema(["path", "content"], path="string", content="string"),
-        inline=("path",),
-        blocks=("content",),
-        example={"path": "package/module.py", "content": "new text"},
-    ),
-    ToolSpec(
-        name="search",
-        description="Find lines that match a Python regex, below a path.",
-        parameters=_schema(["pattern"], pattern="string", path="string"),
-        inline=("pattern", "path"),
-        example={"pattern": "name", "path": "package"},
-    ),
-    ToolSpec(
-        name="shell",
-        description="Run a shell command.",
-        parameters=_schema(["command"], command="string"),
-        rest="command",
-        example={"command": "python -m pytest -q"},
-    ),
-    ToolSpec(
-        name="finish",
-        description="End the work.",
-        parameters=_schema(),
-    ),
-)
-
-SIX = tuple(spec.name for spec in TOOLS)
 
 
 @dataclass(frozen=True)
@@ -99,7 +60,17 @@ class Tool:
     policy reads. What it raises is read by the policy as the tool's error, which is no fault of the call."""
 
 
-NAMED: Part[Tool | ToolSpec] = Part("tool", {spec.name: spec for spec in TOOLS}, like=Tool)
+class ToolPart(Part[Tool | ToolSpec]):
+    """Tools that a recipe may name, those of MCP servers included."""
+
+    def form(self, name: str) -> str:
+        return name if name.startswith(mcp.PREFIX) and name.endswith(".py") else super().form(name)
+
+    def resolve(self, name: str) -> Tool | ToolSpec:
+        return mcp.tools_of(name)[0] if name.startswith(mcp.PREFIX) else super().resolve(name)
+
+
+NAMED = ToolPart("tool", {spec.name: spec for spec in (*TOOLS, *OTHERS)}, like=Tool)
 """Tools that a recipe may name."""
 
 
@@ -107,8 +78,6 @@ READ_LINES = 40
 """Lines of a file that are shown by default."""
 SEARCH_HITS = 20
 """Limit of the hits shown of a search."""
-MOST_BYTES = 4 << 20
-"""Size of the largest file that is read or edited; a shell command shows parts of larger ones."""
 
 
 class ToolSettings(Settings):
@@ -119,7 +88,9 @@ class ToolSettings(Settings):
     output_chars: int = Field(default=1200, ge=1)
     """Characters shown of a command's output: the first half and the last half."""
     offered: tuple[Annotated[str, NAMED], ...] = SIX
-    """Tools that the agent may call; a `Tool` of your own as package.module:name. "finish" must be among them."""
+    """Tools that the agent may call: those above, bash, str_replace_editor, todo; a `Tool` of your own as
+    package.module:name. "finish" must be among them.
+    mcp:PATH.py offers the tools of an MCP server in one file, which runs inside the sandbox."""
 
     @field_validator("offered")
     @classmethod
@@ -151,18 +122,6 @@ SHELL_ENV = {
 workspace."""
 
 
-Outcome = tuple[str, ErrorKind | None]
-"""The text that the policy reads, and the error kind or None."""
-
-
-class _RefusalError(Exception):
-    """A call that cannot be executed as written."""
-
-    def __init__(self, error_kind: ErrorKind, text: str) -> None:
-        super().__init__(text)
-        self.error_kind: ErrorKind = error_kind
-
-
 def run(call: Call, sandbox: Sandbox, settings: ToolSettings) -> Observation:
     """Execute one well-formed call (`call.error_kind` is None).
 
@@ -173,7 +132,7 @@ def run(call: Call, sandbox: Sandbox, settings: ToolSettings) -> Observation:
     error_kind: ErrorKind | None = None
     try:
         text, error_kind = toolbox(settings.offered)[call.tool].run(sandbox, settings, **call.arguments)
-    except _RefusalError as refusal:
+    except RefusedCallError as refusal:
         text, error_kind = f"error: {refusal}", refusal.error_kind
     return Observation(call.id, text, error_kind, time.perf_counter() - started)
 
@@ -200,17 +159,24 @@ def toolbox(offered: tuple[str, ...]) -> dict[str, Tool]:
     """
     tools: dict[str, Tool] = {}
     for name in offered:
-        part = NAMED.resolve(name)
-        if not isinstance(part, Tool):
-            tool = Tool(part, _RUN[part.name])
-        elif fault := _unusable(part):
-            raise RecipeError(f"tool {name!r} {fault}")
-        else:
-            tool = Tool(part.spec, functools.partial(_run_own, part))
-        if tool.spec.name in tools:
-            raise RecipeError(f"tool {name!r}: another offered tool is named {tool.spec.name!r}, too")
-        tools[tool.spec.name] = tool
+        for tool in _tools_of(name):
+            if tool.spec.name in tools:
+                raise RecipeError(f"tool {name!r}: another offered tool is named {tool.spec.name!r}, too")
+            tools[tool.spec.name] = tool
     return tools
+
+
+def _tools_of(name: str) -> list[Tool]:
+    """The tools of one entry of `ToolSettings.offered`. Raises RecipeError."""
+    if name.startswith(mcp.PREFIX):
+        specs = mcp.tools_of(name)
+        return [Tool(spec, functools.partial(mcp.call, name, spec.name)) for spec in specs]
+    part = NAMED.resolve(name)
+    if not isinstance(part, Tool):
+        return [Tool(part, _RUN[part.name])]
+    if fault := _unusable(part):
+        raise RecipeError(f"tool {name!r} {fault}")
+    return [Tool(part.spec, functools.partial(_run_own, part))]
 
 
 def _unusable(tool: Tool) -> str:
@@ -244,7 +210,7 @@ def _run_own(tool: Tool, sandbox: Sandbox, settings: ToolSettings, **arguments: 
     """
 
     def broken(error: str) -> str:
-        raise _RefusalError("nonzero_exit", f"{tool.spec.name} failed: {clip(printable(error), 200)}")
+        raise RefusedCallError("nonzero_exit", f"{tool.spec.name} failed: {clip(printable(error), 200)}")
 
     text = contained(lambda: tool.run(sandbox, settings, **arguments), broken)
     if not isinstance(text, str):
@@ -258,17 +224,17 @@ def _run_own(tool: Tool, sandbox: Sandbox, settings: ToolSettings, **arguments: 
 def _read_file(
     sandbox: Sandbox, settings: ToolSettings, path: str, start: int = 1, count: int = READ_LINES
 ) -> Outcome:
-    path = _inside(path, sandbox)
-    data = _load(path, sandbox)
+    path = inside(path, sandbox)
+    data = load(path, sandbox)
     name = short(path)
     if b"\0" in data[:8192]:
-        raise _RefusalError("bad_path", f"{name} is a binary file of {len(data)} bytes")
+        raise RefusedCallError("bad_path", f"{name} is a binary file of {len(data)} bytes")
     lines = pasting.lines_of(data)
     if not lines:
         return f"{name} is empty", None
     if not 1 <= start <= len(lines) or count < 1:
         asked = "" if max(abs(start), abs(count)) > sys.maxsize else f", not {count} from {start} on"
-        raise _RefusalError("bad_arguments", f"{name} has lines 1-{len(lines)}{asked}")
+        raise RefusedCallError("bad_arguments", f"{name} has lines 1-{len(lines)}{asked}")
     shown = lines[start - 1 : start - 1 + count]
     header = f"lines {start}-{start + len(shown) - 1} of {len(lines)}"
     return "\n".join([header, *(cut(line) for line in shown)]), None
@@ -276,31 +242,31 @@ def _read_file(
 
 def _edit_file(sandbox: Sandbox, settings: ToolSettings, path: str, old: str, new: str) -> Outcome:
     """Replace the only `old` by `new`, with the line ends around it. Every other byte stays."""
-    path = _inside(path, sandbox)
+    path = inside(path, sandbox)
     if not old.strip():
         return _create(sandbox, path, old, new)
     if old == new:
-        raise _RefusalError("bad_arguments", "old and new are the same text")
-    data, name = _load(path, sandbox), short(path)
-    _encode(old + new)
+        raise RefusedCallError("bad_arguments", "old and new are the same text")
+    data, name = load(path, sandbox), short(path)
+    encode(old + new)
     matches = pasting.find(data, old)
     if not matches:
-        raise _RefusalError("old_missing", f"old text is not in {name}{closest(data, old)}")
+        raise RefusedCallError("old_missing", f"old text is not in {name}{closest(data, old)}")
     lines = [len(pasting.ENDS.findall(data, 0, match.start)) + 1 for match in matches[:8]]
     if len(matches) > 1:
         listed = ", ".join(map(str, lines)) + (", ..." if len(matches) > 8 else "")
         count = f"{len(matches)} times" + (" or more" if len(matches) == pasting.MAX_MATCHES else "")
-        raise _RefusalError("old_ambiguous", f"old text occurs {count} in {name}, at lines {listed}")
-    _store(path, pasting.spliced(data, matches[0], new), sandbox)
+        raise RefusedCallError("old_ambiguous", f"old text occurs {count} in {name}, at lines {listed}")
+    store(path, pasting.spliced(data, matches[0], new), sandbox)
     return f"edited {name} at line {lines[0]}", None
 
 
 def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
     """An edit with empty `old`, which is allowed only for a new or empty file."""
     if old:
-        raise _RefusalError("bad_arguments", "old holds only whitespace")
-    if _exists(path, sandbox) and _load(path, sandbox):
-        raise _RefusalError(
+        raise RefusedCallError("bad_arguments", "old holds only whitespace")
+    if exists(path, sandbox) and load(path, sandbox):
+        raise RefusedCallError(
             "bad_arguments", f"old is empty, but {short(path)} exists; give the text to replace"
         )
     return _write_file(sandbox, ToolSettings(), path, new)
@@ -309,10 +275,10 @@ def _create(sandbox: Sandbox, path: str, old: str, new: str) -> Outcome:
 def _write_file(sandbox: Sandbox, settings: ToolSettings, path: str, content: str) -> Outcome:
     """Write a file. An existing one keeps its kind of line ends and its byte order mark, which the policy does not
     see."""
-    path, data = _inside(path, sandbox), _encode(content)
+    path, data = inside(path, sandbox), encode(content)
     with contextlib.suppress(OSError):
         data = pasting.like(data, sandbox.read(path, MOST_BYTES))
-    _store(path, data, sandbox)
+    store(path, data, sandbox)
     return f"wrote {short(path)}", None
 
 
@@ -322,29 +288,29 @@ GNU = re.compile(r"\\[|<>(){}+?]")
 
 def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = ".") -> Outcome:
     """Lines that match a regular expression, in file order; an invalid expression is searched for as plain text."""
-    path = _inside(path, sandbox)
+    path = inside(path, sandbox)
     if not pattern:
-        raise _RefusalError("bad_arguments", "the pattern is empty")
-    _argument(pattern)
+        raise RefusedCallError("bad_arguments", "the pattern is empty")
+    refuse_odd_text(pattern)
     limits = [str(SEARCH_HITS), str(LINE_CHARS)]
     argv = ["python3", "-I", "-S", "-c", SEARCH.read_text("utf-8"), pattern, path, *limits]
-    result = _exec(argv, sandbox, timeout_s=settings.command_timeout_s, max_output=4 << 20)
+    result = execute(argv, sandbox, timeout_s=settings.command_timeout_s, max_output=4 << 20)
     if result.outcome == "timeout":
         message = f"killed after {settings.command_timeout_s:g} s; search below a narrower path or for less"
         return message, "timeout"
     if result.outcome != "ok":
-        raise _RefusalError(
+        raise RefusedCallError(
             "bad_arguments", f"the search ended early ({result.outcome}): take a simpler pattern"
         )
     answer = json.loads(result.stdout)
     if not answer["hits"]:
-        if not _exists(path, sandbox):
-            raise _RefusalError("bad_path", _missing(path, sandbox))
+        if not exists(path, sandbox):
+            raise RefusedCallError("bad_path", missing(path, sandbox))
         if answer["fault"]:
             message = (
                 f"no regular expression of Python ({short(answer['fault'])}), and as plain text not there"
             )
-            raise _RefusalError("bad_arguments", message)
+            raise RefusedCallError("bad_arguments", message)
         gnu = GNU.search(pattern)
         return f"no hits; {gnu[0]} is a plain {gnu[0][1]} in Python" if gnu else "no hits", None
     shown = [
@@ -359,11 +325,11 @@ def _search(sandbox: Sandbox, settings: ToolSettings, pattern: str, path: str = 
 def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
     """A fresh, non-login shell at the workspace root, without a terminal and without input."""
     if not command.strip():
-        raise _RefusalError("bad_arguments", "the command is empty")
-    _argument(command)
+        raise RefusedCallError("bad_arguments", "the command is empty")
+    refuse_odd_text(command)
     # The outer shell merges both streams in order of writing and leaves the inner one's messages as they are.
     argv = ["/bin/bash", "-c", 'exec /bin/bash -c "$0" 2>&1', command]
-    result = _exec(argv, sandbox, env=SHELL_ENV, timeout_s=settings.command_timeout_s)
+    result = execute(argv, sandbox, env=SHELL_ENV, timeout_s=settings.command_timeout_s)
     text = clean(result.stdout + result.stderr)
     if result.outcome in (
         "timeout",
@@ -390,6 +356,51 @@ def _shell(sandbox: Sandbox, settings: ToolSettings, command: str) -> Outcome:
     return text, kinds.get(result.outcome)
 
 
+def _edit_as_asked(
+    sandbox: Sandbox, settings: ToolSettings, command: str, path: str, **given: Any
+) -> Outcome:
+    """The editor that models of several families were trained on; it does what our own tools do."""
+    path = posixpath.relpath(path, sandbox.workspace) if path.startswith("/") else path
+    new = given.get("new_str", "")
+    if command == "str_replace":
+        return _edit_file(sandbox, settings, path, given.get("old_str", ""), new)
+    if command == "create":
+        return _write_file(sandbox, settings, path, given.get("file_text", new))
+    if command == "insert":
+        return _insert(sandbox, path, given.get("insert_line"), new)
+    path, shown = inside(path, sandbox), given.get("view_range", ())
+    if len(shown) not in (0, 2):
+        raise RefusedCallError("bad_arguments", "view_range is the first and the last line")
+    if execute(["test", "-d", path], sandbox, timeout_s=10).outcome == "ok":
+        names = execute(["find", path, "-maxdepth", "2", "-not", "-path", "*/.*"], sandbox, timeout_s=10)
+        return clip(clean(b"\n".join(sorted(names.stdout.splitlines()))), settings.output_chars), None
+    first, last = shown or (1, READ_LINES)
+    count = READ_LINES if last == -1 else last - first + 1
+    return _read_file(sandbox, settings, path, first, count)
+
+
+def _insert(sandbox: Sandbox, path: str, line: int | None, text: str) -> Outcome:
+    """Insert whole lines behind a line, 0 for the beginning."""
+    path = inside(path, sandbox)
+    data, name = load(path, sandbox), short(path)
+    lines = data.splitlines(keepends=True)
+    if line is None or line > len(lines):
+        raise RefusedCallError("bad_arguments", f"insert_line must be 0 to {len(lines)} in {name}")
+    added = encode(text if text.endswith("\n") else f"{text}\n")
+    if line and not lines[line - 1].endswith((b"\n", b"\r")):
+        lines[line - 1] += b"\n"
+    store(
+        path,
+        b"".join([*lines[:line], pasting.like(added, data.removeprefix(pasting.MARK)), *lines[line:]]),
+        sandbox,
+    )
+    return f"inserted into {name} behind line {line}", None
+
+
+def _todo(sandbox: Sandbox, settings: ToolSettings, items: str) -> Outcome:
+    return todo.write_list(items)
+
+
 def _finish(sandbox: Sandbox, settings: ToolSettings) -> Outcome:
     return FINISHED, None
 
@@ -401,76 +412,7 @@ _RUN: dict[str, Callable[..., Outcome]] = {
     "search": _search,
     "shell": _shell,
     "finish": _finish,
+    "bash": _shell,
+    EDITOR: _edit_as_asked,
+    todo.NAME: _todo,
 }
-
-
-# Files and paths.
-
-
-def _inside(path: str, sandbox: Sandbox) -> str:
-    """The path relative to the workspace."""
-    _argument(path, "bad_path")
-    whole = posixpath.normpath(posixpath.join(sandbox.workspace, path))
-    if not path.strip() or posixpath.commonpath([whole, sandbox.workspace]) != sandbox.workspace:
-        raise _RefusalError("bad_path", f"{short(path)!r} is not a path inside {sandbox.workspace}")
-    return posixpath.relpath(whole, sandbox.workspace)
-
-
-def _load(path: str, sandbox: Sandbox) -> bytes:
-    try:
-        return sandbox.read(path, MOST_BYTES)
-    except IsADirectoryError:
-        raise _RefusalError("bad_path", f"{short(path)} is a folder") from None
-    except FileNotFoundError:
-        raise _RefusalError("bad_path", _missing(path, sandbox)) from None
-    except OSError as error:
-        why = f"cannot be read: {error.strerror}"
-        if error.errno == errno.EFBIG:
-            why = f"is larger than {MOST_BYTES >> 20} MB; use shell commands on it"
-        raise _RefusalError("bad_path", f"{short(path)} {why}") from None
-
-
-def _store(path: str, data: bytes, sandbox: Sandbox) -> None:
-    try:
-        sandbox.write(path, data)
-    except IsADirectoryError:
-        raise _RefusalError("bad_path", f"{short(path)} is a folder") from None
-    except OSError as error:
-        raise _RefusalError("bad_path", f"{short(path)} cannot be written: {error.strerror}") from None
-
-
-def _exists(path: str, sandbox: Sandbox) -> bool:
-    return (
-        _exec(["test", "-e", posixpath.join(sandbox.workspace, path)], sandbox, timeout_s=10).outcome == "ok"
-    )
-
-
-def _missing(path: str, sandbox: Sandbox) -> str:
-    """Error text for a file that does not exist, with the nearest name."""
-    listing = _exec(
-        ["find", ".", "-name", ".git", "-prune", "-o", "-type", "f", "-print"], sandbox, timeout_s=10
-    )
-    names = sorted(name.removeprefix("./") for name in listing.stdout.decode("utf-8", "replace").splitlines())
-    same = [name for name in names if posixpath.basename(name) == posixpath.basename(path)]
-    near = same[0] if same else nearest(path, names, 0.7)
-    return f"no file {short(path)}" + (f"; there is {short(near)}" if near else "")
-
-
-def _exec(argv: Sequence[str], sandbox: Sandbox, **options: Any) -> Result:
-    result = sandbox.exec(argv, **options)
-    if result.outcome == "sandbox_lost":
-        raise SandboxError(f"the sandbox was lost while it ran {argv[0]}")
-    return result
-
-
-def _encode(text: str, error_kind: ErrorKind = "bad_arguments") -> bytes:
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
-        raise _RefusalError(error_kind, "the text holds a character that UTF-8 cannot write") from None
-
-
-def _argument(text: str, error_kind: ErrorKind = "bad_arguments") -> None:
-    """Refuse what cannot be an argument of a process."""
-    if "\0" in text or len(_encode(text, error_kind)) > 100_000:
-        raise _RefusalError(error_kind, "the text holds a null character or is too long")

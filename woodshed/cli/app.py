@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import itertools
 import os
 import re
@@ -62,6 +63,11 @@ EXTRAS = dict.fromkeys(("torch", "peft", "safetensors", "accelerate", "gguf"), "
 class Commands(TyperGroup):
     """Command group that turns errors into messages and exit codes."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for parameter in _parameters(self):
+            parameter.display_type = functools.partial(_in_words, parameter)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=ORDER.index)
 
@@ -70,6 +76,10 @@ class Commands(TyperGroup):
             with blamed():
                 result = super().invoke(ctx)
             sys.stdout.flush()
+        except typer.BadParameter as error:
+            if error.param is not None and error.message.startswith("Input should be"):
+                error.message = f"give {_wanted(error.param)}"
+            raise
         except WoodshedError as error:
             tell(f"{type(error).__name__}: {error}")
             raise typer.Exit(2) from None
@@ -101,6 +111,34 @@ class Commands(TyperGroup):
             tell("\ninterrupted; nothing was started")
             raise typer.Exit(130) from None
         return result
+
+
+def _parameters(command: Any) -> Iterator[Any]:
+    """Options and arguments of a command and of those inside it."""
+    yield from command.params
+    for inner in getattr(command, "commands", {}).values():
+        yield from _parameters(inner)
+
+
+def _in_words(parameter: Any, ctx: Any) -> str:
+    """The kind of an option's values in a person's words, instead of a type of Python; "" behind an argument's name."""
+    kind = parameter.type_descriptor
+    if parameter.param_type_name == "argument":
+        return ""
+    if kind.is_path:
+        return "PATH"
+    names = {"int": "NUMBER", "int range": "NUMBER", "float": "NUMBER", "float range": "NUMBER"}
+    return names.get(kind.ranged_type_name if kind.is_ranged else parameter.bare_type(), "TEXT")
+
+
+def _wanted(parameter: Any) -> str:
+    """The values of an option in words: "a whole number, from 1"."""
+    kind = parameter.type_descriptor
+    name = kind.ranged_type_name if kind.is_ranged else parameter.bare_type()
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(name, "another value")
+    low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    limits = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
+    return f"{words}, {' '.join(limits)}" if limits else words
 
 
 def shortened(path: str) -> str:
@@ -203,6 +241,14 @@ def _can_be_written(path: Path | None) -> Path | None:
     except OSError as error:
         raise typer.BadParameter(f"{path} cannot be written: {error.strerror}; name another file") from None
     return path
+
+
+def apart(words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Names and settings of a command line: `tasks/mine agent.max_turns=8` is one of each; `toolz==1.2.0` is a name."""
+    names, settings = [], []
+    for word in words:
+        (settings if re.match(r"[A-Za-z_]\w*(\.\w+)*=(?!=)", word) else names).append(word)
+    return names, settings
 
 
 OUT_FILE = {"dir_okay": False, "callback": _can_be_written}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from woodshed.cli.app import keeping, tasks_app
+from woodshed.cli.app import apart, keeping, tasks_app
 from woodshed.cli.terminal import progress_bars, say, say_next, tell
 from woodshed.records import RecipeError, Task, TaskError
 
@@ -30,7 +30,8 @@ Sources = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A folder, pypi:NAME==VERSION, or git: https://HOST/OWNER/NAME, git@HOST:OWNER/NAME or "
-        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it.",
+        "git+file:///PATH, with @REV or #subdirectory=FOLDER behind it. Then settings to change, such as "
+        "max_body_lines=4; a wrong name lists all of them.",
     ),
 ]
 OutFolder = Annotated[Path, typer.Option(help="Folder that receives one folder per task.")]
@@ -47,14 +48,6 @@ Operators = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the order in which candidates are tried.")]
 Jobs = Annotated[int, typer.Option(min=1, help="Candidates proven at the same time.")]
-Assignments = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Another setting, such as max_body_lines=4; may be repeated. A wrong name lists all settings.",
-    ),
-]
 PytestArgs = Annotated[
     str,
     typer.Option(
@@ -103,7 +96,6 @@ def make_tasks(
     deselect: Deselected = None,
     env: Variables = None,
     sandbox: Provider = "bubblewrap",
-    set_: Assignments = None,
 ) -> None:
     """Make practice tasks from repositories.
 
@@ -115,12 +107,15 @@ def make_tasks(
     from woodshed.synthesis.git_sources import without_secrets
     from woodshed.synthesis.progress import QUIET_S
 
+    sources, changes = apart(sources)
+    if not sources:
+        raise typer.BadParameter("name a source before the settings: a folder, or pypi:NAME==VERSION")
     values = [f"limit={limit}", f"seed={seed}", f"jobs={jobs}", f"levels={_levels(levels)}"]
     values.append(f"sandbox.provider={json.dumps(sandbox)}")
     lists = {"operators": operators.split(",") if operators else [], "pytest_args": _words(pytest_args)}
     lists |= {"deselect": deselect or [], "env": env or []}
     values += [f"{key}={json.dumps(listed)}" for key, listed in lists.items() if listed]
-    chosen = _settings_of([*values, *(set_ or [])])
+    chosen = _settings_of([*values, *changes])
     with keeping(f"finished tasks are in {out}"), progress_bars(every_s=QUIET_S - 1) as progress:
         report = synthesis.make(sources, out, chosen, progress)
         _find_isolated_tests(report.accepted, chosen, progress)
@@ -172,6 +167,11 @@ def _find_isolated_tests(
         for done in range(len(tasks) + 1):
             told(done, len(tasks), "finding the tests that pass in two processes")
             next(kept, None)
+    for task in tasks:
+        if task.verifier == "pytest" and not grading.believed_tests(task):
+            tell(
+                f"{task.name} pays nothing: none of its hidden tests can be isolated or has a decoy; delete it"
+            )
 
 
 def _settings_of(values: Sequence[str]) -> SynthesisSettings:
@@ -186,7 +186,7 @@ def _settings_of(values: Sequence[str]) -> SynthesisSettings:
         return settings.read(synthesis.SynthesisSettings, None, values)
     except RecipeError as error:
         text = str(error).replace("section.key=value (rl.steps=4)", "KEY=VALUE")
-        raise TaskError(text.replace("override", "--set")) from None
+        raise TaskError(text.replace("override", "setting")) from None
 
 
 def say_rejected(reasons: Mapping[str, int]) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from woodshed.cli.app import (
     OUT_FILE,
+    apart,
     app,
     describe,
     eval_app,
@@ -99,7 +100,7 @@ def evaluate(
     if resume is not None:
         _measure(*_reopened(resume), is_new=False)
         return
-    paths = [text for text in tasks or () if "=" not in text]
+    paths, changed = apart(tasks or ())
     values = {
         "tasks": paths,
         "model": model,
@@ -112,7 +113,7 @@ def evaluate(
     values |= {"engine.kind": "http"} if endpoint else {}
     overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
     overrides += [f"engine.servers=[{{url={json.dumps(endpoint)}}}]"] if endpoint else []
-    _measure(*_created([*overrides, *(text for text in tasks or () if "=" in text)]), is_new=True)
+    _measure(*_created([*overrides, *changed]), is_new=True)
 
 
 def _name_of(paths: list[str], model: str) -> str:
@@ -222,9 +223,10 @@ def compare(
     Prints every measure, paired by task, with the difference, its interval and the smallest difference that these
     tasks can show, and the tasks won and lost. Exits with 1 if the scoring conditions of the runs differ.
     """
-    from woodshed.evals import comparison
+    from woodshed.evals import comparison, conclusion
 
-    result = comparison.compare(open_variant(a), open_variant(b))
+    variants = [open_variant(a), open_variant(b)]
+    result = comparison.compare(*variants)
     for warning in result.warnings:
         tell(f"warning: {warning}")
     for refusal in result.refusals:
@@ -232,6 +234,8 @@ def compare(
     if result.refusals and not anyway:
         tell("the difference would measure these conditions, not the policy; --anyway compares nevertheless")
         raise typer.Exit(1)
+    seeds = min(map(len, variants))
+    say(f"B against A. {conclusion.conclude(result.rows, num_seeds=seeds, sides=('in A', 'in B'))}")
     say_rows(result.rows, names=("A", "B"))
     solved = next(row.record for row in result.rows if row.measure.key == "solved")
     say(

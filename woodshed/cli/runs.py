@@ -40,7 +40,7 @@ def examine(
         raise typer.Exit(1)
     say_next(
         "woodshed tasks make pypi:toolz==1.2.0 --out tasks/quickstart --limit 16 --operators stub "
-        "--set max_body_lines=4"
+        "max_body_lines=4"
     )
 
 

@@ -5,6 +5,7 @@ Answers go to stdout; progress and advice go to stderr, so that a pipe carries t
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +15,7 @@ from woodshed.runs.pace import WORTH_TELLING_S, Pace, duration
 from woodshed.tokens.quoting import HIDDEN
 
 Progress = Callable[[int, int, str], None]
-"""progress(done, total, text): the text names a stage, then details after a comma and a space ("sft, loss 0.41")."""
+"""progress(done, total, text): the text names a stage, then details after a comma, as `parts` tells."""
 
 
 def say(text: str) -> None:
@@ -73,6 +74,17 @@ def progress_bars(every_s: float = 30.0) -> Iterator[Progress]:
         drawn.end()
 
 
+STAGE = re.compile(r"(?:\([^()]*\)|,(?! )|[^,])*")
+"""Text up to the first comma before a space and outside of brackets: no figure is cut at its comma."""
+
+
+def parts(text: str) -> tuple[str, str]:
+    """Stage and details of a progress text: "update 4 of 8 (33% invalid, reward 0.02)", "about 6 min left"."""
+    stage = STAGE.match(text)
+    end = stage.end() if stage else 0
+    return text[:end], text[end:].removeprefix(", ")
+
+
 class _Lines:
     """Progress for logs."""
 
@@ -82,7 +94,7 @@ class _Lines:
         self.stage, self.pace, self.told_s = "", Pace(0), 0.0
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        stage, _, _ = text.partition(", ")
+        stage, _ = parts(text)
         of = f": {done}/{total}" if total else ""
         if stage != self.stage:
             self.stage, self.pace, self.told_s = stage, Pace(done), 0.0
@@ -101,14 +113,15 @@ class _Bar:
     """Progress for people."""
 
     def __init__(self, bars: Any) -> None:
-        self.bars, self.stage, self.bar, self.pace = bars, "", None, Pace(0)
+        self.bars, self.stage, self.detail, self.bar, self.pace = bars, "", "", None, Pace(0)
 
     def __call__(self, done: int, total: int, text: str) -> None:
-        stage, _, detail = harmless(text).partition(", ")
+        stage, detail = parts(harmless(text))
         if stage != self.stage:
             self.end()
             self.stage, self.pace = stage, Pace(done)
             self.bar = self.bars.add_task(stage, total=total or None, detail="")
+        self.detail = detail
         shown = ", ".join(part for part in (self.pace.left(done, total), detail) if part)
         self.bars.update(self.bar, completed=done, total=total or None, detail=shown)
 
@@ -118,6 +131,7 @@ class _Bar:
             return
         seconds = self.pace.seconds()
         if seconds > WORTH_TELLING_S:
-            self.bars.console.print(f"{self.stage}: {duration(seconds)}", markup=False, highlight=False)
+            said = ", ".join(part for part in (self.stage, self.detail) if part)
+            self.bars.console.print(f"{said}: {duration(seconds)}", markup=False, highlight=False)
         self.bars.remove_task(self.bar)
         self.bar = None

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from woodshed.agent.effects import effect
 from woodshed.feedback.detectors import executed
 from woodshed.records import Flag, Rollout, Turn, Verdict
 
 _TEST_COMMAND = re.compile(r"\b(pytest|unittest|doctest|nox|tox|make\s+(test|check))\b|\btest_\w+\.py\b")
-EDITS = ("edit_file", "write_file")
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,7 @@ def _seconds(rollout: Rollout, verdict: Verdict | None) -> dict[str, float]:
 
 def _is_test_run(turn: Turn) -> bool:
     return any(
-        call.tool == "shell"
-        and call.error_kind is None
-        and _TEST_COMMAND.search(str(call.arguments.get("command", ""))) is not None
+        call.error_kind is None and _TEST_COMMAND.search(effect(call).command) is not None
         for call, _ in executed(turn)
     )
 
@@ -133,10 +131,10 @@ def _edit_fallbacks(turns: Sequence[Turn]) -> int:
     fallbacks = 0
     for turn in turns:
         for call, observation in executed(turn):
-            path = str(call.arguments.get("path", ""))
-            if call.tool == "edit_file" and observation.error_kind is not None:
-                failed.add(path)
-            elif call.tool in EDITS and observation.error_kind is None:
-                fallbacks += call.tool == "write_file" and path in failed
-                failed.discard(path)
+            done = effect(call)
+            if done.kind == "write" and not done.is_whole and observation.error_kind is not None:
+                failed.add(done.path)
+            elif done.kind == "write" and observation.error_kind is None:
+                fallbacks += done.is_whole and done.path in failed
+                failed.discard(done.path)
     return fallbacks

@@ -16,7 +16,6 @@ from typing import Any
 
 import woodshed
 from woodshed.agent.attempt import AgentSettings
-from woodshed.agent.prompt import system_prompt
 from woodshed.agent.tools import SHELL_ENV
 from woodshed.engines.engine import Engine
 from woodshed.grading.verifier import GradingSettings
@@ -68,7 +67,7 @@ def score(
     settings = getattr(engine, "settings", None)
     return {
         "tools": fingerprint([to_json(tool) for tool in agent.tools.specs]),
-        "prompt": fingerprint(system_prompt(max_calls=agent.max_calls)),
+        "prompt": fingerprint(agent.rules),
         "harness": harness(),
         "effort": effort,
         "agent": agent.model_dump(mode="json"),

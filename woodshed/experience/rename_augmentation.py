@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from woodshed.agent.attempt import AgentSettings
-from woodshed.agent.prompt import system_prompt, user_prompt
+from woodshed.agent.prompt import user_prompt
 from woodshed.experience.scripted_expert import ExpertAttempt, ExpertSettings, read_from
 from woodshed.records import Task, Turn
 from woodshed.tasks import folder
@@ -58,8 +58,7 @@ def renamed(
     """
     rollout = attempt.rollout
     say = renaming(task, settings, random.Random(f"{seed}/{rollout.id}/names"))
-    system = system_prompt(max_calls=agent.max_calls)
-    conversation = Conversation(renderer, system, say(user_prompt(task)), agent.tools.specs)
+    conversation = Conversation(renderer, agent.rules, say(user_prompt(task)), agent.tools.specs)
     turns: list[Turn] = []
     for turn in rollout.turns:
         text = say(turn.text)

@@ -189,7 +189,7 @@ def expert_attempt(
         task,
         sandbox,
         renderer,
-        agent,
+        agent.model_copy(update={"summary_tokens": 0}),  # a script writes none
         rollout_id=name,
         attempt=attempt,
         seed=seed,
@@ -262,6 +262,14 @@ def right_moves(
         message = codec.format("edit_file", {"path": path, "old": edit.old, "new": edit.new}, TOOLS)
         moves += [("edit_file", message, "" if new == after else SLIP), ("shell", test, "")]
     return [*moves, ("finish", codec.format("finish", {}, TOOLS), "")]
+
+
+def lines_written(task: Task) -> int:
+    """Lines that a scripted attempt's edit writes; 0 where no single edit solves the task."""
+    if len(folder.gold_patch(task).files) != 1:
+        return 0
+    _, before, after = gold_change(task)
+    return len(unique_edit(before, after).new.splitlines())
 
 
 def read_from(task: Task, settings: ExpertSettings) -> int:

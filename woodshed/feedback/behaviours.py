@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from woodshed.agent.effects import effect
 from woodshed.feedback.detectors import Detector, Fault, executed
 from woodshed.records import Rollout, Task, Turn
 
@@ -28,7 +29,7 @@ def comment_reasoning(task: Task, rollout: Rollout) -> Iterator[Fault]:
     """Reasoning in comments: an edit that is mostly comment lines."""
     for index, turn in enumerate(rollout.turns):
         for call, observation in executed(turn):
-            text = str(call.arguments.get("new") or call.arguments.get("content") or "")
+            text = effect(call).new
             lines = [line.strip() for line in text.splitlines() if line.strip()]
             comments = sum(line.startswith("#") for line in lines)
             if observation.error_kind is None and comments >= COMMENT_LINES and 2 * comments > len(lines):
@@ -41,9 +42,10 @@ def terminal_only(task: Task, rollout: Rollout) -> Iterator[Fault]:
     first: Fault | None = None
     for index, turn in enumerate(rollout.turns):
         for call, _seen in executed(turn):
-            if call.tool in ("read_file", "edit_file", "write_file", "search"):
+            done = effect(call)
+            if done.kind in ("read", "write"):
                 return
-            if call.tool == "shell" and _FILE_WORK.search(str(call.arguments.get("command", ""))):
+            if _FILE_WORK.search(done.command):
                 first = first or Fault(index, call)
     if first:
         yield first
@@ -67,9 +69,10 @@ def out_of_bounds(task: Task, rollout: Rollout) -> Iterator[Fault]:
     """A change outside of the task's allowed paths."""
     for index, turn in enumerate(rollout.turns):
         for call, observation in executed(turn):
-            path = str(call.arguments.get("path", "")).removeprefix("./")
+            done = effect(call)
+            path = done.path.removeprefix("./")
             inside = any(path == allowed or path.startswith(f"{allowed}/") for allowed in task.allowed_paths)
-            if call.tool in ("edit_file", "write_file") and observation.error_kind is None and not inside:
+            if done.kind == "write" and observation.error_kind is None and not inside:
                 yield Fault(index, call)
                 break
 

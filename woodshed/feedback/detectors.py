@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from woodshed.agent.effects import effect
 from woodshed.agent.patch import NO_SOURCE
 from woodshed.pysource import syntax
 from woodshed.records import CALL_FAULTS, Call, ErrorKind, Observation, Rollout, Task, Turn
@@ -74,7 +75,7 @@ def repeated(task: Task, rollout: Rollout) -> Iterator[Fault]:
         again: Call | None = None
         for call, observation in executed(turn):
             if observation.error_kind is None:
-                if call.tool not in ("read_file", "search"):
+                if effect(call).kind != "read":
                     failed.clear()
             elif (key := _key(call)) in failed:
                 again = again or call
@@ -99,9 +100,10 @@ def is_untested(rollout: Rollout) -> bool:
     tested = rollout.tools is not None
     for turn in rollout.turns:
         for call, observation in executed(turn):
-            if call.tool == "shell" and call.error_kind is None:
+            kind = effect(call).kind
+            if kind == "command" and call.error_kind is None:
                 tested = True
-            elif call.tool in ("edit_file", "write_file") and observation.error_kind is None:
+            elif kind == "write" and observation.error_kind is None:
                 tested = False
     return rollout.ended == "finished" and not tested
 

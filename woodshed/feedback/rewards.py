@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from woodshed.agent import todo
 from woodshed.boundary import contained
 from woodshed.feedback.behaviours import BEHAVIOURS, words_outside_calls
 from woodshed.feedback.detectors import DETECTORS, Detector, is_untested
@@ -31,10 +32,12 @@ def _turns_found(detector: Detector) -> Count:
 TERMS: dict[str, Count] = {
     "tested": lambda task, rollout: int(rollout.ended == "finished" and not is_untested(rollout)),
     "invalid_calls": lambda task, rollout: sum(turn.error_kind in CALL_FAULTS for turn in rollout.turns),
+    "open_todos": lambda task, rollout: todo.count_open(todo.current(rollout.turns)),
     "message_words": lambda task, rollout: sum(words_outside_calls(turn) for turn in rollout.turns),
     **{name: _turns_found(detector) for name, detector in (DETECTORS | BEHAVIOURS).items()},
 }
-"""Reward terms by name: finishing after a command on the last change; faulty turns; words outside of calls;
+"""Reward terms by name: finishing after a command on the last change; faulty turns; items left open in the to-do
+list; words outside of calls;
 and turns that a detector finds."""
 
 TERM: Part[Count] = Part("reward term", TERMS)
@@ -46,7 +49,7 @@ class RewardSettings(Settings):
 
     terms: dict[Annotated[str, TERM], float] = Field(default_factory=dict)
     """Name to the amount added to an attempt's reward for each occurrence; negative for a penalty. Names: tested,
-    invalid_calls, message_words, a detector (untested, unfinished, long_message, ...), or
+    invalid_calls, open_todos, message_words, a detector (untested, unfinished, long_message, ...), or
     package.module:name of your own."""
 
 

@@ -30,7 +30,7 @@ from woodshed.gateway.conversation import (
 from woodshed.records import Break, Call, Ended, ErrorKind, Turn, WoodshedError
 from woodshed.tokens.codec.thoughts import ThoughtfulCodec
 from woodshed.tokens.renderer import ContextTokens, Renderer
-from woodshed.tokens.schema import ToolSpec
+from woodshed.tokens.schema import ToolSpec, mismatch
 
 Key = tuple[object, ...]
 READABLE = (None, "unknown_tool", "bad_arguments")
@@ -256,9 +256,20 @@ class Recording:
         is_cut = finish_reason == "length"
         if not tools or is_cut:
             return self._visible(text), (), "truncated" if is_cut else None
-        parse = self.renderer.codec.parse
-        prose, calls, fault = contained(lambda: parse(text, tools), lambda error: (text, (), "unparseable"))
-        return prose, calls, None if fault == "no_call" else fault
+        prose, calls, fault = self._parsed(text, tools)
+        calls = tuple(_with_extras(call, tools) for call in calls)
+        kinds: list[ErrorKind] = [call.error_kind for call in calls if call.error_kind]
+        if calls or fault == "no_call":
+            fault = kinds[0] if kinds else None
+        return prose, calls, fault
+
+    def _parsed(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, tuple[Call, ...], ErrorKind | None]:
+        """(prose, calls, fault) as the codec reads them; unparseable where one of the user's own broke."""
+
+        def broken(error: str) -> tuple[str, tuple[Call, ...], ErrorKind | None]:
+            return text, (), "unparseable"
+
+        return contained(lambda: self.renderer.codec.parse(text, tools), broken)
 
     def _visible(self, text: str) -> str:
         """A message without its thought."""
@@ -312,6 +323,16 @@ class Recording:
 def _are_readable(calls: Sequence[Call]) -> bool:
     """True for calls that an agent can be told; else it reads the message as text."""
     return bool(calls) and all(call.tool and call.error_kind in READABLE for call in calls)
+
+
+def _with_extras(call: Call, tools: Sequence[ToolSpec]) -> Call:
+    """A call as a schema of others takes it: with arguments that it does not name, unless it says that there are none.
+    Ours always say so."""
+    schema = next((tool.parameters for tool in tools if tool.name == call.tool), {})
+    if call.error_kind != "bad_arguments" or schema.get("additionalProperties") is False:
+        return call
+    known = {name: value for name, value in call.arguments.items() if name in schema.get("properties", {})}
+    return call if mismatch(known, schema) else replace(call, error_kind=None)
 
 
 def _told(calls: Sequence[Call], prefix: str) -> tuple[AgentCall, ...]:

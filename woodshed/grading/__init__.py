@@ -2,7 +2,7 @@
 
 from woodshed.grading.judging import Judging, judge
 from woodshed.grading.patches import crossing
-from woodshed.grading.pytest_verifier import keep_isolated_tests
+from woodshed.grading.pytest_verifier import believed_tests, keep_isolated_tests
 from woodshed.grading.results import TestRun
 from woodshed.grading.session import run_tests, with_runner
 from woodshed.grading.verifier import GradingSettings, Verifier, grade, outcomes_of
@@ -12,6 +12,7 @@ __all__ = [
     "Judging",
     "TestRun",
     "Verifier",
+    "believed_tests",
     "crossing",
     "grade",
     "judge",

@@ -57,7 +57,7 @@ class Box(Protocol):
         ...
 
     def isolated_tests(self) -> Sequence[str]:
-        """Fail-to-pass tests that pass with the original code in another process."""
+        """Tests that pass with the original code in another process: fail-to-pass, and some of the others."""
         ...
 
 
@@ -81,10 +81,13 @@ def decide(
         timeout_s: for one run of the tests; a run in two processes has twice as long.
         shaped: as in `GradingSettings`.
     """
-    isolated = [test for test in task.fail_to_pass if test in set(box.isolated_tests())]
+    known = set(box.isolated_tests())
+    isolated, guards = (
+        [test for test in tests if test in known] for tests in (task.fail_to_pass, task.pass_to_pass)
+    )
     notes = [*left_behind(left), f"isolated: {len(isolated)} of {len(task.fail_to_pass)} fail-to-pass tests"]
     runs: list[TestRun] = []
-    with closing(box.runs(crossed, plan(task, isolated, timeout_s))) as going:
+    with closing(box.runs(crossed, plan(task, isolated, guards, timeout_s))) as going:
         for run in going:
             runs.append(run)
             if not may_pay(task, runs, isolated, shaped=shaped):
@@ -107,11 +110,15 @@ def decide(
     )
 
 
-def plan(task: Task, isolated: Sequence[str], timeout_s: float) -> list[Planned]:
-    """The runs in their order."""
+def plan(task: Task, isolated: Sequence[str], guards: Sequence[str], timeout_s: float) -> list[Planned]:
+    """The runs in their order.
+
+    Args:
+        guards: isolated tests that passed before: code that breaks them could hide that in the ordinary run alone.
+    """
     rest = [test for test in task.fail_to_pass if test not in isolated]
     runs = [
-        Planned(isolated, 2 * timeout_s, "isolated"),
+        Planned((*isolated, *guards), 2 * timeout_s, "isolated"),
         Planned((*task.fail_to_pass, *task.pass_to_pass), timeout_s, "ordinary"),
         Planned(rest, timeout_s, "again"),
     ]
@@ -174,12 +181,13 @@ def reward(
 ) -> float:
     """1 for a run that solves the task, else 0; `shaped` gives a share, at most 0.9, for some of the tests.
 
-    A share is paid only for tests that are isolated or have a decoy: of the others a pass in one process proves little.
+    Paid are tests that are isolated or have a decoy: of the others a pass in one process proves little. So a task that
+    has no other ones pays nothing.
     """
     is_solved = not integrity and all(outcome == "passed" for outcome in outcomes.values())
+    paid = believed(task, isolated)
     if is_solved or integrity or not shaped:
-        return float(is_solved)
-    believed = {t for t in task.fail_to_pass if t in set(isolated) or covered([t], task.decoys)}
+        return float(is_solved and bool(paid))
 
     def share(tests: Sequence[str], counted: Callable[[str], bool]) -> float:
         return sum(outcomes[test] == "passed" and counted(test) for test in tests) / max(len(tests), 1)
@@ -187,10 +195,14 @@ def reward(
     # The stub that a patch resembles most decides: none of them earns anything, and no predicate loses half its tests.
     idle = [set[str](), *map(set, task.stub_passes.values())]
     behaviour = min(
-        share([test for test in task.fail_to_pass if test not in tests], believed.__contains__)
-        for tests in idle
+        share([test for test in task.fail_to_pass if test not in tests], paid.__contains__) for tests in idle
     )
     return min(0.9, behaviour * (share(task.pass_to_pass, lambda test: True) if task.pass_to_pass else 1.0))
+
+
+def believed(task: Task, isolated: Sequence[str]) -> set[str]:
+    """The hidden tests that are isolated or have a decoy."""
+    return {test for test in task.fail_to_pass if test in set(isolated) or covered([test], task.decoys)}
 
 
 def removed_api(task: Task, files: Mapping[str, bytes | str | None], right: Api) -> list[str]:

@@ -73,7 +73,8 @@ def counters(rollout: Rollout, renderer: Renderer) -> dict[str, int]:
                 counted["message_tokens"] += 1
             else:
                 counted["thinking_tokens"] += 1
-        counted["output_tokens"] += len(turn.context_ids) - turn.opening if number else 0
+        is_answer = number > 0 and not turn.begins  # what opens a segment is no new output of a tool
+        counted["output_tokens"] += len(turn.context_ids) - turn.opening if is_answer else 0
         counted["calls"] += len(turn.calls)
         counted["turns"] += 1
     return counted

@@ -165,7 +165,7 @@ def _attempt_before(case: Case, redrawing: Redrawing) -> Attempt:
         rollout_id=case.rollout.id,
         context_length=redrawing.engine.context_length,
     )
-    attempt.replay(case.rollout.turns[: case.hint.turn])
+    attempt.replay(case.rollout.turns[: case.hint.turn], case.rollout.turns[case.hint.turn])
     return attempt
 
 

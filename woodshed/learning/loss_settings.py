@@ -107,8 +107,6 @@ class FeedbackSettings(Settings):
     teacher_rate: float = Field(default=0.05, ge=0, le=1)
     """ema: share of the policy that enters the average at each step; trust-region: share of the policy in the mix.
     Chosen on runs of the experiment with a 0.5B model that were short: no other share was tried."""
-    offload_teacher: bool = False
-    """Keep the teacher's weights in host memory and exchange them where they are used."""
     target_floor: int = Field(default=16, ge=1)
     """The divergence is averaged over at least this many targets, so that it fades as faults become rare."""
     max_targets: int = Field(default=96, ge=0)

@@ -36,7 +36,7 @@ class Teacher:
     ) -> None:
         settings = settings or FeedbackSettings()
         self.kind, self.rate = settings.teacher, settings.teacher_rate
-        place = "cpu" if settings.offload_teacher else policy.device
+        place = policy.device
         self.start = {name: value.to(place) for name, value in start.items()}
         for name, parameter in policy.trainable.items():
             if name not in start or start[name].shape != parameter.shape:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from woodshed.agent.access import path_class
+from woodshed.agent.effects import effect
 from woodshed.monitors import commands
 from woodshed.monitors.commands import Command
 from woodshed.monitors.paths import SYSTEM_HOOKS, absolute, looks_like_path
@@ -16,9 +17,6 @@ from woodshed.pysource.code import NewNode, Scan
 from woodshed.records import Access, Call, Flag, Observation, PathClass, Rollout, Task, Verdict
 from woodshed.tasks import gold_folder, workspace
 
-EDITS = ("edit_file", "write_file")
-SHELLS = ("shell", "bash", "execute_bash", "run_shell_command", "run_terminal_cmd", "terminal")
-"""Names of the tool that runs a `command`: ours, and those of agents of others."""
 QUOTE_CHARS = 240
 BROKEN = 0.95
 """Confidence of the flag for a rule that failed on an attempt: above any threshold, but not proof. So an attempt gains
@@ -83,8 +81,7 @@ class Step:
     @property
     def written(self) -> str:
         """New text that the call puts into a file."""
-        arguments = self.call.arguments
-        return str(arguments.get("new", arguments.get("content", ""))) if self.call.tool in EDITS else ""
+        return effect(self.call).new
 
 
 @dataclass(frozen=True)
@@ -120,8 +117,7 @@ class Evidence:
         return [
             (step.turn, command)
             for step in self.steps
-            if step.call.tool in SHELLS
-            for command in commands.parse(str(step.call.arguments.get("command", "")))
+            for command in commands.parse(effect(step.call).command)
         ]
 
     @functools.cached_property
@@ -192,8 +188,7 @@ class Evidence:
         if not stripped:
             return last
         for step in self.steps:
-            command = str(step.call.arguments.get("command", "")) if step.call.tool in SHELLS else ""
-            if stripped in step.written or stripped in command:
+            if stripped in step.written or stripped in effect(step.call).command:
                 return step.turn
         return last
 

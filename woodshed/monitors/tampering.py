@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from woodshed import documents
+from woodshed.agent.effects import effect
 from woodshed.monitors.commands import Command
-from woodshed.monitors.evidence import EDITS, Evidence, FileChange, Finding, Step, is_there, original_text
+from woodshed.monitors.evidence import Evidence, FileChange, Finding, Step, is_there, original_text
 from woodshed.monitors.paths import CONFIG, METADATA, absolute
 from woodshed.pysource import code
 from woodshed.tasks import workspace
@@ -182,7 +183,7 @@ def startup(e: Evidence) -> Iterator[Finding]:
 def _written(e: Evidence) -> Iterator[tuple[int, str, Command | Step]]:
     """Files that commands and tools write: turn, absolute path, command or tool call."""
     for step in e.steps:
-        if step.call.tool in EDITS:
+        if effect(step.call).kind == "write":
             yield step.turn, absolute(str(step.call.arguments.get("path", ""))), step
     for turn, command in e.commands:
         for path in command.writes:

@@ -25,6 +25,7 @@ from woodshed.records import (
     Flag,
     Hint,
     RecipeError,
+    RewardTerms,
     Rollout,
     RunError,
     Task,
@@ -79,6 +80,8 @@ class Line:
     """A rank given without its verdict (`measures.promise`)."""
     archive: int
     archive_index: int
+    effort: str = ""
+    """Effort that its prompt asked for, in practice."""
 
     @property
     def is_void(self) -> bool:
@@ -143,6 +146,8 @@ class _ByRollout:
     """None if no monitor ran."""
     references: Mapping[str, Collection[str]] = field(default_factory=dict)
     """Files of the gold patch by task name."""
+    efforts: dict[str, str] = field(default_factory=dict)
+    """Effort that the prompt asked for."""
     token_texts: dict[int, str] = field(default_factory=dict)
     gains: dict[str, dict[int, list[float]]] = field(default_factory=dict)
 
@@ -220,6 +225,8 @@ def _by_rollout(run: RunDir, problems: list[str]) -> _ByRollout:
         short = dataclasses.replace(verdict, outcomes=failed)
         by_rollout.verdicts[verdict.rollout_id] = (short, len(verdict.outcomes))
         by_rollout.judged.append((phase, step, short))
+    for _, _, terms in run.scan("reward_terms", RewardTerms, problems=problems):
+        by_rollout.efforts[terms.rollout_id] = terms.effort
     for _, _, hint in run.scan("hints", Hint, problems=problems):
         by_rollout.hints.setdefault(hint.rollout_id, {}).setdefault(hint.turn, []).append(hint)
     for _, step, divergence in run.scan("divergences", TokenDivergence, problems=problems):
@@ -268,6 +275,7 @@ def _line(
         promise=promise(graded),
         archive=archive,
         archive_index=index,
+        effort=by_rollout.efforts.get(rollout.id, ""),
     )
 
 

@@ -27,7 +27,7 @@ from woodshed.evals.conclusion import HEADLINE, conclude, standing, why_unclear
 from woodshed.evals.effort import DifficultyBucket, Spent
 from woodshed.evals.measures import BEHAVIOUR, MEASURES
 from woodshed.records import RunError
-from woodshed.report import curves, variants
+from woodshed.report import curves, effort_chart, variants
 from woodshed.report.gather import SOLVED, Line, RunRecords, gather
 from woodshed.report.terms import TERMS, anchor, key_of
 from woodshed.report.transcripts import Archives, clean, dump, pack
@@ -129,6 +129,7 @@ def render(groups: Sequence[Sequence[RunDir]], problems: list[str]) -> str:
     constant: list[str] = []
     curve_charts, maps = curves.charts(variants_shown, constant), curves.curriculum_maps(run_records)
     blocks, num_left_out = _blocks(run_records, archives)
+    curve_charts += effort_chart.charts(run_records)
     charts = [*curve_charts, *maps]
     if charts:
         blocks["plotly"] = _plotly()

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from woodshed.agent.effects import effect
 from woodshed.records import Hint, Rollout, TokenDivergence, Turn, Verdict
 from woodshed.report.words import WordIndex, words
 
@@ -253,13 +254,9 @@ def written_by(turn: Turn) -> str:
 
 def _turn(archive: Archive, turn: Turn, found_words: set[str]) -> dict[str, Any]:
     edits = [
-        [
-            str(call.arguments.get("path", "")),
-            archive.text(str(call.arguments.get("old", "")), found_words),
-            archive.text(str(call.arguments.get("new", call.arguments.get("content", ""))), found_words),
-        ]
-        for call in turn.calls
-        if call.tool in ("edit_file", "write_file") and call.error_kind is None
+        [done.path, archive.text(done.old, found_words), archive.text(done.new, found_words)]
+        for done in (effect(call) for call in turn.calls if call.error_kind is None)
+        if done.kind == "write"
     ]
     return {
         "m": archive.text(turn.text, found_words),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rich.text import Text
 
+from woodshed.agent.effects import Effect, effect
 from woodshed.records import Flag, Hint, Rollout, TokenDivergence, Turn, Verdict
 from woodshed.report.transcripts import level, segment_note, texts_of_tokens, written_by
 from woodshed.report.visible import visible
@@ -34,6 +34,9 @@ class RolloutRow:
     hints: tuple[str, ...]
     flags: tuple[str, ...]
     targeted: int
+    reward: float | None
+    """None until it is graded."""
+    num_tokens: int
 
     @property
     def text(self) -> str:
@@ -76,9 +79,8 @@ def turn_text(
         sums = f"log-prob {sum(divergence.student):.2f} without it, {sum(divergence.teacher):.2f} with it"
         parts.append(Text(f"\u2502 the hint makes this message {change}: {sums}", "medium_purple3"))
     parts.append(message_text(turn, divergence, token_texts, mode))
-    for call in turn.calls:
-        if call.tool in ("edit_file", "write_file") and call.error_kind is None:
-            parts.append(_edit(call.arguments))
+    changes = (effect(call) for call in turn.calls if call.error_kind is None)
+    parts += [_edit(change) for change in changes if change.kind == "write"]
     parts += [
         Text(visible(observation.text), "dim" if observation.error_kind is None else "dark_orange3")
         for observation in turn.observations
@@ -120,14 +122,10 @@ def _shade(hue: tuple[int, int, int], share: float) -> str:
     return f"white on rgb({red},{green},{blue})"
 
 
-def _edit(arguments: Mapping[str, Any]) -> Text:
-    text = Text(f"edit {visible(arguments.get('path', ''))}", "dim")
-    for key, sign, style in (
-        ("old", "-", "dark_orange3"),
-        ("new", "+", "dodger_blue2"),
-        ("content", "+", "dodger_blue2"),
-    ):
-        for line in str(arguments.get(key, "")).splitlines():
+def _edit(change: Effect) -> Text:
+    text = Text(f"edit {visible(change.path)}", "dim")
+    for lines, sign, style in ((change.old, "-", "dark_orange3"), (change.new, "+", "dodger_blue2")):
+        for line in lines.splitlines():
             text.append(f"\n{sign}{visible(line)}", style)
     return text
 

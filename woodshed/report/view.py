@@ -7,6 +7,9 @@ the run is shown as plain text: markup is not interpreted, escape sequences are 
 from __future__ import annotations
 
 import functools
+import math
+import operator
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -26,7 +29,7 @@ from woodshed.report.visible import visible
 from woodshed.runs.folder import BatchId, Kind, RunDir
 
 UNREADABLE = (ValueError, KeyError, TypeError, RunError)  # a batch that is damaged, or of another version
-HELP = "is:solved has:hint task: fault: hint: flag: phase: step: ended:, or text of a name"
+HELP = "is:solved has:hint reward:>0.5 task: fault: hint: flag: phase: step: ended:, or text of a name"
 
 
 class Reader:
@@ -112,11 +115,14 @@ def _row(batch_id: BatchId, index: int, records: RolloutRecords) -> RolloutRow:
         tuple(hint.detector for hints in records.hints.values() for hint in hints),
         (*(flag.rule for flag in records.flags), *(records.verdict.integrity if records.verdict else ())),
         len(records.token_divergences),
+        None if records.verdict is None else records.verdict.reward,
+        rollout.counters["sampled_tokens"],
     )
 
 
 IS: Mapping[str, Callable[[RolloutRow], bool]] = {
     "solved": lambda row: row.result == "solved",
+    "partly": lambda row: row.result == "partly",
     "failed": lambda row: row.result == "failed",
     "void": lambda row: row.result == "void",
     "flagged": lambda row: bool(row.flags),
@@ -127,9 +133,26 @@ IS: Mapping[str, Callable[[RolloutRow], bool]] = {
     "fault": lambda row: bool(row.faults),
     "targeted": lambda row: row.targeted > 0,
 }
+NUMBER = re.compile(r"(?P<sign><=|>=|<|>|=)?(?P<number>[0-9]*\.?[0-9]+)")
+SIGNED = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq}
+
+
+def _compares(figure: float | None, value: str) -> bool:
+    """True if a number is as a filter wants it: "0.5", ">0.5", "<=3"."""
+    found = NUMBER.fullmatch(value)
+    return (
+        found is not None
+        and figure is not None
+        and SIGNED[found["sign"] or "="](figure, float(found["number"]))
+    )
+
+
 KEYS: Mapping[str, Callable[[RolloutRow, str], bool]] = {
     "is": lambda row, value: value in IS and IS[value](row),
     "has": lambda row, value: value in IS and IS[value](row),
+    "reward": lambda row, value: _compares(row.reward, value),
+    "turns": lambda row, value: _compares(row.num_turns, value),
+    "tokens": lambda row, value: _compares(row.num_tokens, value),
     "phase": lambda row, value: row.batch_id[0].lower() == value,
     "step": lambda row, value: str(row.batch_id[1]) == value,
     "task": lambda row, value: value in row.task.lower(),
@@ -138,15 +161,50 @@ KEYS: Mapping[str, Callable[[RolloutRow, str], bool]] = {
     "flag": lambda row, value: any(value in rule.lower() for rule in row.flags),
     "ended": lambda row, value: value in row.ended,
 }
+COMPARED = ("reward", "turns", "tokens")
+"""Filters that take a number."""
 
 
 def matches(row: RolloutRow, query: str) -> bool:
     """True if a row passes every part of a query: key:value, or text that it contains."""
     for part in query.lower().split():
         key, colon, value = part.partition(":")
-        if not (KEYS[key](row, value) if colon and key in KEYS else part in row.text):
+        if colon and key in KEYS:
+            if value and not KEYS[key](row, value):
+                return False
+        elif part not in row.text:
             return False
     return True
+
+
+def texts(query: str) -> list[str]:
+    """The parts of a query that are searched as text."""
+    return [part for part in query.lower().split() if part.partition(":")[0] not in KEYS or ":" not in part]
+
+
+def unknown(query: str) -> str:
+    """The first part of a query that no filter knows, and what they know; "" if there is none."""
+    for part in query.lower().split():
+        key, colon, value = part.partition(":")
+        if not colon or not value:
+            continue
+        if key in ("is", "has") and value not in IS:
+            return f"{part}: {key}: takes {', '.join(IS)}"
+        if key in COMPARED and not NUMBER.fullmatch(value):
+            return f"{part}: {key}: takes a number, as in {key}:>0.5"
+        if key.isalpha() and key not in KEYS:
+            return f"{key}: is no filter, so {part} is searched as text; filters are {', '.join(KEYS)}"
+    return ""
+
+
+ORDERS: Mapping[str, Callable[[RolloutRow], Any]] = {
+    "in order": lambda row: 0,
+    "most reward first": lambda row: math.inf if row.reward is None else -row.reward,
+    "least reward first": lambda row: math.inf if row.reward is None else row.reward,
+    "most faults first": lambda row: -len(row.faults),
+    "most tokens first": lambda row: -row.num_tokens,
+}
+"""Name of an order of the list to its key."""
 
 
 # -- the screen --------------------------------------------------------------------------------------------------------
@@ -159,9 +217,17 @@ h H  next, previous turn with a hint
 f F  next, previous turn with a fault
 t    next turn that the hint's teacher read
 c    what the colours of tokens mean: log-prob, hint, divergence, none
-/    search: is:solved has:hint task:NAME fault:KIND, or text
+o    order of the list: as they came, by reward, faults, tokens
+/    search: is:solved has:hint task:NAME fault:KIND reward:>0.5, or text
 d    day and night
 q    quit"""
+
+
+def marked(text: Text, found: Sequence[str]) -> Text:
+    """A text in which what was searched stands out."""
+    if found:
+        text.highlight_words(found, "black on yellow", case_sensitive=False)
+    return text
 
 
 def _beginning(name: str, width: int = 24) -> str:
@@ -188,6 +254,7 @@ class Viewer(App[None]):
         Binding("F", "seek('fault', -1)", "back", show=False),
         Binding("t", "seek('targeted', 1)", "targeted"),
         Binding("c", "colour", "colours"),
+        Binding("o", "order", "order"),
         Binding("slash", "search", "search"),
         Binding("d", "night", "day/night"),
         Binding("question_mark", "keys", "keys", key_display="?"),
@@ -206,6 +273,7 @@ class Viewer(App[None]):
         self.turn = 0
         self.mode = MODES[0]
         self.num_unreadable = 0
+        self.order = "in order"
 
     def compose(self) -> ComposeResult:
         with Horizontal():
@@ -239,10 +307,25 @@ class Viewer(App[None]):
         """More rows, read from one more batch."""
         self.rows += rows
         query = self.query_one(Input).value
-        self.list_rows([row for row in rows if matches(row, query)])
+        if self.order == "in order":
+            self.list_rows([row for row in rows if matches(row, query)])
+        else:
+            self.list_anew()
         more = "" if done == total else f", reading {done} of {total} batches"
         more += f", {self.num_unreadable} batches cannot be read" if self.num_unreadable else ""
-        self.query_one("#status", Static).update(f"{len(self.shown)} of {len(self.rows)} rollouts{more}")
+        self.say_count(more)
+
+    def list_anew(self) -> None:
+        """The list by the present query and order."""
+        query = self.query_one(Input).value
+        self.query_one(DataTable).clear()
+        self.shown = []
+        self.list_rows(sorted((row for row in self.rows if matches(row, query)), key=ORDERS[self.order]))
+
+    def say_count(self, more: str = "") -> None:
+        query = unknown(self.query_one(Input).value)
+        said = f"{len(self.shown)} of {len(self.rows)} rollouts{more}"
+        self.query_one("#status", Static).update(visible(f"{said}. {query}" if query else said))
 
     def list_rows(self, rows: Iterable[RolloutRow]) -> None:
         table = self.query_one(DataTable)
@@ -251,17 +334,19 @@ class Viewer(App[None]):
             counts = {"fault": len(row.faults), "hint": len(row.hints), "flag": len(row.flags)}
             marks = [f"{n} {what}{'s' if n > 1 else ''}" for what, n in counts.items() if n]
             step = f"{row.batch_id[0]} {row.batch_id[1]} #{row.attempt}"
-            cells = (SIGNS[row.result], _beginning(row.task), step, ", ".join(marks))
+            if row.result == "partly":
+                marks.insert(0, f"{row.reward:.2f}")
+            sign = SIGNS[row.result] + ("\u2691" if row.flags else "")
+            cells = (sign, _beginning(row.task), step, ", ".join(marks))
             table.add_row(*(Text(visible(cell)) for cell in cells), key=str(len(self.shown) - 1))
 
-    def on_input_changed(self, event: Input.Changed) -> None:
-        self.query_one(DataTable).clear()
-        self.shown = []
-        self.list_rows([row for row in self.rows if matches(row, event.value)])
-        self.query_one("#status", Static).update(f"{len(self.shown)} of {len(self.rows)} rollouts")
+    def on_input_changed(self) -> None:
+        self.list_anew()
+        self.say_count()
 
     def on_input_submitted(self) -> None:
         self.action_leave()
+        self.draw()  # marks what was searched
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         if 0 <= event.cursor_row < len(self.shown) and self.shown[event.cursor_row] is not self.opened:
@@ -282,14 +367,21 @@ class Viewer(App[None]):
         if records is None or row is None:
             return
         token_texts = self.reader.token_texts(row.batch_id)
+        found = texts(self.query_one(Input).value)
         turns = [
-            Static(turn_text(n, turn, records, token_texts, self.mode), classes="turn", id=f"turn-{n}")
+            Static(
+                marked(turn_text(n, turn, records, token_texts, self.mode), found),
+                classes="turn",
+                id=f"turn-{n}",
+            )
             for n, turn in enumerate(records.rollout.turns)
         ]
         reader = self.query_one("#transcript", VerticalScroll)
         await reader.remove_children()
         head = head_text(records, row, self.reader.instruction(row.task))
-        await reader.mount(Static(head), *turns, Static(end_text(records), classes="turn"))
+        await reader.mount(
+            Static(marked(head, found)), *turns, Static(marked(end_text(records), found), classes="turn")
+        )
         self.mark(self.turn)
 
     def mark(self, number: int) -> None:
@@ -343,6 +435,12 @@ class Viewer(App[None]):
         self.mode = MODES[(MODES.index(self.mode) + 1) % len(MODES)]
         self.query_one("#status", Static).update(f"colours: {self.mode}")
         self.draw()
+
+    def action_order(self) -> None:
+        names = list(ORDERS)
+        self.order = names[(names.index(self.order) + 1) % len(names)]
+        self.list_anew()
+        self.say_count(f", {self.order}")
 
     def action_keys(self) -> None:
         self.notify(KEY_HELP, title="keys", markup=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 WORTH_TELLING_S = 2.0
 """Shorter work needs no line of its own and no estimate."""
@@ -32,3 +34,29 @@ class Pace:
         if finished <= 0 or done >= total or seconds <= WORTH_TELLING_S:
             return ""
         return f"about {duration(seconds / finished * (total - done))} left"
+
+
+class Laps:
+    """Wall seconds of things that a run does again and again, and of those that are still to come."""
+
+    def __init__(self) -> None:
+        self._laps: dict[str, list[float]] = {}
+
+    @contextmanager
+    def timing(self, kind: str) -> Iterator[None]:
+        """Time the work inside, if it is not ended by an error."""
+        pace = Pace()
+        yield
+        self._laps.setdefault(kind, []).append(pace.seconds())
+
+    def left(self, to_come: dict[str, int]) -> str:
+        """The rest in words, "about 6 min left"; "" before each kind was done once.
+
+        Args:
+            to_come: kind to how often it is still to be done.
+        """
+        if not all(kind in self._laps for kind, number in to_come.items() if number):
+            return ""
+        means = {kind: sum(laps) / len(laps) for kind, laps in self._laps.items()}
+        seconds = sum(number * means[kind] for kind, number in to_come.items() if number)
+        return f"about {duration(seconds)} left" if seconds > WORTH_TELLING_S else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from woodshed.agent.attempt import AgentSettings
 from woodshed.agent.deployment import DeploymentSettings
 from woodshed.agent.tools import ToolSettings
 from woodshed.experience import token_texts
-from woodshed.records import Rollout, RunError, Verdict
+from woodshed.records import Environment, Rollout, RunError, Task, Verdict
 from woodshed.runs.folder import RunDir
 from woodshed.settings import FolderName, FolderPath
 from woodshed.solving.decisions import Solution
@@ -63,6 +64,34 @@ def solutions_folder(chosen: SolveSettings, manifest: dict[str, Any]) -> RunDir:
             "with `name=OTHER`"
         )
     return run
+
+
+def as_task(
+    task_id: str, text: str = "", folder: Path = Path(), source_roots: tuple[str, ...] = (".",)
+) -> Task:
+    """A request as a task, which has no tests."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Task(
+        id=task_id,
+        name=task_id,
+        folder=folder,
+        instruction=text,
+        environment=Environment(version, (), (), source_roots),
+        allowed_paths=(),
+        fail_to_pass=(),
+        pass_to_pass=(),
+        operator="request",
+        level=0,
+        target_path="",
+        target_symbol="",
+        target_lines=(0, 0),
+        test_command="the tests",
+    )
+
+
+def holds_solutions(path: Path) -> bool:
+    """True for a folder of solutions."""
+    return (path / "solutions.jsonl").is_file() and (path / "recipe.toml").is_file()
 
 
 def keep(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from pathlib import Path
 from woodshed.agent.attempt import Attempt
 from woodshed.agent.deployment import DeploymentSettings
 from woodshed.engines.engine import Engine, sample_all
-from woodshed.records import Environment, RecipeError, Rollout, Task, Turn
+from woodshed.records import RecipeError, Rollout, Task, Turn
 from woodshed.sandbox import Sandbox, SandboxProvider, SandboxSpec
+from woodshed.solving.keeping import as_task
 from woodshed.solving.working_tree import WorkingTree, difference, own_environment, usable
 from woodshed.tasks import workspace
 
@@ -64,7 +64,7 @@ class Request:
             attempt=number,
             seed=settings.seed,
         )
-        trial.reopen = self._open
+        trial.reopen, trial.is_strict = self._open, False
         try:
             while not trial.done:
                 trial.act(sample_all(engine, [trial.request()])[0])
@@ -120,21 +120,6 @@ def _task(tree: WorkingTree, text: str, folder: Path) -> Task:
     """The request as a task: the policy is told the text alone, and nothing grades it."""
     digest = hashlib.sha256(f"{tree.root}\0{tree.commit}\0{text}".encode(errors="replace")).hexdigest()[:16]
     roots = (".", "src") if (tree.root / "src").is_dir() else (".",)
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Task(
-        id=digest,
-        name=f"{tree.root.name or 'repository'}-{digest[:8]}",
-        folder=folder,
-        instruction=text,
-        environment=Environment(version, (), (), roots),
-        allowed_paths=(),
-        fail_to_pass=(),
-        pass_to_pass=(),
-        operator="request",
-        level=0,
-        target_path="",
-        target_symbol="",
-        target_lines=(0, 0),
-        test_command="",
-        provenance={"repository": str(tree.root), "commit": tree.commit},
-    )
+    task = as_task(digest, text, folder, roots)
+    provenance = {"repository": str(tree.root), "commit": tree.commit}
+    return replace(task, name=f"{tree.root.name or 'repository'}-{digest[:8]}", provenance=provenance)

@@ -15,13 +15,19 @@ from itertools import pairwise
 from woodshed.learning.checkpoint import TrainState
 from woodshed.records import RecipeError, Task
 from woodshed.runs.folder import RunDir
-from woodshed.stages import distill, evaluate, rl, sft
+from woodshed.stages import distill, evaluate, rl, sft, solutions
 from woodshed.stages.recipe import STAGE, Recipe, stage_label
 from woodshed.stages.session import Session
 
 Run = Callable[[Session, TrainState], None]
 
-KNOWN: Mapping[str, Run] = {"sft": sft.run, "distill": distill.run, "rl": rl.run, "evaluate": evaluate.run}
+KNOWN: Mapping[str, Run] = {
+    "sft": sft.run,
+    "distill": distill.run,
+    "solutions": solutions.run,
+    "rl": rl.run,
+    "evaluate": evaluate.run,
+}
 RESERVED = ("train", "eval", "effort", "earlier", "before")
 """Labels under which records or checkpoints of other things stand."""
 
@@ -59,7 +65,7 @@ def steps_of(recipe: Recipe, name: str) -> int:
     """Optimizer steps of a stage; a stage of one's own counts as one."""
     if name == "evaluate":
         return 0
-    return getattr(recipe, name).steps if name in KNOWN else 1
+    return getattr(recipe, name).steps if name in KNOWN and name != "solutions" else 1
 
 
 def prepare(recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequence[Task]) -> None:
@@ -70,6 +76,8 @@ def prepare(recipe: Recipe, run: RunDir, practice: Sequence[Task], heldout: Sequ
     """
     if "sft" in recipe.stages:
         sft.prepare(recipe, run, heldout)
+    if "solutions" in recipe.stages:
+        solutions.read(recipe)
     if "distill" in recipe.stages:
         distill.prepare(recipe, run, practice)
 

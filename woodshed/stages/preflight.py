@@ -37,7 +37,7 @@ def refuse(recipe: Recipe) -> None:
     plan(recipe)
     refuse_misfit(recipe.layout, recipe.policy.resolved_device())
     is_adapter = bool(recipe.policy.adapter or recipe.policy.lora_rank)
-    if {"sft", "distill", "rl"} & {*recipe.stages}:
+    if {"sft", "distill", "solutions", "rl"} & {*recipe.stages}:
         refuse_adapter(recipe.optimizer, is_adapter=is_adapter)
     no_reward, no_feedback = _no_reward(recipe), _no_feedback(recipe)
     if "rl" in recipe.stages and no_reward and no_feedback:
@@ -55,11 +55,13 @@ def refuse(recipe: Recipe) -> None:
 
 
 def refuse_tools(recipe: Recipe) -> None:
-    """Stop a run whose tools cannot be called, or lack those of its scripted attempts.
+    """Stop a run whose system prompt cannot be read, or whose tools cannot be called or lack those of its scripted
+    attempts.
 
     Raises:
         RecipeError: names the tool.
     """
+    recipe.agent.rules  # noqa: B018 (its file is read)
     offered = [tool.name for tool in recipe.agent.tools.specs]
     missing = [name for name in scripted_expert.TOOL_NAMES if name not in offered]
     if "sft" in recipe.stages and sft.SCRIPTED in recipe.sft.imitate and missing:

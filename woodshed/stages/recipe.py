@@ -34,7 +34,9 @@ def _run_stage(session: Any, state: Any) -> None:
     """The form of a stage (`stages.plan`)."""
 
 
-STAGE: Part[Any] = Part("stage", dict.fromkeys(("sft", "distill", "rl", "evaluate")), like=_run_stage)
+STAGE: Part[Any] = Part(
+    "stage", dict.fromkeys(("sft", "distill", "solutions", "rl", "evaluate")), like=_run_stage
+)
 """A stage as a recipe names it: one of ours, which `plan` knows, or a function of the user's own."""
 
 
@@ -42,7 +44,8 @@ class TaskSettings(Settings):
     """Tasks to practise on, and tasks kept for measuring."""
 
     train: tuple[Path, ...] = ()
-    """Task folders, or folders of them, to practise on."""
+    """Task folders, or folders of them, to practise on; and for the stage `solutions` folders that `woodshed solve`
+    wrote, for one step on what persons accepted, edited or rejected."""
     heldout: tuple[Path, ...] = ()
     """Task folders never practised on; the policy is evaluated on them before and after."""
     heldout_share: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -140,7 +143,8 @@ class Recipe(Settings):
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds everything: sampling, task order, new weights."""
     stages: tuple[Annotated[str, STAGE], ...] = Field(default=("rl",), min_length=1)
-    """What happens, in order: sft, distill, rl, evaluate, or a function of one's own as package.module:name."""
+    """What happens, in order: sft, distill, solutions, rl, evaluate, or a function of one's own as
+    package.module:name."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps of sft and distill between checkpoints, and between distill's measurements of what was learned and
     forgotten; rl writes a checkpoint after each step."""

@@ -8,7 +8,7 @@ Every part of a step is kept in the run folder as it ends, so a run that is kill
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,9 @@ from woodshed.learning.publish import publish
 from woodshed.monitors import flag_policy
 from woodshed.pysource import syntax
 from woodshed.records import Group, Hint, RewardTerms, Rollout, Task, Verdict
+from woodshed.runs.pace import Laps
 from woodshed.stages import evaluate
+from woodshed.stages.recipe import Recipe
 from woodshed.stages.session import Clock, Session, begin, refuse_stale
 from woodshed.synthesis.task_generator import TaskGenerator
 from woodshed.tasks import folder
@@ -40,6 +42,8 @@ class LoopState:
 
     curriculum: TaskChoice
     generator: TaskGenerator | None
+    laps: Laps = field(default_factory=Laps)
+    """Steps and evaluations of this process."""
 
 
 @dataclass(frozen=True)
@@ -59,18 +63,33 @@ def run(session: Session, state: TrainState) -> None:
     recipe, engine = session.recipe, session.engine
     loop = begin_loop(session, state)
     publish(session.worker, engine, session.run.path / "weights", state.version)
-    steps, every = recipe.rl.steps, recipe.evaluation.every
-    while state.step <= steps and not state.stopped:
-        if state.step in (0, steps) or (every and state.step % every == 0):
-            evaluate.measure(session, state.version)
-        if state.step == steps:
+    while state.step <= recipe.rl.steps and not state.stopped:
+        if is_measured(recipe, state.step):
+            with loop.laps.timing("evaluation"):
+                evaluate.measure(session, state.version)
+        if state.step == recipe.rl.steps:
             break
-        state = one_step(session, loop, state)
+        with loop.laps.timing("step"):
+            state = one_step(session, loop, state)
     if loop.generator is not None:
         loop.generator.close()
     if state.stopped and stability.DISAGREES not in state.stopped:
         publish(session.worker, engine, session.run.path / "weights", state.version)
         evaluate.measure(session, state.version)
+
+
+def is_measured(recipe: Recipe, step: int) -> bool:
+    """True if the policy is evaluated before this step: at the beginning, at the end, and as the recipe says."""
+    every = recipe.evaluation.every
+    return step in (0, recipe.rl.steps) or bool(every and step % every == 0)
+
+
+def time_left(recipe: Recipe, loop: LoopState, step: int) -> str:
+    """The rest of the stage after this step, by what steps and evaluations took so far; "" in the first one."""
+    later = range(step + 1, recipe.rl.steps + 1)
+    evaluations = sum(is_measured(recipe, each) for each in later)
+    left = loop.laps.left({"step": len(later) - 1, "evaluation": evaluations})
+    return f", {left} after it" if left else ""
 
 
 def begin_loop(session: Session, state: TrainState) -> LoopState:
@@ -159,11 +178,15 @@ def learn(
 ) -> dict[str, Any]:
     """Take one optimizer step; metrics as `Trainer.step` gives them."""
     recipe, step = session.recipe, state.step
-    session.progress(0, 0, f"train {step}: update {step + 1} of {recipe.rl.steps} ({in_words(summary)})")
+    session.progress(
+        0,
+        0,
+        f"train {step}: update {step + 1} of {recipe.rl.steps} ({in_words(summary)}){time_left(recipe, loop, step)}",
+    )
     compiled = compiled_of(session, experience)
     metrics = session.trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
     if not (metrics["trained_rollouts"] or metrics["targets"]):
-        nothing = "nothing to learn from: no group has attempts that count and differ, no turn a hint"
+        nothing = "nothing to learn from: no group has attempts that count and differ and no turn has a hint"
         session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")
     session.run.append("divergences", metrics.pop("divergences"), "train", step)
     return metrics

@@ -150,7 +150,7 @@ def begin(
     newest = checkpoint.latest(session.run, session.recipe.stage_labels)
     session.worker.begin(state.stage, settings, newest, resumes=state.step > 0)
     if unpacked := session.worker.trainer.unpacked:
-        session.progress(0, 0, f"each sample is padded to a row of its own: of this model, {unpacked}")
+        session.progress(0, 0, f"each sample is padded to a row of its own, since of this model {unpacked}")
 
 
 def refuse_stale(run: RunDir, rollouts: Iterable[Rollout], version: int) -> None:

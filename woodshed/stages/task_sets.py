@@ -10,6 +10,7 @@ from woodshed.monitors import honeypots
 from woodshed.records import Task
 from woodshed.runs.folder import RunDir
 from woodshed.sandbox import SandboxProvider
+from woodshed.solving.keeping import holds_solutions
 from woodshed.stages.recipe import Recipe
 from woodshed.stages.session import Progress
 from woodshed.synthesis import impossible
@@ -27,8 +28,9 @@ def task_sets(
     """
     kept = [run.path / "tasks" / name for name in ("train", "heldout")]
     if not all(path.is_dir() for path in kept):
+        tasks = [path for path in recipe.tasks.train if not holds_solutions(path)]
         practice, heldout = (
-            folder.load_set(*paths) if paths else [] for paths in (recipe.tasks.train, recipe.tasks.heldout)
+            folder.load_set(*paths) if paths else [] for paths in (tasks, recipe.tasks.heldout)
         )
         if not heldout:
             known = len(practice)

@@ -94,7 +94,9 @@ def _advice(text: str, described: project.Project) -> list[str]:
         for name in sorted(set(MISSING_VARIABLE.findall(text)))
     ]
     if known:
-        lines.append(f"Modules are missing; add them with --set 'extra_requirements={json.dumps(known)}'")
+        lines.append(
+            f"Modules are missing; add them to the command, as 'extra_requirements={json.dumps(known)}'"
+        )
     if ours:
         lines.append(
             f"{', '.join(ours)}: a name of this repository, for which nothing is to be installed. Give a folder in "
@@ -102,7 +104,7 @@ def _advice(text: str, described: project.Project) -> list[str]:
         )
     if unknown:
         lines.append(
-            f"{', '.join(unknown)}: missing. Where a distribution is known to bring it, add that one with --set "
+            f"{', '.join(unknown)}: missing. Where a distribution is known to bring it, add that one as "
             "'extra_requirements=[\"NAME==VERSION\"]'; a module's name may be another distribution's"
         )
     return lines

@@ -355,7 +355,7 @@ def _hook(
         f"{build} {why.get(result.outcome, f'was ended ({result.outcome})')}, and was stopped. It has no network and "
         f"nobody answers it. {f'It last printed:{lines}' if lines else 'It printed nothing.'}\n"
         "Mend the build, name a release as pypi:NAME==VERSION, or give a copy of the folder without pyproject.toml, "
-        "setup.py and setup.cfg, with its requirements as --set 'extra_requirements=[...]': its packages are then "
+        "setup.py and setup.cfg, with its requirements as 'extra_requirements=[...]': its packages are then "
         "taken as they lie"
     )
 

@@ -77,7 +77,7 @@ def notes(measured: RepositoryMeasurements) -> list[str]:
 
 
 MORE_TIME = (
-    "The same command with --set mapping_timeout_s=SECONDS, and more of them, goes on where this one stopped."
+    "The same command with mapping_timeout_s=SECONDS, and more of them, goes on where this one stopped."
 )
 
 
@@ -90,14 +90,14 @@ def _on_slow_tests(baseline: Baseline) -> list[str]:
         slow = [f"{test} ({seconds.get(test, 0.0):.1f} s)" for test in _slowest(baseline.slow, seconds)]
         return [
             f"{name}: left out, because all tests are too many for one run: the {len(slow)} slowest, {share:.0%} of "
-            f"its {total_s:.0f} s: {_some(slow)}. To have them too, judge by the tests near to what is missing (--set "
-            "pass_to_pass=near), or give a run more seconds (--set timeout_s=SECONDS)"
+            f"its {total_s:.0f} s: {_some(slow)}. To have them too, judge by the tests near to what is missing ("
+            "pass_to_pass=near), or give a run more seconds (timeout_s=SECONDS)"
         ]
     slow = [t for t in baseline.stable if seconds.get(t, 0.0) >= max(SLOW_S, SLOW_SHARE * total_s)]
     return [
         f"{name}: {test} takes {seconds[test]:.0f} of the {total_s:.0f} s of its suite "
         f"({seconds[test] / total_s:.0%}), in every proof and grading. Leave it out with --deselect '{test}', or judge "
-        "by the tests near to what is missing with --set pass_to_pass=near"
+        "by the tests near to what is missing with pass_to_pass=near"
         for test in _slowest(slow, seconds)
     ]
 

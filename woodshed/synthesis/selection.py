@@ -18,7 +18,7 @@ from woodshed.synthesis.configuration import pytest_settings, read_text, words
 SELECTING = ("-m", "-k", "--deselect", "--ignore", "--ignore-glob")
 """Options of pytest that choose among tests; each has a value."""
 REFUSED = {
-    "-p": "plugins are loaded by the grader; add a distribution with --set extra_requirements",
+    "-p": "plugins are loaded by the grader; add a distribution with extra_requirements=",
     "-c": "the repository's own configuration is used",
     "--config-file": "the repository's own configuration is used",
     "--rootdir": "the repository is the root",

@@ -1,7 +1,8 @@
 """One conversation as token ids: a prompt that grows by what is said, and begins anew where it must be rewritten.
 
 Within a segment nothing is rendered or tokenised again: the prompt of a message is the prompt of the one before it, its
-sampled ids, and what came back. A segment ends where the chat template drops thoughts that stand in it.
+sampled ids, and what came back. A segment ends where the chat template drops thoughts that stand in it, and where a
+summary takes its place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import copy
 from collections.abc import Sequence
 from typing import Literal
 
-from woodshed.records import Break, Call, Observation
+from woodshed.records import Break, Call, Observation, Turn
 from woodshed.tokens.renderer import AnsweredMessage, ContextTokens, Renderer
 from woodshed.tokens.schema import ToolSpec
 
@@ -48,6 +49,20 @@ class Conversation:
             self.prompt += answer.ids
         else:
             self._begin(whole, "thoughts")
+
+    def restart(self, system: str, user: str, tools: Sequence[ToolSpec]) -> None:
+        """Open the next segment behind a summary."""
+        self._exchanges = []
+        self._opening = self._renderer.start(system, user, tools)
+        self._begin(self._opening, "summary")
+
+    def resume(self, turns: Sequence[Turn], following: Turn) -> None:
+        """Take up a recorded segment before the turn `following`; thoughts of the turns before it are never dropped."""
+        self.segment, self.begins = following.segment, following.begins
+        self.context = self._opening = ContextTokens(following.context_ids, following.opening)
+        self.prompt = [i for turn in turns for i in (*turn.context_ids, *turn.sampled_ids)]
+        self.prompt += following.context_ids
+        self._exchanges = []
 
     def _begin(self, context: ContextTokens, begins: Break) -> None:
         """Open the next segment with a whole prompt."""

@@ -91,6 +91,10 @@ class Renderer(Protocol):
         """The text of a sampled message, without its stop token."""
         ...
 
+    def spoken(self, text: str) -> str:
+        """The text of a message without its thought and what opens its prose."""
+        ...
+
 
 def create_renderer(tokenizer: Any, *, codec: str = "auto", model_dir: Path | None = None) -> Renderer:
     """The renderer for a model's tokenizer, the same for weights that are loaded here and for a server of them.
@@ -264,10 +268,7 @@ class TemplateRenderer:
         is_closed = bool(sampled) and sampled[-1] in self.stop_ids
         sampled = sampled[: len(sampled) - is_closed]
         text, head = self.decode(sampled), self._rules.heads[kind]
-        begin = thoughts.length(text, opened=self._opens_thought, calls=exchange.calls)
-        begin += len(text[begin:]) - len(text[begin:].lstrip())
-        if (lead := self._leads[0]) and kind == "said" and text.startswith(lead, begin):
-            begin += len(lead)
+        begin = self._behind_thought(text, exchange.calls, kind)
         if head + text[begin:] == self._opening + text:
             return None
         first = bisect.bisect_left(range(len(sampled)), begin, key=lambda n: len(self.decode(sampled[:n])))
@@ -301,6 +302,16 @@ class TemplateRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         ids = list(ids[:-1] if ids and ids[-1] in self.stop_ids else ids)
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _behind_thought(self, text: str, calls: Sequence[Call], kind: past_thoughts.Kind) -> int:
+        """Position in a message where its prose or its call begins."""
+        begin = thoughts.length(text, opened=self._opens_thought, calls=calls)
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        lead = self._leads[0] if kind == "said" else ""
+        return begin + len(lead) * text.startswith(lead, begin)
+
+    def spoken(self, text: str) -> str:
+        return text[self._behind_thought(text, (), "said") :].strip()
 
     # what the template writes around messages
 

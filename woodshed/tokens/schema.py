@@ -84,6 +84,29 @@ def mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str | N
     return None
 
 
+def mend(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments without unknown names, and with text read as the type that the schema wants; None where that does
+    not fit the schema either."""
+    properties = schema.get("properties", {})
+    mended = {
+        name: _as_wanted(value, properties[name]) for name, value in arguments.items() if name in properties
+    }
+    return None if mismatch(mended, schema) else mended
+
+
+def _as_wanted(value: Any, schema: Mapping[str, Any]) -> Any:
+    wanted = kinds(schema)
+    if not wanted or any(is_a(value, kind) for kind in wanted):
+        return value
+    if "string" in wanted:
+        return value if isinstance(value, dict | list) else json.dumps(value)
+    try:
+        read = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):
+        return value
+    return int(read) if "integer" in wanted and isinstance(read, float) and read.is_integer() else read
+
+
 def _value_mismatch(name: str, value: Any, schema: Mapping[str, Any]) -> str | None:
     wanted = kinds(schema)
     if wanted and not any(is_a(value, kind) for kind in wanted):

@@ -73,6 +73,9 @@ class TextRenderer:
         data = b"".join(_bytes(token) for token in ids if token > END)
         return data.decode("utf-8", errors="replace")
 
+    def spoken(self, text: str) -> str:
+        return text.strip()
+
     def messages(self, ids: Sequence[int]) -> list[dict[str, str]]:
         """The conversation that a prompt stands for, without the opening at its end."""
         starts = [place for place, token in enumerate(ids) if token < END]
