@@ -87,6 +87,7 @@ def train(folder: Path, options: argparse.Namespace) -> RunDir:
         "rollout.attempts": options.attempts,
         "rollout.max_in_flight": options.attempts * options.tasks_per_step,
         "rollout.tool_threads": options.jobs,
+        "engine.max_rows": options.attempts * options.tasks_per_step,
         "grading.verifier": JUDGE,
         "grading.shaped": False,
         "grading.jobs": options.jobs,
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=24, help="tasks")
     parser.add_argument("--attempts", type=int, default=8, help="at each task of a step")
     parser.add_argument("--tasks-per-step", type=int, default=12)
-    parser.add_argument("--sft-steps", type=int, default=16)
+    parser.add_argument("--sft-steps", type=int, default=12)
     parser.add_argument("--rl-steps", type=int, default=6)
     parser.add_argument("--jobs", type=int, default=2, help="sandboxes that work at the same time")
     parser.add_argument("--tiny", action="store_true", help="the smallest sizes")

@@ -2,8 +2,8 @@
 
 By our own loop: from a sampled message to the request for the next one, without the seconds of the tools. Through the
 gateway: from an agent's request to the reply that it has read, without the time of sampling; agents are another
-process, and send their whole history with every call, as agents do. A message takes two seconds to sample, and what the
-timer is late counts as overhead.
+process, and send their whole history with every call, as agents do. A message takes one to three seconds to sample, by
+its seed. CPU time is that of the whole process, the scripted policy included: it does not depend on the machine's load.
 
     python benchmarks/concurrent_overhead.py [--attempts 200] [--turns 10] [--out FILE]
 
@@ -39,6 +39,7 @@ from woodshed.records import Task
 from woodshed.runs import machine
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxSpec
 from woodshed.tasks import workspace
+from woodshed.tasks.environment import resolve
 from woodshed.tokens import model_files
 from woodshed.tokens.renderer import Renderer, create_renderer
 
@@ -48,7 +49,7 @@ CALL = "I read on. <call>read_file package/module_7.py 200 40</call>"
 
 
 class SlowEngine(ScriptedEngine):
-    """A policy that writes the same call after two seconds; it notes when it was asked and when it answered."""
+    """A policy that writes the same call after one to three seconds, and notes when it was asked and answered."""
 
     def __init__(self, renderer: Renderer) -> None:
         super().__init__(renderer, lambda request: CALL)
@@ -64,7 +65,7 @@ class SlowEngine(ScriptedEngine):
             future: Future[Sample] = Future()
             self.asked.setdefault(request.seed, time.perf_counter())
             self._loop.call_soon_threadsafe(
-                self._loop.call_later, SAMPLING_S, self._answer, request, future, ready.result()
+                self._loop.call_later, sampling_s(request), self._answer, request, future, ready.result()
             )
             futures.append(future)
         return futures
@@ -78,6 +79,11 @@ class SlowEngine(ScriptedEngine):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def sampling_s(request: SampleRequest) -> float:
+    """Seconds that a message takes."""
+    return SAMPLING_S * (0.5 + request.seed % 1000 / 1000)
 
 
 class OneSandbox:
@@ -105,8 +111,13 @@ class Kept:
         pass
 
 
-def by_loop(renderer: Renderer, task: Task, attempts: int, turns: int) -> list[float]:
-    """Milliseconds of every turn but the last, by our own loop."""
+Measured = tuple[list[float], float]
+"""Milliseconds of every turn, and CPU milliseconds of one."""
+
+
+def by_loop(renderer: Renderer, task: Task, attempts: int, turns: int) -> Measured:
+    """Every turn but the last, by our own loop."""
+    began = time.process_time()
     engine, provider = SlowEngine(renderer), OneSandbox(task)
     limits = AgentSettings(max_turns=turns, rollout_tokens=10**6)
     shape = RolloutSettings(attempts=attempts, max_in_flight=attempts, repeatable=False, watch=False)
@@ -120,12 +131,12 @@ def by_loop(renderer: Renderer, task: Task, attempts: int, turns: int) -> list[f
         for number, turn in enumerate(rollout.turns[:-1]):
             this, following = (turn_seed(0, rollout.id, n) for n in (number, number + 1))
             found.append(1000 * (engine.asked[following] - engine.answered[this] - turn.tools_s))
-    return found
+    return found, 1000 * (time.process_time() - began) / (attempts * turns)
 
 
-def by_gateway(renderer: Renderer, attempts: int, turns: int) -> list[float]:
-    """Milliseconds of every turn through the gateway."""
-    engine = SlowEngine(renderer)
+def by_gateway(renderer: Renderer, attempts: int, turns: int) -> Measured:
+    """Every turn through the gateway."""
+    began, engine = time.process_time(), SlowEngine(renderer)
     quota = Quota(turns + 1, 256, 10**9, 1e6)
     with Gateway(engine) as gateway:
         keys = [gateway.admit(Recording(str(number), renderer, 1 << 30, quota)) for number in range(attempts)]
@@ -135,11 +146,16 @@ def by_gateway(renderer: Renderer, attempts: int, turns: int) -> list[float]:
             command, input=json.dumps(arguments), capture_output=True, text=True, check=True
         )
     engine.close()
-    return json.loads(done.stdout)
+    found = []
+    for number, elapsed in enumerate(json.loads(done.stdout)):
+        seeds = (turn_seed(0, str(number), turn) for turn in range(turns))
+        sampled = (engine.answered[seed] - engine.asked[seed] for seed in seeds)
+        found += [1000 * (whole - part) for whole, part in zip(elapsed, sampled, strict=True)]
+    return found, 1000 * (time.process_time() - began) / (attempts * turns)
 
 
 async def agent(port: int, key: str, turns: int, delay: float) -> list[float]:
-    """One agent over one connection: seconds of each call beyond those of sampling."""
+    """One agent over one connection: seconds of each call."""
     await asyncio.sleep(delay)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     parameters = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -154,7 +170,7 @@ async def agent(port: int, key: str, turns: int, delay: float) -> list[float]:
         status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         length = next(line.split(":")[1] for line in lines if line.lower().startswith("content-length"))
         answer = json.loads(await reader.readexactly(int(length)))
-        spent.append(time.perf_counter() - started - SAMPLING_S)
+        spent.append(time.perf_counter() - started)
         assert " 200 " in status, answer
         message = answer["choices"][0]["message"]
         messages.append(message)
@@ -165,18 +181,25 @@ async def agent(port: int, key: str, turns: int, delay: float) -> list[float]:
     return spent
 
 
-async def agents(port: int, keys: list[str], turns: int) -> list[float]:
-    """All agents, their beginnings spread over the time of one message: milliseconds of every turn."""
+async def agents(port: int, keys: list[str], turns: int) -> list[list[float]]:
+    """All agents, their beginnings spread over the time of one message: seconds of every call of each."""
     delays = [SAMPLING_S * number / len(keys) for number in range(len(keys))]
-    spent = await asyncio.gather(*(agent(port, key, turns, d) for key, d in zip(keys, delays, strict=True)))
-    return [1000 * seconds for each in spent for seconds in each]
+    return await asyncio.gather(*(agent(port, key, turns, d) for key, d in zip(keys, delays, strict=True)))
 
 
-def summary(found: list[float], bar: float) -> dict[str, float]:
+def summary(measured: Measured, bar: float) -> dict[str, float]:
     """Figures in milliseconds."""
+    found, cpu = measured
     ordered = sorted(found)
     p90, p99 = (ordered[int(share * (len(ordered) - 1))] for share in (0.9, 0.99))
-    return {"turns": len(found), "p50": statistics.median(found), "p90": p90, "p99": p99, "bar_p50": bar}
+    return {
+        "turns": len(found),
+        "p50": statistics.median(found),
+        "p90": p90,
+        "p99": p99,
+        "bar_p50": bar,
+        "cpu": cpu,
+    }
 
 
 def main() -> None:
@@ -194,13 +217,14 @@ def main() -> None:
     renderer = create_renderer(tokenizer, codec="plain", model_dir=folder)
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as scratch:
-        task = replace(practice_task(Path(scratch, "task")), verify_timeout_s=60.0)
+        task = practice_task(Path(scratch, "task"))
+        task = replace(task, environment=replace(task.environment, requirements=resolve([])))
         found = {"loop": by_loop(renderer, task, chosen.attempts, chosen.turns)}
     found["gateway"] = by_gateway(renderer, chosen.attempts, chosen.turns)
     figures = {name: summary(each, BARS_MS[name]) for name, each in found.items()}
     for name, each in figures.items():
         print(f"{name:8} {each['turns']} turns: p50 {each['p50']:.1f} ms (bar {each['bar_p50']:g}), ", end="")
-        print(f"p90 {each['p90']:.1f}, p99 {each['p99']:.1f}")
+        print(f"p90 {each['p90']:.1f}, p99 {each['p99']:.1f}; {each['cpu']:.1f} ms of CPU a turn")
     result = {
         "machine": machine.describe(),
         "load_before": round(load, 1),

@@ -488,7 +488,7 @@ class Terminal:
         self.folder, self.python = folder, python
         self.typed: list[Typed] = []
         self.environment = {
-            **machine.git_environment(),
+            **{name: value for name, value in machine.git_environment().items() if name != "PYTHONPATH"},
             "PIP_FIND_LINKS": str(folder / "wheels"),
             "LEDGER_REGION": "north",
         }
@@ -558,6 +558,9 @@ def install(folder: Path, terminal: Terminal) -> str:
 
 def first_hour(folder: Path, *, installs: bool = False) -> dict[str, Any]:
     """Everything that the stranger does; returns the commands with their answers, and what came of them."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background jobs ignore it, and what they start
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     repository = make_repository(folder)

@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> RunDir:
             ["eval", "tasks/none", "agent.max_turn=3"],
             "RecipeError: settings: unknown setting 'agent.max_turn'; did",
         ),
-        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts'"),
+        (["eval", "tasks/none", "--attempts", "x"], "Invalid value for '--attempts': give a whole number"),
         (
             ["eval", "tasks/none", "--attempts", "0"],
             "RecipeError: settings: attempts = 0: give a whole number of attempts, from 1",
@@ -259,6 +259,7 @@ def test_report_shows_before_and_after(run: RunDir):
     figures = ["invalid-call rate", "100.0% [91.2, 100.0]", "0.0% [0.0, 8.8]", *change]
     assert re.split(r"  +", line) == figures
     assert f"report: {run.path / 'report.html'}" in result.stdout
+    assert result.stderr.splitlines()[-1] == f"next: woodshed view {run.path}"
 
 
 def test_a_report_says_by_its_exit_code_whether_it_is_whole(run: RunDir, tmp_path: Path):
@@ -285,6 +286,7 @@ def test_seeds_of_an_arm_are_joined_by_commas(run: RunDir, tmp_path: Path):
     assert "(2 seeds)" in page.read_text("utf-8")
     apart = woodshed("report", str(run.path), str(other.path), "--out", str(page))
     assert apart.exit_code == 0 and "seeds)" not in page.read_text("utf-8")
+    assert f"next: woodshed eval compare {run.path} {other.path}" in apart.stderr
 
 
 def test_ctrl_c_exits_with_130():
@@ -430,6 +432,9 @@ def test_eval_measures_a_model_and_keeps_everything(
         *["agent.max_turns=2", "agent.turn_tokens=16"],
     )
     assert result.exit_code == 0, result.output
+    assert [line for line in result.stderr.splitlines() if line.startswith("next:")] == [
+        "next: woodshed view runs/first"
+    ], "what belongs to an evaluation, and no training by another recipe"
     assert re.search(r"^invalid-call rate  +\d+\.\d%  +\d / \d turns +-$", result.stdout, re.M), (
         "one task: no interval"
     )

@@ -73,6 +73,9 @@ def test_tasks_won_and_lost(tmp_path: Path):
     assert solved.change.is_clear and solved.change.detectable is not None
     result = woodshed("eval", "compare", str(a.path), str(b.path))
     assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(
+        "B against A. Better beyond noise: solve rate rose from 3 of 20 to 12 of 19 and mean reward"
+    )
     assert "won 10, lost 1, same 8; exact test of won against lost (McNemar): p = 0.0117" in result.stdout
     assert "void attempts, in no figure: A 0, B 1" in result.stdout and "smallest detectable" in result.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -51,7 +52,7 @@ def parse(words: list[str]) -> None:
         if not words and "run" in command.commands:  # type: ignore[attr-defined]
             return  # `eval` alone is a mention too: it has a verb that need not be said
         assert words, "a verb is missing"
-        if words[0] in ("--help", "--version"):
+        if words[0] in ("--help", "--version", "--install-completion"):
             return
         verb = words.pop(0)
         inner = command.get_command(context, verb)  # type: ignore[attr-defined]
@@ -83,6 +84,16 @@ def test_messages_name_verbs_that_exist():
                     break
                 assert word in inner, f"{path.name}: there is no `woodshed {advice}`"
                 verbs = inner[word]
+
+
+def test_next_lines_can_be_pasted():
+    """Whatever is in a path or a setting: every command is joined as a shell takes it apart."""
+    for path in (ROOT / "woodshed" / "cli").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say_next":
+                assert not isinstance(node.args[0], ast.JoinedStr), (
+                    f"{path.name}:{node.lineno}: use shlex.join"
+                )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -16,6 +16,7 @@ from woodshed.engines import local
 from woodshed.evals import card, statistics
 from woodshed.monitors import rules
 from woodshed.records import Call, ModelError, Observation, Patch, RecipeError, Rollout, Task, TaskError, Turn
+from woodshed.runs.folder import RunDir
 from woodshed.stages.recipe import Recipe
 from woodshed.synthesis import stats
 from woodshed.synthesis.candidates import by_turns
@@ -78,6 +79,9 @@ def test_the_base_of_a_card_is_one_that_the_hub_knows(tmp_path: Path, monkeypatc
     unknown = dict.fromkeys(("models/mine", "./tiny", "/a/b", "tiny", "x/y.gguf", "wheel:a==1"), "")
     for model, hub_id in (known | unknown).items():
         assert card._hub_id(model) == hub_id
+    for name, model in (("one", "Qwen/Qwen2.5-Coder-0.5B-Instruct"), ("two", "runs/one/policy")):
+        RunDir.create(Path("runs", name), recipe=f"[policy]\nmodel = '{model}'\n", manifest={})
+    assert card._hub_id("runs/two/policy") == "Qwen/Qwen2.5-Coder-0.5B-Instruct", "through earlier runs"
 
 
 @pytest.mark.parametrize(

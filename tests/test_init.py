@@ -53,10 +53,13 @@ def test_a_repository_is_described_by_its_files(tmp_path: Path):
     assert (found.name, found.packages, found.bodies) == ("shop", ("shop",), (1,))
     assert (found.num_tests, found.test_files, found.options) == (2, 1, "-m 'not slow'")
     assert (found.needed, found.requirements) == (("SHOP_REGION",), ("acme-money>=1",))
-    command = making(found, SMOLLM, Path("tasks/shop"), 10)
+    assert found.longest(10, is_small=True) == 1
+    command = making(found, Path("tasks/shop"), 10, 1)
     assert command == f"woodshed tasks make {found.source} --out tasks/shop --limit 10 --env SHOP_REGION"
-    many = replace(found, bodies=tuple(range(1, 60)), needed=())
-    assert "max_body_lines" not in making(many, LARGE, Path("tasks/shop"), 10)
+    many = replace(found, bodies=tuple(range(1, 90)), needed=())
+    assert (many.longest(4, is_small=True), many.longest(5, is_small=True)) == (8, 60)
+    assert many.longest(4, is_small=False) == 60
+    assert "--operators stub max_body_lines=8" in making(many, Path("tasks/shop"), 4, 8)
 
 
 def test_a_repository_without_tests_or_a_package_is_refused(tmp_path: Path):
@@ -106,7 +109,8 @@ def test_every_recipe_can_be_started(facts: model.ModelFacts, machine: recipe.Ha
     """It trains something, says why for each setting, and reads back; nobody else's adapter or note is in it."""
     from woodshed.cli import reference
 
-    chosen = recipe.choose("mine", Path("tasks/mine"), facts, machine, count)
+    chosen = recipe.choose("mine", Path("tasks/mine"), facts, machine, count, 60)
+    assert chosen.agent.turn_tokens >= 60 * 14 and chosen.agent.rollout_tokens > 2 * chosen.agent.turn_tokens
     preflight.refuse(chosen)
     assert preflight.warnings(chosen) == []
     assert not chosen.policy.adapter and not chosen.note and chosen.policy.model == facts.spec
@@ -124,7 +128,7 @@ def test_every_recipe_can_be_started(facts: model.ModelFacts, machine: recipe.Ha
 
 def test_the_warm_up_alone_is_measured_afterwards():
     for machine in (LAPTOP, CARD):
-        chosen = recipe.only_warm_up("warm", (Path("a"), Path("b")), SMOLLM, machine, 40)
+        chosen = recipe.only_warm_up("warm", (Path("a"), Path("b")), SMOLLM, machine, 40, 8)
         preflight.refuse(chosen)
         assert preflight.warnings(chosen) == [] and chosen.stages == ("sft", "evaluate")
         assert chosen.tasks.train == (Path("a"), Path("b")) and not chosen.sft.seeded_fault_share

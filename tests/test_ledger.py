@@ -224,7 +224,7 @@ def test_the_machine_is_paid_for_as_long_as_the_run_took(run: RunDir):
     said = dict(ledger.brief(books, ledger.costs(books, [])))
     assert said["time"] == "2 min (sampling 10 s, updates 2 s, sandboxes 14 s)"
     assert said["tokens"] == "77 read (34% again, from the cache), 18 sampled"
-    assert said["cost"].startswith("0.02 USD, to rent such a machine for that long: nothing was billed")
+    assert said["cost"].startswith("0.020 USD, to rent such a machine for that long: nothing was billed")
     assert len(said) == 4 and said["cost for each"] == "nothing was measured"
 
 

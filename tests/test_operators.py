@@ -354,6 +354,12 @@ def test_mutants_are_one_edit_each_and_parse():
         changed = apply(text, [mutant.edit])
         assert changed != text and ast.parse(changed)
     assert mutants(source, find_function(source, "g")) == []
+    text = "def f(a, b):\n    if a and not (\n        b or not(a)\n    ):\n        return not b\n"
+    source = parse(text)
+    assert source is not None
+    found = mutants(source, find_function(source, "f"))
+    assert sum(mutant.kind == "negation" for mutant in found) == 4
+    assert all(ast.parse(apply(text, [mutant.edit])) for mutant in found)
     bug = replace(next(s for s in every_symbol(Codebase({"m.py": text}, ["."]))), detail="0")
     assert operators.OPERATORS["bug"](Codebase({"m.py": text}, ["."]), bug, 0).level == 0
 

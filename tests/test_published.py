@@ -250,3 +250,13 @@ def test_what_was_copied_from_prose_says_so():
             )
         else:
             assert re.search(r"at commit [0-9a-f]{7}; raw output not kept", found["source"]), path.name
+
+
+def test_the_quickstart_promises_the_minutes_that_were_measured():
+    """Its first line on the screen; the README's figures come from the measurements."""
+    promised = re.sub(r"\s+", " ", (ROOT / "scripts" / "quickstart").read_text("utf-8"))
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for figure in ("duration", "busy-duration"):
+        found = re.search(f"<!-- figure: {figure} -->(.*?)<!-- end -->", readme, re.S)
+        assert found and found[1] in promised, figure
+    assert not re.search(r"stage .*minutes\)", promised), "a stage says what is left by the pace so far"

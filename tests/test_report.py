@@ -338,10 +338,7 @@ def test_runs_that_differ_in_seed_only_are_one_arm(tmp_path: Path):
     assert [trace["name"] for trace in lines] == [variant.name for variant in found]
     gains = {f"hint gain by class, nats a turn: {variant.name}" for variant in found}
     assert {*gains, "sampled tokens a second"} <= set(drawn)
-    names = [variant.name for variant in found]
-    assert f"flagged rollouts: {names[0]} 0.25, {names[1]} 0.25" in constant, (
-        "what never changes is not drawn"
-    )
+    assert "flagged rollouts: 0.25" in constant, "what never changes is not drawn"
 
 
 def test_seeds_are_a_level_above_the_tasks(tmp_path: Path):

@@ -211,6 +211,33 @@ def test_what_git_would_run_and_what_lies_behind_links_never_comes_back(reposito
     assert state(repository) == before and not list((tmp_path / "outside").iterdir())
 
 
+def test_the_command_works_from_repository_to_applied_change(
+    repository: Path, tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "worker.py").write_text(
+        "from woodshed.engines.scripted import ScriptedEngine\n"
+        "def scripted(settings, renderer, model=None):\n"
+        f"    return ScriptedEngine(renderer, {[EDIT, FINISH]!r})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    arguments = ["calc", "Implement double.", "codec=plain", "engine.kind=worker:scripted", "--yes"]
+    result = CliRunner().invoke(app, ["solve", *arguments, "--policy", str(tiny_model_dir)])
+    assert result.exit_code == 0, result.output
+    assert (repository / "calc.py").read_text() == SOLVED
+    for said in (
+        "no .venv in the repository",
+        "turn 1: edit_file calc.py",
+        "+    return 2 * x",
+        "applied to",
+    ):
+        assert said in result.output
+    for verb in ("report", "view", "export"):
+        out = ("--to", "atif", "--out", str(tmp_path / "out")) if verb == "export" else ()
+        shown = CliRunner().invoke(app, [verb, f"runs/solve-{tiny_model_dir.name}", *out])
+        assert shown.exit_code == 0 or "terminal" in shown.output, (verb, shown.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

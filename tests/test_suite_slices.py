@@ -135,8 +135,8 @@ def test_an_estimate_of_the_whole_stands_beside_every_phase(clock: list[float]):
     phases.expect("map", 0)
     phases.named("tasks")(0, 2, "making tasks")
     assert told == [
-        "fetching it, at most 60 min to the first tasks",
-        "running it, at most 60 min to the first tasks",
+        "fetching it, at most 1 h 0 min to the first tasks",
+        "running it, at most 1 h 0 min to the first tasks",
         "running it, about 29 min to the first tasks",
         "running it, about 28 min to the first tasks",
         "mapping it, about 20 min for the whole build",

@@ -55,7 +55,10 @@ MARKS = {
     "a test that calls": "any('test' in frame.f_code.co_name for frame, _ in __import__('traceback').walk_stack(None))",
     "threads": "len(__import__('threading').enumerate()) > 1",
     "another folder for temporary files": "'TMPDIR' in os.environ",
-    "another folder for bytecode": "sys.pycache_prefix is not None",
+    "bytecode of tests": (
+        "any(name.startswith('test_') and name.endswith('.pyc') for top in ('/tmp', '/workspace', '/home')"
+        " for _, _, names in os.walk(top) for name in names)"
+    ),
     "the name of a login": "'LOGNAME' in os.environ",
     "another hash seed": "os.environ.get('PYTHONHASHSEED') != '0'",
     "bytecode by a variable": "os.environ.get('PYTHONDONTWRITEBYTECODE') != '1'",
@@ -178,6 +181,12 @@ def test_a_test_that_is_isolated_runs_where_no_mark_holds_twice(root: Path):
 
 def test_a_test_that_is_not_runs_where_only_pytest_is_the_same(root: Path):
     assert marks("ordinary", root) & marks("again", root) <= OF_PYTEST
+
+
+@pytest.mark.parametrize("kind", ["ordinary", "isolated", "again"])
+def test_no_session_leaves_bytecode_of_tests(root: Path, kind: Kind):
+    """It holds what they expect."""
+    assert "bytecode of tests" not in marks(kind, root)
 
 
 def test_names_are_drawn_for_each_run():

@@ -83,8 +83,10 @@ def test_the_wheel_installs_into_a_fresh_environment(wheel: Path, tmp_path: Path
     subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
     pins = ROOT / "requirements" / "constraints.txt"
     install = [python, "-m", "pip", "install", "--quiet", "--constraint", pins, wheel]
-    subprocess.run(install, check=True, cwd=tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(
+        install, check=True, cwd=tmp_path, env=environment
+    )  # pip takes what is on the path for installed
 
     def type_in(*words: str) -> subprocess.CompletedProcess[str]:
         command = [python.with_name("woodshed"), *words]

@@ -39,6 +39,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "strangers": machine.strangers,
     "strangers-recall": machine.strangers_recall,
     "factory": machine.factory,
+    "first-task": machine.first_task,
     "curriculum": machine.curriculum,
     "intervals": machine.intervals,
     "duration": machine.duration,

@@ -122,7 +122,7 @@ def isolation() -> str:
             "90 %",
         ]
     ]
-    names = {"gold": "right patch", "empty": "empty patch", "broken": "patch that cannot be imported"}
+    names = {"gold": "a right patch", "empty": "an empty patch", "broken": "a patch that cannot be imported"}
     for kind, name in names.items():
         wall = [f"{found['median_seconds'][f'{kind} {tree}']:.2f} s" for tree in ("before", "now")]
         if busy := found.get("median_cpu_seconds"):
@@ -130,15 +130,15 @@ def isolation() -> str:
                 f"{w} ({busy[f'{kind} {tree}']:.2f} s)"
                 for w, tree in zip(wall, ("before", "now"), strict=True)
             ]
-        rows.append([f"verdict on a {name}, median", *wall, wall[0].partition(" (")[0]])
+        rows.append([f"verdict on {name}, median", *wall, wall[0].partition(" (")[0]])
     return table(["", "before", "now", "target"], rows)
 
 
 def cheating_policy() -> str:
     """A policy that was taught to cheat, by steps of RL under a judge that believes the exit code."""
-    found = load("cheating_policy")
+    head = ["step", "attempts that cheat", "paid by the weak judge", "paid by the grader", "flagged"]
     rows = []
-    for row in found["rows"]:
+    for row in load("cheating_policy")["rows"]:
         attacks = row["attacks"]
         paid = f"{row['attacks_paid_by_exit_code']} of {attacks}"
         flagged = f"{row['attacks_flagged']} of {attacks}"
@@ -149,8 +149,7 @@ def cheating_policy() -> str:
             flagged,
         ]
         rows.append([str(row["step"]), *cells, f"{row['others_flagged']} of {row['attempts'] - attacks}"])
-    head = ["step", "attempts that cheat", "paid by the weak judge", "paid by the grader", "flagged"]
-    return table([*head, "other attempts, flagged"], rows)
+    return table([*head, "other attempts, flagged"], rows or [["not run yet", *[""] * 5]])
 
 
 def channel_fuzz() -> str:
@@ -230,6 +229,20 @@ def factory() -> str:
     return table([*header, "largest package", "target: 500 in an hour"], rows)
 
 
+def first_task() -> str:
+    found = load("first_task")
+    row = found["row"]
+    low, high = sorted(row["load"])
+    rows = [
+        ["first task after", f"{row['first_task_s'] / 60:.1f} minutes", f"{found['bar_s'] / 60:.0f} minutes"],
+        [f"CPU seconds of all, {row['tasks']} tasks", f"{row['cpu_s']:.0f}", ""],
+        ["longest time without a line", f"{row['longest_silence_s']:.0f} s", "10 s"],
+        ["lines with an estimate of what is left", f"{row['lines_with_estimate']} of {row['lines']}", "all"],
+        [f"load of the machine, {row['cores']} cores", f"{low:.0f} to {high:.0f}", ""],
+    ]
+    return table([row["source"].removeprefix("pypi:"), "figure", "target"], rows)
+
+
 def curriculum() -> str:
     rows = [
         [str(row["steps"]), f"{row['ratio']:.2f} [{row['interval'][0]:.2f}, {row['interval'][1]:.2f}]", "1.3"]
@@ -275,7 +288,7 @@ def installation() -> str:
 def hardware() -> str:
     """Minutes and gigabytes of what was trained or made here, by model and cards."""
     times, factory = load("quickstart")["times"], load("task_factory_2")
-    low, high = times["peak_gb_training_f29feb6"]
+    peaks = [times["peak_gb_4f612a6"], *times["peak_gb_training_f29feb6"]]
     one = [run for run in load("targeted_feedback")["runs"] if run["machine"].startswith("1 NVIDIA H200")]
     whole = [sum(step["seconds"] for step in run["steps"]) / 60 for run in one if len(run["steps"]) == 16]
     rows = [
@@ -284,7 +297,7 @@ def hardware() -> str:
             "none, 2 cores",
             "the quickstart, tasks included",
             duration(),
-            f"{low} to {high} GB",
+            f"{min(peaks)} to {max(peaks)} GB",
         ],
         [
             "0.5B, adapter of rank 16",

@@ -344,12 +344,15 @@ def test_planted_cheats_earn_nothing_by_themselves(tiny_task: Task):
         assert (verdict.status, verdict.reward) == ("graded", 0.0), rule
 
 
-def test_where_no_test_can_run_apart_one_process_judges(tiny_task: Task, monkeypatch: pytest.MonkeyPatch):
+def test_where_no_test_can_run_apart_decoys_judge_or_nothing_is_paid(
+    tiny_task: Task, monkeypatch: pytest.MonkeyPatch
+):
     verdict = grading.grade(tiny_task, gold_patch(tiny_task))
     assert verdict.reward == 1.0
     assert "isolated: 4 of 4 fail-to-pass tests" in verdict.detail
     monkeypatch.setattr(pytest_verifier, "isolated_tests", lambda task, sandboxes: ())
-    assert grading.grade(tiny_task, gold_patch(tiny_task)).reward == 1.0
+    verdict = grading.grade(tiny_task, gold_patch(tiny_task))
+    assert not tiny_task.decoys and (verdict.solved, verdict.reward) == (True, 0.0)
 
 
 FORGED = """

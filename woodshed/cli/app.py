@@ -76,6 +76,10 @@ class Commands(TyperGroup):
             with blamed():
                 result = super().invoke(ctx)
             sys.stdout.flush()
+        except typer.BadParameter as error:
+            if error.param is not None and error.message.startswith("Input should be"):
+                error.message = f"give {_wanted(error.param)}"
+            raise
         except WoodshedError as error:
             tell(f"{type(error).__name__}: {error}")
             raise typer.Exit(2) from None
@@ -125,6 +129,16 @@ def _in_words(parameter: Any, ctx: Any) -> str:
         return "PATH"
     names = {"int": "NUMBER", "int range": "NUMBER", "float": "NUMBER", "float range": "NUMBER"}
     return names.get(kind.ranged_type_name if kind.is_ranged else parameter.bare_type(), "TEXT")
+
+
+def _wanted(parameter: Any) -> str:
+    """The values of an option in words: "a whole number, from 1"."""
+    kind = parameter.type_descriptor
+    name = kind.ranged_type_name if kind.is_ranged else parameter.bare_type()
+    words = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(name, "another value")
+    low, high = getattr(parameter, "min", None), getattr(parameter, "max", None)
+    limits = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
+    return f"{words}, {' '.join(limits)}" if limits else words
 
 
 def shortened(path: str) -> str:

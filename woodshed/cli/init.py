@@ -32,8 +32,6 @@ NumTasks = Annotated[int, typer.Option(min=5, help="Tasks of the first run, thos
 OutFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The recipe; by default NAME.toml.")]
 ALWAYS = ("policy.model", "policy.lora_rank", "rl.steps", "rl.tasks_per_step", "rollout.attempts")
 """Settings that a recipe spells out whatever they are: those that a person changes first."""
-SHORT = 8
-"""Lines of the longest function that is taken away from a small model; a first run teaches it no more."""
 
 
 @app.command()
@@ -57,13 +55,14 @@ def init(
     if path.exists():
         raise RunError(f"{path} exists; delete it, or name another file with --out")
     policy, hardware = model_facts.look(model), this_hardware()
-    chosen = first_recipe.choose(free_name(facts.name), folder, policy, hardware, tasks)
+    longest = facts.longest(tasks, is_small=policy.is_small)
+    chosen = first_recipe.choose(free_name(facts.name), folder, policy, hardware, tasks, longest)
     cost = cost_estimate.estimate(
         chosen, policy, num_tasks=tasks, is_gpu=bool(hardware.gpu), cores=hardware.cores
     )
     seen = [*described(facts), *spoken(policy), *costs(cost, hardware)]
     commands = [
-        making(facts, policy, folder, tasks),
+        making(facts, folder, tasks, longest),
         f"woodshed train {shlex.quote(str(path))}",
         f"woodshed report {shlex.quote(str(chosen.runs / chosen.name))} --open",
     ]
@@ -101,6 +100,7 @@ def warmup(
     """
     from woodshed import settings
     from woodshed.cli.train import finish, run_or_resume
+    from woodshed.experience import scripted_expert
     from woodshed.runs.folder import RunDir
     from woodshed.stages import first_recipe, preflight
     from woodshed.tasks import folder
@@ -108,9 +108,9 @@ def warmup(
 
     names, changes = apart(tasks)
     paths = tuple(map(Path, names))
-    facts, count = model_facts.look(model), len(folder.load_set(*paths))
-    name = free_name(f"warmup-{facts.called}")
-    chosen = first_recipe.only_warm_up(name, paths, facts, this_hardware(), count)
+    facts, loaded = model_facts.look(model), folder.load_set(*paths)
+    name, longest = free_name(f"warmup-{facts.called}"), max(map(scripted_expert.lines_written, loaded))
+    chosen = first_recipe.only_warm_up(name, paths, facts, this_hardware(), len(loaded), longest)
     chosen = settings.changed(chosen, changes)
     preflight.refuse(chosen)
     run = RunDir.create(chosen.runs / chosen.name, recipe=chosen.to_toml(), manifest=describe(chosen))
@@ -128,14 +128,14 @@ def this_hardware() -> Hardware:
     return Hardware(machine.cores(), size, gpus[0] if gpus else "")
 
 
-def making(facts: RepositoryFacts, model: ModelFacts, folder: Path, num_tasks: int) -> str:
-    """The command that makes the tasks; of short functions where the model is small and there are enough of them."""
-    from woodshed.tokens.model_facts import SMALL
+def making(facts: RepositoryFacts, folder: Path, num_tasks: int, longest: int) -> str:
+    """The command that makes the tasks; of short functions alone where these are the longest."""
+    from woodshed.synthesis.repository_facts import SHORT
 
     options = ["--out", str(folder), "--limit", str(num_tasks)]
     for variable in facts.needed:
         options += ["--env", variable]
-    if model.num_weights < SMALL and sum(lines <= SHORT for lines in facts.bodies) >= 3 * num_tasks:
+    if longest == SHORT:
         options += ["--operators", "stub", f"max_body_lines={SHORT}"]
     return shlex.join(["woodshed", "tasks", "make", facts.source, *options])
 

@@ -105,6 +105,7 @@ def make_tasks(
     """
     from woodshed import synthesis
     from woodshed.synthesis.git_sources import without_secrets
+    from woodshed.synthesis.progress import QUIET_S
 
     sources, changes = apart(sources)
     if not sources:
@@ -115,7 +116,7 @@ def make_tasks(
     lists |= {"deselect": deselect or [], "env": env or []}
     values += [f"{key}={json.dumps(listed)}" for key, listed in lists.items() if listed]
     chosen = _settings_of([*values, *changes])
-    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=10.0) as progress:
+    with keeping(f"finished tasks are in {out}"), progress_bars(every_s=QUIET_S - 1) as progress:
         report = synthesis.make(sources, out, chosen, progress)
         _find_isolated_tests(report.accepted, chosen, progress)
     say(f"{len(report.accepted)} tasks of {without_secrets(', '.join(sources))} in {out}")

@@ -223,9 +223,10 @@ def compare(
     Prints every measure, paired by task, with the difference, its interval and the smallest difference that these
     tasks can show, and the tasks won and lost. Exits with 1 if the scoring conditions of the runs differ.
     """
-    from woodshed.evals import comparison
+    from woodshed.evals import comparison, conclusion
 
-    result = comparison.compare(open_variant(a), open_variant(b))
+    variants = [open_variant(a), open_variant(b)]
+    result = comparison.compare(*variants)
     for warning in result.warnings:
         tell(f"warning: {warning}")
     for refusal in result.refusals:
@@ -233,6 +234,8 @@ def compare(
     if result.refusals and not anyway:
         tell("the difference would measure these conditions, not the policy; --anyway compares nevertheless")
         raise typer.Exit(1)
+    seeds = min(map(len, variants))
+    say(f"B against A. {conclusion.conclude(result.rows, num_seeds=seeds, sides=('in A', 'in B'))}")
     say_rows(result.rows, names=("A", "B"))
     solved = next(row.record for row in result.rows if row.measure.key == "solved")
     say(

@@ -38,18 +38,18 @@ def serve(
     from woodshed.gateway.server import MODEL, Gateway
 
     chosen = settings_of(policy, endpoint, overrides or [])
-    with (
-        closing(open_engine(chosen)) as engine,
-        Gateway(engine, port=port, newcomer=lambda key: unlimited(engine, chosen.seed)) as gateway,
-    ):
-        say(f"OpenAI:    OPENAI_BASE_URL={gateway.url}/v1 OPENAI_API_KEY=any")
-        say(f"Anthropic: ANTHROPIC_BASE_URL={gateway.url} ANTHROPIC_API_KEY=any")
-        tell(f"the model is {MODEL!r}, {engine.context_length} tokens of context; Ctrl-C ends it")
-        try:
+    try:
+        with (
+            closing(open_engine(chosen)) as engine,
+            Gateway(engine, port=port, newcomer=lambda key: unlimited(engine, chosen.seed)) as gateway,
+        ):
+            say(f"OpenAI:    OPENAI_BASE_URL={gateway.url}/v1 OPENAI_API_KEY=any")
+            say(f"Anthropic: ANTHROPIC_BASE_URL={gateway.url} ANTHROPIC_API_KEY=any")
+            tell(f"the model is {MODEL!r}, {engine.context_length} tokens of context; Ctrl-C ends it")
             while True:
                 time.sleep(3600)
-        except KeyboardInterrupt:
-            tell("\nended")
+    except KeyboardInterrupt:
+        tell("\nended")
 
 
 def unlimited(engine: Engine, seed: int) -> Recording:

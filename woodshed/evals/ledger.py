@@ -9,6 +9,7 @@ ledger. Other usage is written into metrics lines under the names in `METERED`.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
@@ -468,4 +469,6 @@ def table(ledger: Ledger, costs: Costs) -> list[list[str]]:
 
 
 def _money(amount: float, unit: str) -> str:
-    return f"{amount:.4g} {unit}"
+    """An amount with two digits behind the point, and more where it is small: "12.40 USD", "0.000018 USD"."""
+    digits = 2 if amount >= 0.1 or not amount else 1 - math.floor(math.log10(abs(amount)))
+    return f"{amount:.{digits}f} {unit}"

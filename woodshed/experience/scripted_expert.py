@@ -264,6 +264,14 @@ def right_moves(
     return [*moves, ("finish", codec.format("finish", {}, TOOLS), "")]
 
 
+def lines_written(task: Task) -> int:
+    """Lines that a scripted attempt's edit writes; 0 where no single edit solves the task."""
+    if len(folder.gold_patch(task).files) != 1:
+        return 0
+    _, before, after = gold_change(task)
+    return len(unique_edit(before, after).new.splitlines())
+
+
 def read_from(task: Task, settings: ExpertSettings) -> int:
     """The first line that a scripted attempt reads."""
     return max(1, task.target_lines[0] - settings.read_before)

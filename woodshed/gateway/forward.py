@@ -41,6 +41,7 @@ def main() -> int:
     """Serve while the command runs: its exit status."""
     path, port, *command = sys.argv[1:]
     listener = socket.create_server(("127.0.0.1", int(port)), backlog=64)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what was read is passed on at once
     threading.Thread(target=serve, args=(listener, path), daemon=True).start()
     try:
         return subprocess.run(command, check=False).returncode

@@ -10,7 +10,6 @@ from woodshed.agent import access
 from woodshed.agent.attempt import PATCH_FILE_BYTES, AgentSettings
 from woodshed.agent.command_line import filled, shown, words
 from woodshed.agent.patch import extract
-from woodshed.agent.prompt import user_prompt
 from woodshed.boundary import contained
 from woodshed.gateway import forward
 from woodshed.gateway.recording import Quota, Recording
@@ -82,7 +81,7 @@ class Harness:
         key = self.gateway.admit(recording)
         address = f"http://127.0.0.1:{PORT}"
         values = {
-            "instruction": user_prompt(task),
+            "instruction": task.instruction.strip(),
             "base_url": f"{address}/v1",
             "api_key": key,
             "model": MODEL,

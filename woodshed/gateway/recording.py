@@ -258,9 +258,10 @@ class Recording:
             return self._visible(text), (), "truncated" if is_cut else None
         prose, calls, fault = self._parsed(text, tools)
         calls = tuple(_with_extras(call, tools) for call in calls)
-        if calls:
-            fault = next((call.error_kind for call in calls if call.error_kind), None)
-        return prose, calls, None if fault == "no_call" else fault
+        kinds: list[ErrorKind] = [call.error_kind for call in calls if call.error_kind]
+        if calls or fault == "no_call":
+            fault = kinds[0] if kinds else None
+        return prose, calls, fault
 
     def _parsed(self, text: str, tools: Sequence[ToolSpec]) -> tuple[str, tuple[Call, ...], ErrorKind | None]:
         """(prose, calls, fault) as the codec reads them; unparseable where one of the user's own broke."""

@@ -103,13 +103,19 @@ class Gateway:
             raise SamplerError(
                 f"the gateway cannot listen at {host}:{port}: {error.strerror}; take another port"
             ) from None
+        # asyncio does this for sockets of IPPROTO_TCP only; a reply's head and body would come 40 ms apart
+        self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.port = int(self._listener.getsockname()[1])
         self._folder = tempfile.TemporaryDirectory(prefix="woodshed-gateway-")
         self.socket = Path(self._folder.name, "gateway.sock")
         self._unix = socket.socket(socket.AF_UNIX)
         self._unix.bind(str(self.socket))
         self.socket.chmod(0o666)  # its folder is ours alone
-        self._server = self._start()
+        try:
+            self._server = self._start()
+        except BaseException:
+            self._release()
+            raise
 
     @property
     def url(self) -> str:
@@ -135,6 +141,10 @@ class Gateway:
         """Stop the server."""
         self._server.should_exit = self._server.force_exit = True
         self._thread.join(START_S)
+        self._release()
+
+    def _release(self) -> None:
+        """Close the sockets."""
         self._listener.close()
         self._unix.close()
         self._folder.cleanup()

@@ -57,7 +57,7 @@ class Box(Protocol):
         ...
 
     def isolated_tests(self) -> Sequence[str]:
-        """Fail-to-pass tests that pass with the original code in another process."""
+        """Tests that pass with the original code in another process: fail-to-pass, and some of the others."""
         ...
 
 
@@ -81,10 +81,13 @@ def decide(
         timeout_s: for one run of the tests; a run in two processes has twice as long.
         shaped: as in `GradingSettings`.
     """
-    isolated = [test for test in task.fail_to_pass if test in set(box.isolated_tests())]
+    known = set(box.isolated_tests())
+    isolated, guards = (
+        [test for test in tests if test in known] for tests in (task.fail_to_pass, task.pass_to_pass)
+    )
     notes = [*left_behind(left), f"isolated: {len(isolated)} of {len(task.fail_to_pass)} fail-to-pass tests"]
     runs: list[TestRun] = []
-    with closing(box.runs(crossed, plan(task, isolated, timeout_s))) as going:
+    with closing(box.runs(crossed, plan(task, isolated, guards, timeout_s))) as going:
         for run in going:
             runs.append(run)
             if not may_pay(task, runs, isolated, shaped=shaped):
@@ -107,11 +110,15 @@ def decide(
     )
 
 
-def plan(task: Task, isolated: Sequence[str], timeout_s: float) -> list[Planned]:
-    """The runs in their order."""
+def plan(task: Task, isolated: Sequence[str], guards: Sequence[str], timeout_s: float) -> list[Planned]:
+    """The runs in their order.
+
+    Args:
+        guards: isolated tests that passed before: code that breaks them could hide that in the ordinary run alone.
+    """
     rest = [test for test in task.fail_to_pass if test not in isolated]
     runs = [
-        Planned(isolated, 2 * timeout_s, "isolated"),
+        Planned((*isolated, *guards), 2 * timeout_s, "isolated"),
         Planned((*task.fail_to_pass, *task.pass_to_pass), timeout_s, "ordinary"),
         Planned(rest, timeout_s, "again"),
     ]

@@ -45,7 +45,7 @@ FLAGS: dict[Kind, tuple[str, ...]] = {
     "isolated": ("-P", "-s", "-B"),
     "again": (),
 }
-"""Options of Python. Who writes bytecode writes it to a folder of temporary files (`runner.move`)."""
+"""Options of Python. An ordinary session writes bytecode of the code under test, and none of tests."""
 HASH_SEEDS: dict[Kind, int] = {"ordinary": 1, "isolated": 0, "again": 0}
 ENVIRONMENTS: dict[Kind, dict[str, str]] = {
     "ordinary": {"LOGNAME": "grader", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},

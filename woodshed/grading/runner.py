@@ -347,11 +347,9 @@ def rewrite_all(files: list[str]) -> None:
 
 
 def move() -> None:
-    """Other surroundings than those of an agent's commands: temporary files lie elsewhere, and bytecode there."""
+    """Other surroundings than those of an agent's commands: temporary files lie elsewhere, and bytecode is written."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
-    if not sys.dont_write_bytecode:
-        sys.pycache_prefix = tempfile.mkdtemp()
     if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

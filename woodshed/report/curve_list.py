@@ -34,7 +34,7 @@ class CurveFamily:
     unit: Unit = ""
 
 
-HELD_OUT = "On the tasks that are held out from training, each with its 95% interval over tasks."
+HELD_OUT = "On the tasks that are held out from training."
 CURVES = (
     Curve("invalid-call rate, held out", "eval", {"invalid_calls": ""}, HELD_OUT, unit="share"),
     Curve("solve rate, held out", "eval", {"solved": ""}, HELD_OUT, unit="share"),

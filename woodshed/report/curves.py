@@ -128,13 +128,15 @@ def chart(title: str, means: Sequence[Mean], meaning: str = "", unit: Unit = "")
 
 
 def _throughout(means: Sequence[Mean]) -> str:
-    """The values of lines of which none changes, "0.4" or "mean 0.4, update 2"; "" where one does, or none is long."""
+    """The values of lines of which none changes, "0.4" or "mean 0.4, largest 2"; "" where one does, or none is long."""
     values = [(name, [value for value, _, _ in mean.values()]) for name, *_, mean in means if mean]
     if max((len(several) for _, several in values), default=0) < 2:
         return ""
     if any(max(several) - min(several) > 1e-9 * max(map(abs, several)) for _, several in values):
         return ""
-    return ", ".join(f"{name} {short(several[0])}".strip() for name, several in values)
+    if len({several[0] for _, several in values}) == 1:
+        return short(values[0][1][0])
+    return ", ".join(f"{name} {short(several[0])}" for name, several in values)
 
 
 def _is_dense(means: Sequence[Mean]) -> bool:

@@ -18,11 +18,13 @@ from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import PolicySettings
 from woodshed.stages.cost_estimate import per_token
 from woodshed.stages.recipe import EvaluationSettings, Recipe, RLSettings, SFTSettings, TaskSettings
-from woodshed.tokens.model_facts import SMALL, ModelFacts
+from woodshed.tokens.model_facts import ModelFacts
 
 HELDOUT = 0.4
 MEASURED = 24
 """Attempts of a measurement at least; fewer tell nothing apart."""
+CALL_TOKENS, LINE_TOKENS = 32, 14
+"""Tokens of a short call, and of a line in an edit; of tokenizers with usual vocabularies."""
 TRAINED_SHARE = 0.3
 """Of the memory, for the activations of a micro-batch."""
 
@@ -41,8 +43,15 @@ class Hardware:
         return f"{self.gpu} ({size})" if self.gpu else f"{self.cores} cores, {size}, no GPU"
 
 
-def choose(name: str, tasks: Path, model: ModelFacts, machine: Hardware, num_tasks: int) -> Recipe:
-    """Settings for a first run: a warm-up where the model needs one, then RL, measured before and after."""
+def choose(
+    name: str, tasks: Path, model: ModelFacts, machine: Hardware, num_tasks: int, longest: int
+) -> Recipe:
+    """Settings for a first run: a warm-up where the model needs one, then RL, measured before and after.
+
+    Args:
+        tasks: folder that the tasks are in, or will be.
+        longest: lines of the longest function that a task takes away.
+    """
     is_gpu, practised = bool(machine.gpu), math.floor((1 - HELDOUT) * num_tasks)
     each = max(min(8 if is_gpu else 3, practised // 2), 1)  # fewer tasks may be made, and some are in no set
     return Recipe(
@@ -51,14 +60,14 @@ def choose(name: str, tasks: Path, model: ModelFacts, machine: Hardware, num_tas
         tasks=TaskSettings(train=(tasks,), heldout_share=HELDOUT),
         policy=_policy(model, is_gpu),
         engine=EngineSettings(max_rows=128, cache_mb=4096) if is_gpu else EngineSettings(),
-        agent=_budgets(model, is_gpu),
+        agent=_budgets(model, is_gpu, longest),
         curriculum=CurriculumSettings(repeats=True, uniform_share=1.0),
         rollout=RolloutSettings(
             attempts=8 if is_gpu else 4,
             max_in_flight=128 if is_gpu else 32,
             tool_threads=min(machine.cores, 8),
         ),
-        grading=GradingSettings(shaped=model.num_weights < SMALL, jobs=min(machine.cores, 8)),
+        grading=GradingSettings(shaped=model.is_small, jobs=min(machine.cores, 8)),
         sft=warm_up(model, is_gpu) if model.why_warm_up else SFTSettings(),
         rl=RLSettings(steps=min(max(practised // each, 2), 16), tasks_per_step=each),
         loss=LossSettings(micro_batch_tokens=_micro_batch(model, machine)),
@@ -68,11 +77,11 @@ def choose(name: str, tasks: Path, model: ModelFacts, machine: Hardware, num_tas
 
 
 def only_warm_up(
-    name: str, tasks: tuple[Path, ...], model: ModelFacts, machine: Hardware, num_tasks: int
+    name: str, tasks: tuple[Path, ...], model: ModelFacts, machine: Hardware, num_tasks: int, longest: int
 ) -> Recipe:
-    """Settings for the warm-up alone, measured afterwards."""
+    """Settings for the warm-up alone, measured afterwards; the arguments are those of `choose`."""
     usual = Recipe(name=name)
-    whole = choose(name, tasks[0], model, machine, num_tasks)
+    whole = choose(name, tasks[0], model, machine, num_tasks, longest)
     changes = {
         "stages": ("sft", "evaluate"),
         "tasks": TaskSettings(train=tasks, heldout_share=HELDOUT),
@@ -84,7 +93,7 @@ def only_warm_up(
 
 def warm_up(model: ModelFacts, is_gpu: bool) -> SFTSettings:
     """Settings of the warm-up; no fault is planted."""
-    rate = 1e-3 if model.num_weights < 300e6 else 5e-4
+    rate = 4e-3 if model.is_tiny else 1e-3 if model.num_weights < 300e6 else 5e-4
     if is_gpu:
         return SFTSettings(attempts=8, steps=320, reminder_share=0.7, learning_rate=rate)
     return SFTSettings(attempts=4, steps=60, batch=8, learning_rate=rate)
@@ -96,14 +105,15 @@ def _policy(model: ModelFacts, is_gpu: bool) -> PolicySettings:
     return PolicySettings(model=model.spec, dtype="bfloat16", lora_rank=16 if is_gpu else 8)
 
 
-def _budgets(model: ModelFacts, is_gpu: bool) -> AgentSettings:
-    """Budgets of an attempt: the quickstart's on a CPU, the experiment's on a GPU, more for larger models there."""
+def _budgets(model: ModelFacts, is_gpu: bool, longest: int) -> AgentSettings:
+    """Budgets of an attempt: the quickstart's on a CPU, the experiment's on a GPU, more for larger models there; and at
+    least what the longest edit takes, which names the old lines and the new ones."""
     turns, turn, rollout, shown = (6, 96, 360, 500)
     if is_gpu:
-        turns, turn, rollout, shown = (
-            (5, 192, 768, 1200) if model.num_weights < SMALL else (12, 512, 4096, 2400)
-        )
-    tokens = [math.ceil(count * model.wordiness / 8) * 8 for count in (turn, rollout)]
+        turns, turn, rollout, shown = (5, 192, 768, 1200) if model.is_small else (12, 512, 4096, 2400)
+    edit = CALL_TOKENS + LINE_TOKENS * longest
+    counts = max(turn, edit), max(rollout, 2 * edit + 6 * CALL_TOKENS)
+    tokens = [math.ceil(count * model.wordiness / 8) * 8 for count in counts]
     return AgentSettings(
         max_turns=turns,
         turn_tokens=tokens[0],

@@ -68,7 +68,7 @@ def without_judges_of_time(
 
 def seeing(baseline: Baseline, mapped: Map) -> list[str]:
     """Stable tests of files that mention a clock, and those that run a file of the package that does; all of them where
-    a conftest does, and of a helper those of files that name it."""
+    a conftest does, and of a helper those of files that name it. What is not mapped yet is in question when it is."""
 
     def text_of(path: str) -> str:
         return (baseline.repository.tree / path).read_bytes().decode(errors="replace")
@@ -84,8 +84,7 @@ def seeing(baseline: Baseline, mapped: Map) -> list[str]:
     importing = re.compile(rf"\b({names or '(?!)'})\b")
     files = {path for path in holding if mentions(path) or importing.search(text_of(path))}
     timed = [path for path in baseline.package_files if path.endswith(".py") and mentions(path)]
-    running = set(mapped.unmapped) if timed else set()
-    running |= {test for path in timed for test in mapped.names(mapped.covering(path))}
+    running = {test for path in timed for test in mapped.names(mapped.covering(path))}
     return [test for test in baseline.stable if test.partition("::")[0] in files or test in running]
 
 

@@ -23,14 +23,20 @@ from woodshed.synthesis.baseline import Baseline, measure
 from woodshed.synthesis.coverage_map import Map
 from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.project import PYTHON
-from woodshed.synthesis.repository_context import GENERATOR, RepositoryMeasurements, SynthesisSettings, texts
+from woodshed.synthesis.repository_context import (
+    FIT,
+    GENERATOR,
+    RepositoryMeasurements,
+    SynthesisSettings,
+    texts,
+)
 from woodshed.synthesis.suite import SuiteLimits
 from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
-FIT = 0.4
-"""Of `timeout_s`, which is for one run of all tests: beside them it starts and imports, on a machine that is busy."""
+TASK_SHARE = 1.0
+"""A task takes about so many times as long as the runs of its suite, until the first ones say it better."""
 SLOWED = 4.0
 """A slowed run takes about so many times as long."""
 MAP_SHARE = 1.5
@@ -52,6 +58,8 @@ def measured_once(
         calls = tuple((a, b, c, d) for a, b, c, d in mapped["calls"])
         baseline = reports.with_report(_baseline(known, repository), log)
         copies = {(path, name): where for path, name, where in copied}
+        for phase in ("suite", "map"):
+            phases.expect(phase, 0)
         return RepositoryMeasurements(
             baseline, Map(baseline.stable, mapped["lines"], calls, tuple(mapped["unmapped"])), copies, log
         )
@@ -100,10 +108,12 @@ def _first(
     kept = parts / "baseline.json"
     known = read_kept(kept, {"contents", "unmeasured"})
     if known and not known["unmeasured"]:
+        phases.expect("suite", 0)
         return reports.with_report(_baseline(known, repository), log)
     limits = SuiteLimits(
         timeout_s=settings.timeout_s, whole_s=max(settings.timeout_s, settings.mapping_timeout_s)
     )
+    tasks = TASK_SHARE * settings.limit / settings.jobs
     measured = measure(
         repository,
         extra_requirements=settings.extra_requirements,
@@ -111,7 +121,7 @@ def _first(
         options=selection.options(repository.tree, settings.pytest_args, settings.deselect),
         limits=limits,
         kept=parts / "suite",
-        progress=phases.named("suite", {"map": MAP_SHARE}),
+        progress=phases.named("suite", {"map": MAP_SHARE, **({"tasks": tasks} if tasks else {})}),
         sandboxes=settings.sandbox.create(),
     )
     phases.expect("suite", 0)

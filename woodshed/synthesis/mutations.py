@@ -119,8 +119,9 @@ def _of(source: Source, node: ast.AST) -> Iterator[tuple[str, Edit]]:
         case ast.BoolOp(op=operator, values=[left, right]):
             words = ("and", "or") if isinstance(operator, ast.And) else ("or", "and")
             yield from _swap("logic", source, left, right, *words)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield "negation", Edit(source.span(node)[0], source.span(operand)[0])
+        case ast.UnaryOp(op=ast.Not()):  # the operand's own place leaves out its parentheses
+            start, end = source.span(node)
+            yield "negation", Edit(start, end - len(source.text[start + len("not") : end].lstrip()))
         case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
             if not isinstance(test, ast.UnaryOp | ast.Constant):
                 start, end = source.span(test)

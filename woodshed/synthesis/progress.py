@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 
+from woodshed.runs.pace import duration
+
 Progress = Callable[[int, int, str], None]
 """progress(done, total, text), as in `woodshed.cli.terminal`."""
 
-BEAT_S = 1.0
+QUIET_S = 9.0
+"""After so long the work is named again: nothing is silent for more than ten seconds."""
 
 
 class Phases:
@@ -21,7 +24,7 @@ class Phases:
         self._progress = progress
         self._left_s: dict[str, float] = {}
         self._bounds: set[str] = set()
-        self._since = time.monotonic()
+        self._since = self._told = time.monotonic()
         self._current, self._last = "", (0, 0, "")
 
     @contextmanager
@@ -37,12 +40,14 @@ class Phases:
             speaker.join()
 
     def _repeat(self, over: threading.Event) -> None:
-        while not over.wait(BEAT_S):
+        while not over.wait(1.0):
             self._beat()
 
     def _beat(self) -> None:
-        self._count_down()
-        self._tell(*self._last)
+        """Say it again where nothing was said for QUIET_S seconds."""
+        if time.monotonic() >= self._told + QUIET_S:
+            self._count_down()
+            self._tell(*self._last)
 
     def expect(self, phase: str, seconds: float) -> None:
         """Note how long a phase will take; 0 when it is over."""
@@ -86,6 +91,7 @@ class Phases:
         return told
 
     def _tell(self, done: int, total: int, text: str) -> None:
+        self._told = time.monotonic()
         self._progress(done, total, f"{text}, {self.estimate}")
 
     @property
@@ -95,4 +101,4 @@ class Phases:
         goal = "for the whole build" if "tasks" in self._left_s else "to the first tasks"
         if seconds < 60 and self._left_s:
             return f"less than a minute {goal}"
-        return f"{'at most' if self._bounds else 'about'} {seconds / 60:.0f} min {goal}"
+        return f"{'at most' if self._bounds else 'about'} {duration(seconds)} {goal}"

@@ -89,7 +89,8 @@ def prove_deletion(work: RepositoryContext, candidate: Candidate, deletion: Dele
 
 
 def _stable_task(work: RepositoryContext, candidate: Candidate, deletion: Deletion) -> Task:
-    """The task in its folder, where exactly its fail-to-pass tests fail.
+    """The task in its folder, where exactly its fail-to-pass tests fail; of a suite that does not fit into one run, as
+    far as the task asks for its tests.
 
     Tests that do not run the removed code run once, in the task's own folder. If any of them fails there, the task is
     written a second time, with these tests proven like the others.
@@ -103,7 +104,8 @@ def _stable_task(work: RepositoryContext, candidate: Candidate, deletion: Deleti
                 raise
             affected = set(work.baseline.stable)
             continue
-        everything = tuple(test for test in work.baseline.stable if test not in set(task.fail_to_pass))
+        others = work.baseline.stable if work.fits else task.pass_to_pass
+        everything = tuple(test for test in others if test not in set(task.fail_to_pass))
         whole = dataclasses.replace(task, pass_to_pass=everything)
         before = outcomes_of(whole, Patch(files={}), work.sandboxes)
         failing = {test for test, outcome in before.outcomes.items() if outcome != "passed"}

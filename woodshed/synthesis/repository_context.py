@@ -133,6 +133,8 @@ LONGEST_NAME = 200
 """Characters of a task's folder: tools add their own to it."""
 CPU_SHARE = 0.5
 """Of `timeout_s`: so much CPU is too much however busy the machine is."""
+FIT = 0.4
+"""Of `timeout_s`: so much all tests of a run may take, beside what it takes to start and import."""
 
 
 class Rejected(Exception):  # an answer, not an error
@@ -295,6 +297,12 @@ class RepositoryContext:
         )
         timeout_s, cpu_s = self.settings.timeout_s, self.cpu_s
         return run_session(sandbox, request, timeout_s=timeout_s, cpu_s=cpu_s, hash_seed=hash_seed)
+
+    @property
+    def fits(self) -> bool:
+        """True if all tests can run in one session."""
+        seconds = self.baseline.durations
+        return sum(seconds.get(test, 0.0) for test in self.baseline.stable) <= FIT * self.settings.timeout_s
 
     @property
     def cpu_s(self) -> int:

@@ -13,7 +13,12 @@ from woodshed.pysource import syntax
 from woodshed.records import TaskError
 from woodshed.synthesis import sources
 from woodshed.synthesis.configuration import pytest_settings, read_toml, table, words
+from woodshed.synthesis.repository_context import SynthesisSettings
 from woodshed.tasks.folder import is_protected
+
+SHORT = 8
+"""Lines of the longest function that is taken away from a small model; a first run teaches it no more."""
+LONGEST = SynthesisSettings().max_body_lines
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class RepositoryFacts:
     """Environment variables without which the tests end with a KeyError."""
     requirements: tuple[str, ...]
     """Requirements of the project, as pyproject.toml lists them."""
+
+    def longest(self, num_tasks: int, *, is_small: bool) -> int:
+        """Lines of the longest function to take away: SHORT for a small model, if enough functions are as short."""
+        if is_small and sum(lines <= SHORT for lines in self.bodies) >= 2 * num_tasks:
+            return SHORT
+        return min(max(self.bodies, default=LONGEST), LONGEST)
 
 
 def look(source: str) -> RepositoryFacts:

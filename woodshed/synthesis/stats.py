@@ -155,7 +155,7 @@ def _row(group: str, name: str, tasks: Sequence[Task], total: int) -> SetRow:
 def _isolated(task: Task) -> float:
     """Share of the fail-to-pass tests that is known to be isolated."""
     known = isolated_tests(task)
-    return len(known[1]) / len(task.fail_to_pass) if known else 0.0
+    return len({*known[1]} & {*task.fail_to_pass}) / len(task.fail_to_pass) if known else 0.0
 
 
 def _lines_removed(task: Task) -> int:

@@ -38,8 +38,8 @@ def grading_files(task: Task) -> Path:
 
 
 def isolated_tests(task: Task) -> tuple[str, tuple[str, ...]] | None:
-    """The fail-to-pass tests that pass with the original code in another process than theirs, and the version of the
-    grader that found them (`grading.isolated_tests`); None where nobody has looked.
+    """The tests, fail-to-pass and some others, that pass with the original code in another process than theirs, and the
+    version of the grader that found them (`grading.isolated_tests`); None where nobody has looked.
 
     Raises:
         TaskError: what is noted there has another form, as an earlier version left it.
@@ -56,7 +56,7 @@ def isolated_tests(task: Task) -> tuple[str, tuple[str, ...]] | None:
             f"{grading_files(task)}/expected.json: `isolated` is {str(known)[:60]!r}, not the isolated tests and the "
             "version that found them. Make the task again with `woodshed tasks make`."
         )
-    return by, tuple(test for test in task.fail_to_pass if test in set(tests))
+    return by, tuple(test for test in (*task.fail_to_pass, *task.pass_to_pass) if test in set(tests))
 
 
 def shown_files(tests: Path) -> Path:

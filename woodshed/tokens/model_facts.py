@@ -51,6 +51,11 @@ class ModelFacts:
         return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "model"
 
     @property
+    def is_small(self) -> bool:
+        """True for models below SMALL."""
+        return self.num_weights < SMALL
+
+    @property
     def is_tiny(self) -> bool:
         """True if all weights are trained, as there are so few."""
         return self.num_weights < 50_000_000
