@@ -89,7 +89,7 @@ def one_of_each_kind() -> list[red_team.Attack]:
 def test_one_attack_of_each_kind_buys_a_weak_judge(plain_task: Task, attack: red_team.Attack):
     patch = red_team.plant(plain_task, attack)
     judge = BUYABLE.get(attack.reach.kind)
-    judges = (judge,) if judge else ("exit code", "log", "reward file")
+    judges = (judge, "exit code") if judge else ("exit code", "log", "reward file")
     assert red_team.bought(plain_task, patch, judges=judges, timeout_s=4.0)
 
 
