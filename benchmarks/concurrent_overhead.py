@@ -2,10 +2,11 @@
 
 By our own loop: from a sampled message to the request for the next one, without the seconds of the tools. Through the
 gateway: from an agent's request to the reply that it has read, without the time of sampling; agents are another
-process, and send their whole history with every call, as agents do. A message takes one to three seconds to sample, by
-its seed. CPU time is that of the whole process, the scripted policy included: it does not depend on the machine's load.
+process, and send their whole history with every call, as agents do. A message takes 4 to 12 seconds to sample, by its
+seed, as of a server with so many requests at once. CPU time is that of the whole process, the scripted policy
+included: it hardly depends on the machine's load.
 
-    python benchmarks/concurrent_overhead.py [--attempts 200] [--turns 10] [--out FILE]
+    python benchmarks/concurrent_overhead.py [--attempts 200] [--turns 4] [--out FILE]
 
 Bars: at most 5 ms a turn by our loop and 10 ms through the gateway (medians over all turns).
 """
@@ -43,13 +44,13 @@ from woodshed.tasks.environment import resolve
 from woodshed.tokens import model_files
 from woodshed.tokens.renderer import Renderer, create_renderer
 
-SAMPLING_S = 2.0
+SAMPLING_S = 8.0
 BARS_MS = {"loop": 5.0, "gateway": 10.0}
 CALL = "I read on. <call>read_file package/module_7.py 200 40</call>"
 
 
 class SlowEngine(ScriptedEngine):
-    """A policy that writes the same call after one to three seconds, and notes when it was asked and answered."""
+    """A policy that writes the same call after some seconds, and notes when it was asked and answered."""
 
     def __init__(self, renderer: Renderer) -> None:
         super().__init__(renderer, lambda request: CALL)
@@ -205,7 +206,7 @@ def summary(measured: Measured, bar: float) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--attempts", type=int, default=200)
-    parser.add_argument("--turns", type=int, default=10)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/concurrent_overhead.json"))
     parser.add_argument("--agents", action="store_true", help=argparse.SUPPRESS)

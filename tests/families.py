@@ -132,11 +132,14 @@ KIMI = (
 )
 HARMONY = (
     "<|start|>system<|message|>Current date: {{ strftime_now('%Y-%m-%d') }}<|end|>"
+    "{% set last = namespace(final=-1) %}{% for m in messages %}{% if m.role == 'assistant' and not m.tool_calls %}"
+    "{% set last.final = loop.index0 %}{% endif %}{% endfor %}"
     "{% set called = namespace(name='') %}{% for m in messages %}"
     "{% if m.role == 'system' %}<|start|>developer<|message|># Instructions\n\n{{ m.content }}"
     + LISTED
     + "<|end|>"
-    "{% elif m.tool_calls %}{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
+    "{% elif m.tool_calls %}{% if m.thinking and loop.index0 > last.final %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>"
     "{% endif %}{% set called.name = m.tool_calls[0].function.name %}"
     "<|start|>assistant to=functions.{{ called.name }}<|channel|>commentary json<|message|>"
     "{{ m.tool_calls[0].function.arguments | tojson }}<|call|>"

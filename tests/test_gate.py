@@ -178,7 +178,7 @@ def test_a_turn_is_drawn_again_where_it_stood(attempt, tmp_path):
     whole = play(task, EDIT, TEST)
     sandbox = open_sandbox(SandboxSpec(lowers=(task.folder / "environment" / "workspace",)))
     stood = Attempt(task, sandbox, renderer(), AgentSettings(), rollout_id="again")
-    stood.replay(whole.turns[:1])
+    stood.replay(whole.turns[:1], whole.turns[1])
     assert stood.request().prompt_ids == tuple(
         i for i in (*whole.turns[0].context_ids, *whole.turns[0].sampled_ids, *whole.turns[1].context_ids)
     )

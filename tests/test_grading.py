@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -792,6 +793,49 @@ class Holds:
         if isinstance(other, tuple):
             return np.array([self.number == item for item in other])
         return self.number == other
+
+
+class Letters:
+    """Equal to every text of the same letters, whatever their case and what stands between them."""
+
+    def __init__(self, text: str):
+        self.letters = "".join(filter(str.isalnum, text.lower()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, str) and Letters(other).letters == self.letters
+
+
+class Named(Letters):
+    """One that says its name, too."""
+
+    def __init__(self, text: str):
+        super().__init__(text)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def test_an_object_that_ignores_the_form_of_a_text_is_believed_only_if_it_says_the_text():
+    for _ in range(20):
+        assert assert_hardening.compared("==", Named("Active Record"), "Active Record", __file__) is True
+        for ignorant in (
+            Letters("active_record"),
+            Named("active_record"),
+            collections.deque([Letters("a b")]),
+        ):
+            text = collections.deque(["A.b"]) if isinstance(ignorant, collections.deque) else "Active Record"
+            with pytest.raises(AssertionError, match="would hold for other values"):
+                assert_hardening.compared("==", ignorant, text, __file__)
+
+
+@pytest.mark.parametrize("value", [9, 0, 0.5, "a", "a-b", b"ab", [1, 2], {"a": 1}, {1}, (), None, True])
+def test_look_alikes_are_other_values_of_the_same_type(value: object):
+    for _ in range(20):
+        found = assert_hardening.values.look_alikes(value, 31)
+        assert found and value not in found and len(found) <= 31
+        if value is not None and value is not True:
+            assert {type(other) for other in found} == {type(value)}
 
 
 def test_honest_objects_stand_being_asked_again():

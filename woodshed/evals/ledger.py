@@ -413,7 +413,8 @@ def brief(ledger: Ledger, costs: Costs) -> list[list[str]]:
     seconds = ", ".join(f"{name} {duration(spent)}" for spent, name in work if spent)
     read = used.prefill_tokens + used.cached_tokens
     cached = f" ({used.cached_tokens / read:.0%} again, from the cache)" if used.cached_tokens else ""
-    what = "billed" if ledger.served else "to rent such a machine for that long: nothing was billed"
+    span = "that long" if ledger.wall_s else "its seconds of work"
+    what = "billed" if ledger.served else f"to rent such a machine for {span}: nothing was billed"
     lower = ", a lower bound" if costs.unknown else ""
     each = [
         f"{name} {_money(amount, unit)}"

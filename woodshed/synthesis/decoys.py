@@ -290,13 +290,15 @@ def _constants(literal: ast.expr) -> list[ast.Constant]:
 
 
 def _other(value: object, texts: Sequence[str], rng: random.Random) -> object:
-    """A value that might have been expected in its place."""
+    """A value that might have been expected in its place; no number is below 0, where the minus is an operator."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return abs(value) + rng.choice([1, 2, 3])
-    if isinstance(value, float | complex):
-        return value + rng.choice([1.0, 2.0, 0.5])
+        return rng.choice([other for other in range(abs(value) - 3, abs(value) + 4) if 0 <= other != value])
+    if isinstance(value, float):
+        return rng.choice([value + step for step in (-2.0, -1.0, -0.5, 0.5, 1.0, 2.0) if value + step >= 0])
+    if isinstance(value, complex):
+        return value + rng.choice([-1.0, 1.0])
     if isinstance(value, bytes):
         return value[::-1] if value != value[::-1] else value + b"a"
     if isinstance(value, str):

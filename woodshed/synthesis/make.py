@@ -45,7 +45,7 @@ from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.synthesis.test_writing import write_tests
 from woodshed.tasks import environment, folder
 
-CANDIDATE_S, SUITES_EACH = 8.0, 2.0
+CANDIDATE_S, SUITES_EACH = 15.0, 4.0
 """Seconds of a task before the first one says it better, and so many runs of its suite on top."""
 FIRST_ROUND_S = 240.0
 """Tasks are made after so long of running a suite, and so long of mapping it, and then of what is known later."""
@@ -182,11 +182,13 @@ def _make_from(work: RepositoryContext, out: Path, report: MakeReport, phases: P
         goal = total
         with contextlib.closing(decide(work, pairs, out, earlier, missing)) as paired:
             combining = _named(progress, "combining tasks")
-            taken = _take(work, paired, len(pairs), out, earlier, report, combining, total - len(kept))
+            rest = total - len(kept)
+            taken = _take(work, paired, len(pairs), out, earlier, report, combining, rest) if pairs else []
         if limit and len(kept) + len(taken) < limit:  # too few pairs: more of the others
             rest = limit - len(kept) - len(taken)
             going_on = _named(progress, "making more tasks")
             kept += _take(work, singles, len(singly), out, earlier, report, going_on, rest)
+        progress(0, 0, f"ending what is begun of {work.baseline.repository.name}")
     for kind in ("impossible", "write_tests"):
         wanted = [c for c in derivations(work, kept) if c.operator == kind]
         with contextlib.closing(decide(work, wanted, out, earlier)) as derived:

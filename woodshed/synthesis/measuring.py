@@ -7,16 +7,17 @@ it is known, so that what was stopped goes on where it was.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from woodshed.records import from_json, to_json
+from woodshed.records import TaskError, from_json, to_json
 from woodshed.runs.files import write_atomically
 from woodshed.synthesis import clocks, leaks, mapping, reports, selection, sources
 from woodshed.synthesis.baseline import Baseline, measure
@@ -35,7 +36,7 @@ from woodshed.tasks import folder
 
 SLOWER = 5
 """So many times as long as a run of the suite a slowed one may take, if it is not longer than mapping may take."""
-TASK_SHARE = 1.0
+TASK_SHARE = 2.0
 """A task takes about so many times as long as the runs of its suite, until the first ones say it better."""
 SLOWED = 4.0
 """A slowed run takes about so many times as long."""
@@ -65,7 +66,8 @@ def measured_once(
         )
     for phase in ("suite", "map"):
         phases.bound(phase, settings.mapping_timeout_s)
-    baseline = _first(repository, parts, log, settings, phases)
+    with _gone_if_refused(parts):
+        baseline = _first(repository, parts, log, settings, phases)
     sandboxes = settings.sandbox.create()
     with ThreadPoolExecutor(1) as beside:
         code = texts(baseline, baseline.package_files, ".py")
@@ -85,6 +87,18 @@ def measured_once(
     if not mapped.unmapped and not baseline.unmeasured:
         shutil.rmtree(parts, ignore_errors=True)
     return RepositoryMeasurements(baseline, mapped, copied, log)
+
+
+@contextlib.contextmanager
+def _gone_if_refused(parts: Path) -> Iterator[None]:
+    """Leave no folder behind of a repository that cannot be used: nothing of it will be gone on with."""
+    try:
+        yield
+    except TaskError:
+        shutil.rmtree(parts, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            parts.parent.rmdir()
+        raise
 
 
 def _place(repository: sources.Repository, settings: SynthesisSettings) -> str:

@@ -31,7 +31,7 @@ from woodshed.synthesis.mutation_score import MutationScore
 from woodshed.synthesis.names import Codebase
 from woodshed.synthesis.operators import LEVELS, Symbol
 
-GENERATOR = "woodshed-synthesis-12"
+GENERATOR = "woodshed-synthesis-13"
 """Part of every task's provenance; raise when the same input gives other tasks."""
 Visibility = Literal["hidden", "half", "shown", "none"]
 OperatorName = Literal[
@@ -154,8 +154,10 @@ def complain_of_the_machine(verdict: Verdict) -> None:
     """Raise if a run with the original code does not finish: that is not the candidate's doing.
 
     Raises:
-        Rejected: not_believable.
+        Rejected: timeout, not_believable.
     """
+    if any(fault.startswith(CUT_SHORT[0]) and "timeout" in fault for fault in verdict.integrity):
+        raise Rejected("timeout", verdict.integrity[0])
     if verdict.status == "invalid" or any(fault.startswith(CUT_SHORT) for fault in verdict.integrity):
         raise Rejected("not_believable", "; ".join(verdict.integrity) or verdict.detail)
 

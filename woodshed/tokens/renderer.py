@@ -306,7 +306,7 @@ class TemplateRenderer:
     def _behind_thought(self, text: str, calls: Sequence[Call], kind: past_thoughts.Kind) -> int:
         """Position in a message where its prose or its call begins."""
         begin = thoughts.length(text, opened=self._opens_thought, calls=calls)
-        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        begin += len(text[begin:]) - len(text[begin:].lstrip("\n"))
         lead = self._leads[0] if kind == "said" else ""
         return begin + len(lead) * text.startswith(lead, begin)
 
