@@ -123,3 +123,16 @@ def test_a_run_that_diverges_ends_with_weights_that_were_well(tiny_task: Task, t
     run_recipe(recipe, run, lambda *_: None)  # resuming changes nothing
     assert run.read("metrics") == before
     assert replace(checkpoint.read_position(newest)) == state
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_stays_ctrl_c():
+    """The library collects it like an error of a rank; as one it would look like a bug of ours."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    for cause, seen in (
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (OSError(28, "full"), OSError),
+        (KeyError("x"), ValueError),
+    ):
+        with pytest.raises(seen), tensor_folder._single_errors():
+            raise CheckpointException("save", {0: (cause, None)})  # type: ignore[dict-item]

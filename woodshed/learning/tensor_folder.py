@@ -87,7 +87,8 @@ def _single_errors() -> Iterator[None]:
             yield
     except CheckpointException as several:
         first = next(iter(several.failures.values()))[0]
-        raise first if isinstance(first, OSError) else ValueError(str(first)) from None
+        is_damage = isinstance(first, Exception) and not isinstance(first, OSError)  # Ctrl-C is neither
+        raise ValueError(str(first)) if is_damage else first from None
     except OSError:
         raise
     except Exception as error:  # safetensors raises its own, undocumented kinds
