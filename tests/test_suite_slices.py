@@ -146,6 +146,6 @@ def test_an_estimate_of_the_whole_stands_beside_every_phase(clock: list[float]):
 
 
 def test_sets_are_doubted_without_what_no_set_can_hold():
-    """A list among the doubts made tests of sqlglot fail with "unhashable type", so no candidate that they ran was kept."""
+    """A list among the doubts made tests of sqlglot fail with "unhashable type", and their candidates were refused."""
     sets = [{1, 2, "a"}, frozenset({(1, 2)}), {"a": 1, (1,): 2}]
     assert all(assert_hardening_values._series(value, 8) for value in sets for _ in range(200))
