@@ -236,6 +236,7 @@ def first_task() -> str:
     rows = [
         ["first task after", f"{row['first_task_s'] / 60:.1f} minutes", f"{found['bar_s'] / 60:.0f} minutes"],
         [f"CPU seconds of all, {row['tasks']} tasks", f"{row['cpu_s']:.0f}", ""],
+        ["killed, and started again, after", f"{row['killed_after_s']:.0f} s", ""],
         ["longest time without a line", f"{row['longest_silence_s']:.0f} s", "10 s"],
         ["lines with an estimate of what is left", f"{row['lines_with_estimate']} of {row['lines']}", "all"],
         [f"load of the machine, {row['cores']} cores", f"{low:.0f} to {high:.0f}", ""],

@@ -110,6 +110,15 @@ def stranger() -> object:
     return DRAW.choice([object(), DRAW.random(), word, f"{DRAW.random()}", [word], {word: DRAW.random()}])
 
 
+def _built(kind: Any, contents: Iterable[list[Any]]) -> list[object]:
+    """Containers of these contents, without those that a set or a dictionary cannot hold, such as a list."""
+    built: list[object] = []
+    for items in contents:
+        with contextlib.suppress(TypeError):
+            built.append(kind(items))
+    return built
+
+
 def _series(value: Any, most: int) -> list[object]:
     kind = type(value)
     if value is None or kind is bool:
@@ -124,9 +133,9 @@ def _series(value: Any, most: int) -> list[object]:
         texts = _texts(value.decode("latin-1"), most)
         return [kind(text, "latin-1") for text in texts if all(ord(letter) < 256 for letter in text)]
     if kind in CONTAINERS[:4]:
-        return [kind(items) for items in _items(list(value), most)]
+        return _built(kind, _items(list(value), most))
     if kind is dict:
-        return [dict(items) for items in _pairs(list(value.items()), most)]
+        return _built(dict, _pairs(list(value.items()), most))
     if kind in NUMBERS:
         return [value + step for step in range(1, most + 1)]
     if kind in DATES:

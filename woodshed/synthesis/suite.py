@@ -15,19 +15,17 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from woodshed.grading import session
 from woodshed.grading.results import NOTHING, TestRun
 from woodshed.grading.session import run_tests
-from woodshed.records import from_json, to_json
+from woodshed.records import Environment, from_json, to_json
 from woodshed.runs import machine
 from woodshed.runs.files import write_atomically
-from woodshed.sandbox import SandboxProvider
+from woodshed.sandbox import SandboxProvider, SandboxSpec
 from woodshed.synthesis.progress import Progress
-
-if TYPE_CHECKING:
-    from woodshed.synthesis.baseline import Baseline
+from woodshed.synthesis.sources import Repository
 
 FIRST = 200
 """Tests of the first slice; the following are as large as SLICE_S lets them be."""
@@ -39,6 +37,19 @@ PROGRESS = re.compile(r"[.FEsxX]*\s*(\[ *\d+%\])?")
 """Lines of pytest that say nothing about what ended it."""
 CUT_SHORT = ("ended by its limits", "no end record")
 """Faults of a run that one of its tests ended."""
+
+
+class SuiteDraft(Protocol):
+    """A `baseline.Baseline` as far as its tests need it to run."""
+
+    @property
+    def repository(self) -> Repository: ...
+
+    @property
+    def environment(self) -> Environment: ...
+
+    @property
+    def spec(self) -> SandboxSpec: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ LIMITS = SuiteLimits()
 
 
 def measure(
-    draft: Baseline, kept: Path, limits: SuiteLimits, progress: Progress, sandboxes: SandboxProvider
+    draft: SuiteDraft, kept: Path, limits: SuiteLimits, progress: Progress, sandboxes: SandboxProvider
 ) -> SuiteRuns:
     """The runs of a suite, as far as time reaches; the folder `kept` holds what earlier calls found.
 
@@ -117,7 +128,7 @@ def measure(
 
 
 def _collected(
-    draft: Baseline, timeout_s: float, sandboxes: SandboxProvider
+    draft: SuiteDraft, timeout_s: float, sandboxes: SandboxProvider
 ) -> tuple[list[str], dict[str, str]]:
     """Ids of the suite in their order, and the errors of files that cannot be collected; none where pytest fails."""
     script = Path(__file__).with_name("collector.py")
@@ -166,7 +177,7 @@ def _size(last: SuiteSlice) -> int:
 
 
 def _slice(
-    draft: Baseline, tests: Sequence[str], limits: SuiteLimits, sandboxes: SandboxProvider
+    draft: SuiteDraft, tests: Sequence[str], limits: SuiteLimits, sandboxes: SandboxProvider
 ) -> SuiteSlice:
     """The runs of some tests. Where a session ends in a test, that one is put aside, and those behind it wait."""
     began = time.monotonic()
@@ -203,7 +214,7 @@ def _end_of(run: TestRun) -> str:
 
 
 def _sessions(
-    draft: Baseline, ids: Sequence[str] | None, limits: SuiteLimits, sandboxes: SandboxProvider
+    draft: SuiteDraft, ids: Sequence[str] | None, limits: SuiteLimits, sandboxes: SandboxProvider
 ) -> tuple[TestRun, ...]:
     """Sessions at the same time, each with its own hash seed."""
 
