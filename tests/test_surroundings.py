@@ -62,6 +62,8 @@ MARKS = {
     "the name of a login": "'LOGNAME' in os.environ",
     "another hash seed": "os.environ.get('PYTHONHASHSEED') != '0'",
     "bytecode by a variable": "os.environ.get('PYTHONDONTWRITEBYTECODE') != '1'",
+    "bytecode by a variable when it began": "'PYTHONDONTWRITEBYTECODE' not in read('self/environ')",
+    "no bytecode by a variable when it began": "'PYTHONDONTWRITEBYTECODE' in read('self/environ')",
     "another user": "os.environ.get('USER') != 'agent' or os.getuid() != 1000",
     "another time zone": "os.environ.get('TZ') != 'UTC'",
     "another folder": "os.getcwd() != '/workspace'",

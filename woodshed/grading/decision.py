@@ -94,10 +94,7 @@ def decide(
                 break
     run = merged((*task.fail_to_pass, *task.pass_to_pass), runs)
     if may_pay(task, runs, isolated, shaped=shaped):
-        removed = contained(
-            lambda: removed_api(task, crossed, box.original_api()), lambda error: [f"{UNREADABLE}: {error}"]
-        )
-        run = dataclasses.replace(run, integrity=run.integrity + tuple(removed[:MOST_NOTES]))
+        run = dataclasses.replace(run, integrity=run.integrity + interface_notes(task, crossed, box))
     return Verdict(
         rollout_id="",
         task_id=task.id,
@@ -108,6 +105,14 @@ def decide(
         integrity=run.integrity,
         detail="\n".join([*notes, run.log[-4000:]]),
     )
+
+
+def interface_notes(task: Task, crossed: Files, box: Box) -> tuple[str, ...]:
+    """Integrity notes on what could be called before and cannot be called any more."""
+    removed = contained(
+        lambda: removed_api(task, crossed, box.original_api()), lambda error: [f"{UNREADABLE}: {error}"]
+    )
+    return tuple(removed[:MOST_NOTES])
 
 
 def plan(task: Task, isolated: Sequence[str], guards: Sequence[str], timeout_s: float) -> list[Planned]:

@@ -48,11 +48,17 @@ FLAGS: dict[Kind, tuple[str, ...]] = {
 """Options of Python. An ordinary session writes bytecode of the code under test, and none of tests."""
 HASH_SEEDS: dict[Kind, int] = {"ordinary": 1, "isolated": 0, "again": 0}
 ENVIRONMENTS: dict[Kind, dict[str, str]] = {
-    "ordinary": {"LOGNAME": "grader", "TZ": "UTC0", "PYTHONDONTWRITEBYTECODE": ""},
+    "ordinary": {"LOGNAME": "grader", "TZ": "UTC0"},
     "isolated": {"USER": "agent"},
     "again": {"USER": "agent"},
 }
 """Variables of each kind of session, on top of the sandbox's."""
+UNSET: dict[Kind, tuple[str, ...]] = {
+    "ordinary": ("PYTHONDONTWRITEBYTECODE",),
+    "isolated": (),
+    "again": (),
+}
+"""Variables of the sandbox that a session lacks; an empty one would still be seen in /proc/self/environ."""
 
 
 @dataclass(frozen=True)

@@ -347,11 +347,9 @@ def rewrite_all(files: list[str]) -> None:
 
 
 def move() -> None:
-    """Other surroundings than those of an agent's commands: temporary files lie elsewhere, and bytecode is written."""
+    """Other surroundings than those of an agent's commands: temporary files lie elsewhere."""
     os.environ["TMPDIR"] = tempfile.mkdtemp()
     tempfile.tempdir = None
-    if not os.environ.get("PYTHONDONTWRITEBYTECODE"):
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def isolate(request: dict, sources: dict[str, str], python_path: str, hardening: types.ModuleType) -> None:

@@ -40,7 +40,8 @@ def start(request: SessionRequest) -> str:
     if request.kind == "isolated":
         steps = f'sys.path.insert(0, "{names.folder}"); import {names.runner} as program; del sys.path[0]'
         program = f"-c 'import gc, sys; gc.disable(); {steps}; program.main()'"
-    return f'{names.python_path}="$PYTHONPATH" PYTHONPATH= exec /env/bin/python {flags} {program}'
+    unset = "".join(f"unset {name}; " for name in results.UNSET[request.kind])
+    return f'{unset}{names.python_path}="$PYTHONPATH" PYTHONPATH= exec /env/bin/python {flags} {program}'
 
 
 def with_runner(spec: SandboxSpec, kind: results.Kind = "ordinary") -> SandboxSpec:

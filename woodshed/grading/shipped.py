@@ -262,6 +262,8 @@ class OneBox:
         environment = {**os.environ, "PYTHONPATH": "", **({"HOME": "/tmp"} if self.is_separate else {})}
         environment[request.programs.python_path] = environment.pop("WOODSHED_PYTHONPATH", "")
         environment |= results.ENVIRONMENTS[request.kind]
+        for name in results.UNSET[request.kind]:
+            environment.pop(name, None)
         environment["PYTHONHASHSEED"] = str(results.HASH_SEEDS[request.kind])
         self.has_run = True
         user, ended = self._user(request.kind), "ok"
