@@ -23,6 +23,7 @@ from woodshed.synthesis import leaks, operators, pruning
 from woodshed.synthesis.candidates import candidates
 from woodshed.synthesis.leaks.scan import SHARED
 from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.proof import _task, _write
 from woodshed.synthesis.repository_context import (
     Candidate,
@@ -72,7 +73,7 @@ def drafts(options: argparse.Namespace, scratch: Path) -> list[Task]:
     repository = fetch(options.source, scratch / "tree")
     settings = SynthesisSettings(extra_requirements=EXTRA.get(options.source, ()))
     measured = measured_once(
-        repository, options.build or scratch / "build", settings, lambda done, total, text: None
+        repository, options.build or scratch / "build", settings, Phases(lambda done, total, text: None)
     )
     staging = scratch / "staging"
     staging.mkdir()

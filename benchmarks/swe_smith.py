@@ -26,6 +26,7 @@ from task_factory import EXTRA
 
 from woodshed.runs import machine
 from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.repository_context import (
     Rejected,
     RepositoryContext,
@@ -95,7 +96,7 @@ def one(source: str, options: argparse.Namespace) -> dict[str, Any]:
         repository = fetch(source, Path(scratch, "tree"))
         settings = SynthesisSettings(extra_requirements=EXTRA.get(source, ()), timeout_s=options.timeout)
         kept = options.build or Path(scratch, "build")
-        measured = measured_once(repository, kept, settings, lambda done, total, text: None)
+        measured = measured_once(repository, kept, settings, Phases(lambda done, total, text: None))
         work = read_context(measured, Path(scratch, "staging"), settings)
         began, cpu = time.monotonic(), cpu_s()
         command = [str(options.python.absolute()), "-c", GENERATE, str(repository.tree)]

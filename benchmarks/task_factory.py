@@ -34,6 +34,7 @@ from woodshed.runs.files import write_atomically
 from woodshed.synthesis import SynthesisSettings, make, stats
 from woodshed.synthesis.candidates import candidates
 from woodshed.synthesis.measuring import measured_once
+from woodshed.synthesis.progress import Phases
 from woodshed.synthesis.repository_context import read_context
 from woodshed.synthesis.sources import fetch
 from woodshed.tasks import folder
@@ -118,7 +119,7 @@ def prepare(options: argparse.Namespace, source: str) -> None:
     with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(TaskError):
         repository = fetch(source, Path(scratch, "tree"))
         measured_once(
-            repository, options.build, settings_of(source, 0, options), lambda done, total, text: None
+            repository, options.build, settings_of(source, 0, options), Phases(lambda done, total, text: None)
         )
 
 
@@ -196,7 +197,9 @@ def screening(options: argparse.Namespace, tasks: list[Task]) -> dict[str, float
         with tempfile.TemporaryDirectory() as scratch:
             repository = fetch(source, Path(scratch, "tree"))
             settings = settings_of(source, 0, options)
-            measured = measured_once(repository, options.build, settings, lambda done, total, text: None)
+            measured = measured_once(
+                repository, options.build, settings, Phases(lambda done, total, text: None)
+            )
             work = read_context(measured, Path(scratch), settings)
             total = len(work.baseline.stable)
             for candidate in candidates(work):

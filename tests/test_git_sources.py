@@ -36,7 +36,8 @@ def test_addresses_as_people_copy_them(
     source: str, address: str, revision: str, subdirectory: str, name: str
 ):
     found = git_sources.read(source)
-    assert found == GitSource(address, revision, subdirectory) and found.name == name
+    assert found == GitSource(address, revision, subdirectory)
+    assert found is not None and found.name == name
 
 
 @pytest.mark.parametrize("source", ["./x", "/x", "x", "-oProxyCommand=x@h:x", "a@b:/x", ""])

@@ -311,7 +311,9 @@ def test_a_viewer_shows_every_field_of_a_record_inert() -> None:
     story = view.RolloutRecords(
         rollout, Verdict("r", "t", "graded", 0.0, False, {hostile: hostile}), {}, {}, ()
     )
-    row = view.RolloutRow(("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0)
+    row = view.RolloutRow(
+        ("eval", 0, 0), 0, hostile, hostile, 0, hostile, "failed", 1, (), (), (hostile,), 0, 0.0, 1
+    )
     shown = [
         turn_text.turn_text(0, turn, story, {1: hostile}, "log-prob"),
         turn_text.head_text(story, row),
