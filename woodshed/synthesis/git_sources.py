@@ -24,6 +24,8 @@ ARCHIVE = re.compile(r"\.(zip|whl|tar|tgz|tar\.\w+)$")
 VIEW = r"(?:-/)?(?:tree|src/(?:branch|tag|commit)|src)"
 PAGE = re.compile(rf"(?P<home>https://[^/]+/.+?)/{VIEW}/(?P<rev>[^/]+)(?:/(?P<sub>.+))?")
 """A branch or folder as the forges show it."""
+HOST = r"(?:https|ssh)://(?:[^-/@][^/@]*@)?[A-Za-z0-9\[][^/@]*"
+"""A user and a host; neither begins with a hyphen, which ssh would take for an option."""
 LOGIN = re.compile(r"(?P<scheme>\w+://)(?P<user>[^/@:\s]*)(:[^/@\s]*)?@")
 PRIVATE = (
     "could not read Username",
@@ -73,7 +75,7 @@ def read(source: str) -> GitSource | None:
     page = PAGE.fullmatch(text)
     if page and not is_marked:
         return GitSource(page["home"], page["rev"], subdirectory or (page["sub"] or "").strip("/"))
-    parts = re.fullmatch(r"((?:https|ssh|file)://[^/]*/.+?)(?:@([^@]+))?", text)
+    parts = re.fullmatch(rf"((?:file://[^/]*|{HOST})/.+?)(?:@([^@]+))?", text)
     return GitSource(parts[1], parts[2] or "HEAD", subdirectory) if parts else _refused(source)
 
 
