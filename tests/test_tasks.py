@@ -300,7 +300,7 @@ def test_an_environment_is_built_once_and_runs_nothing_of_the_host(tiny_task: Ta
         assert b"pytest" in sandbox.exec("pytest --version").stdout  # its first line says /env, not the cache
 
 
-def test_the_key_covers_the_whole_environment(tiny_task: Task):
+def test_the_key_covers_all_that_is_installed(tiny_task: Task):
     changes = {
         "python": "3.99",
         "requirements": ("pytest==9.0.0",),
@@ -309,7 +309,10 @@ def test_the_key_covers_the_whole_environment(tiny_task: Task):
         "distribution": "tally==2.0",
         "entry_points": "[console_scripts]\ntally = tally.words:split\n",
     }
-    assert set(changes) == {field.name for field in dataclasses.fields(Environment)}
+    same = {"variables": ("TALLY=1",), "pytest_options": ("-m", "not slow")}
+    assert {*changes, *same} == {field.name for field in dataclasses.fields(Environment)}
+    alike = dataclasses.replace(tiny_task.environment, **same)
+    assert environment._key(alike, Path("python")) == environment._key(tiny_task.environment, Path("python"))
     versions = [
         dataclasses.replace(tiny_task.environment, **{name: value}) for name, value in changes.items()
     ]

@@ -18,7 +18,7 @@ from woodshed import documents
 from woodshed.agent.output import clean, clip, printable, short
 from woodshed.agent.workspace_files import Outcome, RefusedCallError, execute
 from woodshed.records import RecipeError
-from woodshed.sandbox import Sandbox, SandboxSpec, open_sandbox
+from woodshed.sandbox import Sandbox, SandboxSettings, SandboxSpec
 from woodshed.tokens.codec import ToolSpec
 
 PREFIX = "mcp:"
@@ -60,7 +60,8 @@ def source_of(name: str) -> str:
 
 @functools.cache
 def _listed(name: str, source: str) -> tuple[ToolSpec, ...]:
-    with open_sandbox(SandboxSpec(())) as sandbox:
+    """Tools by the server's own answer, in a sandbox of the default provider: the recipe's is not read yet."""
+    with SandboxSettings().create().open(SandboxSpec(())) as sandbox:
         try:
             answer = _ask(source, "tools/list", {}, sandbox, timeout_s=LISTING_S)
             specs = tuple(_spec(tool) for tool in answer["tools"])

@@ -290,11 +290,17 @@ def plugin_names() -> list[str]:
 
 
 def files_of(tests: list[str], workspace: str) -> list[str]:
-    """The files of some test ids, once each, as far as they exist: one that does not would end the session."""
+    """The files of some test ids, once each, as far as they exist: one that does not would end the session.
+
+    pytest takes a bracket for the parameters of a test, so a file below such a folder is named by the folder around it.
+    """
     files = dict.fromkeys(test.partition("::")[0] for test in tests)
     there = [file for file in files if Path(workspace, file).is_file()]
+    named = dict.fromkeys(
+        str(Path(file.partition("[")[0] + "x").parent) if "[" in file else file for file in there
+    )
     return [
-        f"./{file}" if file.startswith(("-", "@")) else file for file in there
+        f"./{name}" if name.startswith(("-", "@")) else name for name in named
     ]  # no options, no lists of them
 
 
