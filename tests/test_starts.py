@@ -47,7 +47,8 @@ TINY = [
     "agent.turn_tokens=8",
     "rollout.attempts=2",
 ]
-WARMUP = ["--model", "model", "policy.codec=plain", "sft.steps=1"]
+WARMUP = ["--model", "model", "policy.codec=plain", "sft.steps=1", "tasks.heldout=['tasks/quickstart']"]
+WARMUP += ["tasks.heldout_share=0", "agent.max_turns=1", "agent.turn_tokens=8"]
 ELSEWHERE = {"train": "the world of the others", "view": "a terminal", "serve": "tests/test_serve.py"}
 """Verbs that are started by other tests, and where."""
 STARTS: dict[str, Sequence[str]] = {
