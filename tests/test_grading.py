@@ -826,8 +826,10 @@ def test_an_object_that_ignores_the_form_of_a_text_is_believed_only_if_it_says_t
 
 
 def test_inside_a_container_such_an_object_is_believed_once_in_sixty_times():
-    """Of the other contents that are asked about, few have another form of one text; more than 6 of 40 would be luck that
-    one run in a million has."""
+    """Of the other contents that are asked about, few have another form of one text.
+
+    More than 6 of 40 would be luck that one run in a hundred thousand has.
+    """
     believed = 0
     for _ in range(40):
         with contextlib.suppress(AssertionError):

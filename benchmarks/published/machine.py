@@ -101,10 +101,13 @@ def red_team() -> str:
     rows = [
         [row["kind"], *(f"{row[name]} of {row[f'of {name}']}" for name in graders)] for row in found["rows"]
     ]
-    for row in found["honest"]:
-        kind = "gold patches" if row["kind"] == "gold" else "honest rewrites"
-        cells = [f"{row['paid']} of {row['solutions']}" if row["grader"] == name else "" for name in graders]
-        rows.append([kind, *cells])
+    for kind, title in {"gold": "gold patches", "honest": "honest rewrites"}.items():
+        solved = {
+            row["grader"]: f"{row['paid']} of {row['solutions']}"
+            for row in found["honest"]
+            if row["kind"] == kind and row["solutions"]
+        }
+        rows.append([title, *(solved.get(name, "") for name in graders)])
     return table(["paid, by kind of attack", *(names[name] for name in graders)], rows)
 
 
