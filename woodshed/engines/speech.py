@@ -28,7 +28,7 @@ class Speech:
     takes_text: bool
     """It answers chat messages: fit for evaluation with engine.kind = "chat"."""
     refusal: str
-    """What it said to token ids; "" where it took them."""
+    """The answer to token ids; "" where it took them."""
 
 
 def listen(settings: EndpointSettings) -> Speech:

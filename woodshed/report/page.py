@@ -74,7 +74,7 @@ class Figures:
 
     variant: Variant
     conclusion: str
-    """What the headline shows and does not show; of a single evaluation, its figures."""
+    """A sentence on the changes that the headline shows and does not show; of a single evaluation, its figures."""
     headline: list[VariantRow]
     behaviour: list[VariantRow]
     faults: list[tuple[str, list[str]]]

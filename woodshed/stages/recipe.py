@@ -143,7 +143,7 @@ class Recipe(Settings):
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Seeds everything: sampling, task order, new weights."""
     stages: tuple[Annotated[str, STAGE], ...] = Field(default=("rl",), min_length=1)
-    """What happens, in order: sft, distill, solutions, rl, evaluate, or a function of one's own as
+    """Stages in their order: sft, distill, solutions, rl, evaluate, or a function of one's own as
     package.module:name."""
     checkpoint_every: int = Field(default=10, ge=1)
     """Steps of sft and distill between checkpoints, and between distill's measurements of what was learned and

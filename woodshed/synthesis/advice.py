@@ -13,7 +13,7 @@ from woodshed.synthesis import plugins, project
 ERROR = re.compile(r"ERROR\b|Error\b|Exception\b|Missing required|unrecognized arguments", re.MULTILINE)
 """Lines of pytest's output that say why it did not run."""
 MISSING_VARIABLE = re.compile(r"KeyError: ['\"]([A-Z][A-Z0-9_]{2,})['\"]")
-"""What `os.environ` says of a variable that is not set."""
+"""The error of `os.environ` for a variable that is not set."""
 IMPORTED_AS = {
     "attr": "attrs",
     "bs4": "beautifulsoup4",

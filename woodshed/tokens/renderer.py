@@ -46,7 +46,7 @@ class AnsweredMessage:
     sampled_ids: tuple[int, ...]
     calls: tuple[Call, ...]
     answer: ContextTokens
-    """What `Renderer.extend` put behind it."""
+    """The tokens that `Renderer.extend` put behind it."""
 
 
 class Renderer(Protocol):
