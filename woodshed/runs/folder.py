@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -221,7 +222,7 @@ class RunDir:
     def _ranks(self) -> int:
         try:
             layout = self.section("layout")
-            return int(layout.get("fsdp", 1)) * int(layout.get("replicate", 1))
+            return math.prod(int(layout.get(axis, 1)) for axis in ("fsdp", "replicate", "cp"))
         except (RunError, ValueError, TypeError):
             return 1
 
