@@ -30,11 +30,12 @@ from woodshed.engines.router import Router
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.evals.suite import SuiteSettings
 from woodshed.experience import Collector, RolloutSettings
+from woodshed.experience.annotations import critic_of
 from woodshed.learning.policy import add_adapter
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
-from woodshed.stages.session import Session, critic_of
+from woodshed.stages.session import Session
 from woodshed.tokens.renderer import create_renderer
 
 
@@ -375,7 +376,7 @@ def test_the_critics_own_engine_is_closed(servers: list[Server], tiny_task: Task
     url = {"url": f"http://127.0.0.1:{servers[0].server_port}"}
     recipe = recipe_of(tiny_task, tiny_model_dir, critic={"endpoint": url, "model": str(tiny_model_dir)})
     policys: Any = Held()
-    critic = critic_of(recipe, policys)
+    critic = critic_of(recipe.critic, policys)
     assert critic is not policys
     nothing: Any = None
     Session(recipe, nothing, nothing, policys, nothing, critic, nothing).close()

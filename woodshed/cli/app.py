@@ -51,6 +51,7 @@ ORDER = [  # of the commands in --help
     "view",
     "export",
     "monitor",
+    "take-part",
 ]
 
 

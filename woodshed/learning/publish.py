@@ -30,12 +30,22 @@ def publish(worker: Worker, engine: Engine, folder: Path, version: int) -> None:
         worker.refresh()
         engine.update_weights(WeightUpdate("shared"), version)
         return
+    update = write(worker, folder, version)
+    engine.update_weights(update, version)
+    remove_old(folder, 2)
+
+
+def write(worker: Worker, folder: Path, version: int) -> WeightUpdate:
+    """Write the policy's weights into a folder below `folder`, for engines of other processes."""
     target = folder / f"{version:06d}"
     with staged(target) as partial:
         worker.write_for_servers(partial)
-    kind = "adapter" if worker.policy.is_adapter else "full"
-    engine.update_weights(WeightUpdate(kind, target), version)
-    for old in sorted(path for path in folder.iterdir() if path.name < target.name)[:-1]:
+    return WeightUpdate("adapter" if worker.policy.is_adapter else "full", target)
+
+
+def remove_old(folder: Path, kept: int) -> None:
+    """Remove all weights but those of the newest versions."""
+    for old in sorted(path for path in folder.iterdir() if path.name.isdecimal())[:-kept]:
         shutil.rmtree(old)
 
 
