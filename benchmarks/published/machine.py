@@ -19,6 +19,7 @@ def machine() -> str:
         ["sandbox: create, five commands, destroy", f"{opened['p50_ms']} ms", f"{opened['bar_ms']:.0f} ms"],
         ["sandbox: fork after 5,000 files", f"{forked['p50_ms']} ms", f"{forked['bar_ms']:.0f} ms"],
         ["harness, one turn", f"{turn['p50_ms']} ms", f"{load('harness_overhead')['bar_ms']:.0f} ms"],
+        *overhead(),
         ["verifier beyond the tests' own time", f"{verifier['p50_s']:.2f} s", f"{verifier['bar_s']} s"],
         ["access log, on a suite that the agent runs", percent(log["more_p50"]), percent(log["bar"])],
     ]
@@ -32,6 +33,20 @@ def machine() -> str:
             ]
         )
     return table(["two cores, medians", "figure", "target"], rows)
+
+
+def overhead() -> list[list[str]]:
+    """What a turn costs with many attempts under way, by our own loop and through the gateway."""
+    found = load("concurrent_overhead")
+    places = {"loop": "in our loop", "gateway": "through the gateway"}
+    return [
+        [
+            f"one turn {places[name]}, {found['attempts']} attempts at once",
+            f"{each['p50']:.1f} ms (p99 {each['p99']:.1f})",
+            f"{each['bar_p50']:.0f} ms",
+        ]
+        for name, each in found["milliseconds"].items()
+    ]
 
 
 def beside_commit() -> str:
