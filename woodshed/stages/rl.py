@@ -189,7 +189,8 @@ def learn(
         f"train {step}: update {step + 1} of {recipe.rl.steps} ({in_words(summary)}){time_left(recipe, laps, step)}",
     )
     compiled = compiled_of(session, experience)
-    metrics = session.trainer.step(compiled.samples) | {"skipped_hints": dict(compiled.skipped_hints)}
+    samples = [sample.at(state.version) for sample in compiled.samples]
+    metrics = session.trainer.step(samples) | {"skipped_hints": dict(compiled.skipped_hints)}
     if not (metrics["trained_rollouts"] or metrics["targets"]):
         nothing = "nothing to learn from: no group has attempts that count and differ and no turn has a hint"
         session.progress(step + 1, recipe.rl.steps, f"train {step}: {nothing}")
@@ -227,7 +228,7 @@ def record(
         session.progress(state.step, recipe.rl.steps, reason)
         state = replace(state, stopped=reason)
     run.append("metrics", [metrics], "train", state.step - 1)
-    session.worker.save(state, kept=stability.WINDOW + 1)
+    session.worker.save(state, kept=stability.WINDOW + 1 + recipe.rl.staleness)
     return state
 
 
@@ -306,7 +307,7 @@ def watch(
     rate = metrics["invalid_calls"]["value"]
     reason = state.watch.alarm(settings, rate, metrics.get("kl_to_start"), metrics.get("logp_gap_mean", 0.0))
     if reason:
-        version = state.watch.healthy(state.step - 1)
+        version = state.watch.healthy(state.step - 1, session.recipe.rl.staleness)
         worker.go_back(version)
         reason = f"stopped after step {state.step - 1}: {reason}; back to the weights of step {version}"
     return reason
