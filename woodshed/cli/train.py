@@ -203,7 +203,7 @@ def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
             for stage in plan(recipe)[first:]:
                 stage.run(session, reached or checkpoint.TrainState(stage.label, 0, stage.steps_before))
                 reached = None
-        session.worker.export(dtype=recipe.policy.export_dtype)
+        session.worker.export()
         commands.release()
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from woodshed import parts
 from woodshed.agent.command_line import shown, words
 from woodshed.curriculum import refuse_dry
+from woodshed.engines import vllm
 from woodshed.engines.chat import UNTRAINABLE
 from woodshed.engines.create import needs_model
 from woodshed.experience import scripted_expert
@@ -32,10 +33,13 @@ def refuse(recipe: Recipe, *, starts_ranks: bool = False) -> None:
     Raises:
         RecipeError: names the settings that leave nothing, and what to change; a part of the user's own that cannot
             be used; or a layout for other ranks than were started.
+        SamplerError: no vLLM can be started here.
     """
     parts.check(recipe)
     if recipe.engine.kind == "chat":
         raise RecipeError(UNTRAINABLE)
+    if recipe.engine.kind == "vllm":
+        vllm.find()
     refuse_tools(recipe)
     refuse_harness(recipe)
     recipe.sandbox.check()
