@@ -76,11 +76,16 @@ def load(
     model.eval()
     invariant.install(model)
     if adapter is not None:
-        model = _with_adapter(model, adapter)
+        model = with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
 
 
-def _with_adapter(model: Any, adapter: Path) -> Any:
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """The model with an unmerged PEFT adapter; its own layers are wrapped.
+
+    Raises:
+        ModelError: the adapter cannot be read, or belongs to another model.
+    """
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
