@@ -84,6 +84,9 @@ class Policy:
         """Goes with exported whole weights, which nobody could use without it."""
         self.base = base
         self.is_adapter = is_adapter
+        self._masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        """Weights that the model computes with, and those that are trained: themselves where they are float32."""
+        self._round_adapter()
         self.find_weights()
         self.units: list[FSDPModule] = []
         """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
@@ -139,8 +142,22 @@ class Policy:
         """Name the trainable weights; again after they were sharded, which replaces them."""
         self._computed = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """The model's own."""
-        self.trainable = {name: _master(parameter) for name, parameter in self._computed.items()}
+        known = self._masters
+        self._masters = {p: known[p] if p in known else _master(p) for p in self._computed.values()}
+        self.trainable = {name: self._masters[parameter] for name, parameter in self._computed.items()}
         """The model's own where they are float32, else their float32 copies."""
+
+    def _round_adapter(self) -> None:
+        """Let the model compute with rounded copies of a float32 adapter where it has a lower precision itself.
+
+        An adapter that is converted in every forward costs two more kernels a layer for every token that is sampled.
+        """
+        for weight, dtype in local.adapter_weights(self.model):
+            if weight.requires_grad and weight.dtype == torch.float32 != dtype:
+                exact = weight.detach().clone()
+                weight.data = exact.to(dtype)
+                self._masters[weight] = _master(weight)
+                self._masters[weight].data = exact
 
     @property
     def device(self) -> torch.device:
@@ -293,11 +310,11 @@ class Policy:
         rank iterates, to the end.
         """
         self._let_go()
-        names: dict[Tensor, list[str]] = {}
+        names, masters = dict[Tensor, list[str]](), dict[Tensor, Tensor](self._masters)
         for name, weight in self.model.state_dict(keep_vars=True).items():
             names.setdefault(weight, []).append(name)
         for weight, shared in names.items():
-            value = weight.detach()
+            value = (masters.get(weight, weight) if self.is_adapter else weight).detach()
             if not isinstance(value, DTensor):
                 yield shared, value
             elif not self.is_adapter:  # the base under an adapter is what the recipe names
