@@ -147,7 +147,7 @@ def main() -> None:
     )
     parser.add_argument("--cases", default="toy", choices=CASES)
     parser.add_argument("--only", nargs="*", help="names of cases; all without it")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="1: one card alone")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds for all of it")
     parser.add_argument("--commit", default="", help="of this code, where it is no checkout")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
@@ -172,7 +172,7 @@ def lead(options: argparse.Namespace) -> None:
     """The layouts over the ranks, then one card; the file grows as they are measured."""
     ends, cards = time.monotonic() + options.limit, max(1, torch.cuda.device_count())
     alone = [(1, f"{n}/{cards}", str(n)) for n in range(cards)]
-    for stage in ([(options.ranks, "0/1", "")], alone):
+    for stage in ([(options.ranks, "0/1", "")] if options.ranks > 1 else [], alone):
         started = [start(options, *each) for each in stage]
         while any(process.poll() is None for process in started):
             time.sleep(0.5)
@@ -309,7 +309,7 @@ def units(options: argparse.Namespace, world: int) -> Iterator[tuple[str, str]]:
         yield name, ONE
         if case.dtype == "bfloat16" and case.optimizer == "adamw" and not case.recomputes:
             yield name, HALVED
-        if case.is_saved:
+        if case.is_saved and options.ranks > 1:
             yield name, LOADED
 
 
