@@ -224,6 +224,7 @@ def figures(run: RunDir, seen: Watched, warmup: int, cards: dict[str, Any]) -> d
         line.get("waits", {}).get("trainer_s", line["seconds"].get("attempts", 0.0)) for line in counted
     )
     sizes = [size for kind, size in seen.versions.values() if kind != "full"] or [0]
+    gaps = [line["logp_gap_mean"] for line in lines if "logp_gap_mean" in line] or [0.0]
     return {
         "step_s": spread(seconds),
         "mean_step_s": round(whole_s / len(seconds), 2),
@@ -231,9 +232,10 @@ def figures(run: RunDir, seen: Watched, warmup: int, cards: dict[str, Any]) -> d
         "attempts_per_s": round(sum(line["num_attempts"] for line in counted) / whole_s, 2),
         "trainer_waits": round(waited / whole_s, 3),
         "first_step_s": round(seen.steps[0] - seen.begun, 1),
-        "logp_gap_mean": spread([line["logp_gap_mean"] for line in counted]),
-        "logp_gap_max": max(line["logp_gap_max"] for line in counted),
+        "logp_gap_mean": spread(gaps),
+        "drift_mean": spread([line.get("drift_mean", 0.0) for line in counted]),
         "staleness_mean": statistics.mean(line.get("staleness_mean", 0.0) for line in counted),
+        "updates": sum(line["trained_rollouts"] > 0 for line in lines),
         "staleness_max": max(line.get("staleness_max", 0) for line in lines),
         "reward": [round(line["reward"]["value"], 3) for line in lines],
         "turns": round(statistics.mean(line["turns"]["value"] for line in counted), 2),
