@@ -19,6 +19,7 @@ def machine() -> str:
         ["sandbox: create, five commands, destroy", f"{opened['p50_ms']} ms", f"{opened['bar_ms']:.0f} ms"],
         ["sandbox: fork after 5,000 files", f"{forked['p50_ms']} ms", f"{forked['bar_ms']:.0f} ms"],
         ["harness, one turn", f"{turn['p50_ms']} ms", f"{load('harness_overhead')['bar_ms']:.0f} ms"],
+        *overhead(),
         ["verifier beyond the tests' own time", f"{verifier['p50_s']:.2f} s", f"{verifier['bar_s']} s"],
         ["access log, on a suite that the agent runs", percent(log["more_p50"]), percent(log["bar"])],
     ]
@@ -34,6 +35,25 @@ def machine() -> str:
     return table(["two cores, medians", "figure", "target"], rows)
 
 
+def overhead() -> list[list[str]]:
+    """What a turn costs with many attempts under way, by our own loop and through the gateway."""
+    found = load("concurrent_overhead")
+    places = {"loop": "in our loop", "gateway": "through the gateway"}
+    return [
+        [
+            f"one turn {places[name]}, {found['attempts']} attempts at once",
+            f"{each['p50']:.1f} ms (p99 {each['p99']:.1f})",
+            f"{each['bar_p50']:.0f} ms",
+        ]
+        for name, each in found["milliseconds"].items()
+    ]
+
+
+def short(value: float) -> str:
+    """A number with four digits that count."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def beside_commit() -> str:
     """Decoding and steps of an earlier tree and this one, in turns."""
     found = load("beside_commit")
@@ -43,7 +63,7 @@ def beside_commit() -> str:
         middles = [each[len(each) // 2] for each in (before, after)]
         unit = "tokens a second" if row["case"] == "decode" else "s"
         figures = [
-            f"{m:.4g} {unit} ({e[0]:.4g} to {e[-1]:.4g})"
+            f"{short(m)} {unit} ({short(e[0])} to {short(e[-1])})"
             for m, e in zip(middles, (before, after), strict=True)
         ]
         rows.append(
