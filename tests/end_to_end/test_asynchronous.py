@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from local_server import serving
 
-from woodshed.records import Hint, Rollout, Task, Verdict
+from woodshed.records import Task
 from woodshed.runs.folder import RunDir
 
 STEPS = 3
