@@ -44,7 +44,6 @@ from woodshed.tasks import folder
 
 TURN_S = 0.25
 """Longest time between two looks at what the trainer has published."""
-SOURCE = "collector"
 
 
 class CollectorProcess:
@@ -165,15 +164,19 @@ class CollectorProcess:
             self.of: dict[Slot, Batch] = {}
             for batch in list(self.batches):
                 self._resume(batch)
-            before = time.monotonic()
+            looked = -TURN_S
             while not self._is_done():
-                if self.is_abandoned:
-                    return False
-                self._follow()
+                if time.monotonic() - looked >= TURN_S:
+                    looked = time.monotonic()
+                    self._show_life()
+                    self._follow()
+                    if self.is_abandoned:
+                        return False
                 self._draw()
+                before = time.monotonic()
                 for slot, made in self.flight.turn(TURN_S):
                     self._keep(self.of.pop(slot), slot.number, made)
-                before = self._beat(before)
+                self._count_idle(time.monotonic() - before)
         return True
 
     @property
@@ -191,13 +194,14 @@ class CollectorProcess:
     def _is_done(self) -> bool:
         return self.last is not None and self.loaded == self.last.version and not self.batches
 
-    def _beat(self, before: float) -> float:
-        """Show that this process lives, and count places for attempts that nobody may use."""
-        now, flight, most = time.monotonic(), self.flight, self.recipe.rollout.max_in_flight
-        os.utime(self.folder.path / f"lock-{SOURCE}")
+    def _show_life(self) -> None:
+        os.utime(self.folder.path / "lock-collector")
+
+    def _count_idle(self, seconds: float) -> None:
+        """Count places for attempts that no admitted attempt uses."""
+        flight, most = self.flight, self.recipe.rollout.max_in_flight
         if not flight.waiting:
-            self.idle_s += (now - before) * max(0.0, 1 - len(flight.flying) / most)
-        return now
+            self.idle_s += seconds * max(0.0, 1 - len(flight.flying) / most)
 
     def _resume(self, batch: Batch) -> None:
         """Have done what is missing of a batch."""
