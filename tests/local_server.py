@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,9 +12,16 @@ from woodshed.engines.local.server import LocalServer, ServerSettings
 
 
 @contextmanager
-def serving(model: Path, port: int = 0, **settings: object) -> Iterator[tuple[str, LocalServer]]:
-    """Address and server of a model."""
-    server = LocalServer.load(ServerSettings(model=str(model), **settings))  # type: ignore[arg-type]
+def serving(
+    model: Path, port: int = 0, prepare: Callable[[LocalServer], object] = lambda server: None
+) -> Iterator[tuple[str, LocalServer]]:
+    """Address and server of a model.
+
+    Args:
+        prepare: changes the server before it begins.
+    """
+    server = LocalServer.load(ServerSettings(model=str(model)))
+    prepare(server)
     with socket.create_server(("127.0.0.1", port)) as listener:
         thread = threading.Thread(target=server.run, args=[listener])
         thread.start()

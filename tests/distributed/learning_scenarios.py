@@ -240,8 +240,9 @@ def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
             copied = add_adapter(copied, training.rank) if training.rank else copied
         worker = Worker(policy, run, copied=copied)
         worker.refresh()
-        worker.export(dtype="float32")
-        worker.write_for_servers(run.path / "served")
+        worker.export()
+        (run.path / "served").mkdir(exist_ok=True)
+        worker.write_for_servers(run.path / "served", "adapter" if training.rank else "full")
         held = copied.state_dict() if copied is not None else {}
         found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
     return found

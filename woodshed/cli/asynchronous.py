@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -38,7 +40,10 @@ def take_part(
     run = RunDir.open(path)
     lock(run, role)
     with keeping("what is finished is kept", run), progress_bars() as progress:
-        (train if role == "trainer" else collect)(run, progress)
+        if role == "trainer":
+            train(run, progress)
+        else:
+            collect(run, server or (), progress)
 
 
 def is_another_rank() -> bool:
@@ -81,19 +86,32 @@ def train(run: RunDir, progress: Progress) -> None:
         run_recipe(chosen, run, progress)
 
 
-def collect(run: RunDir, progress: Progress) -> None:
-    """The collector's part."""
-    from woodshed.engines.create import create
+def collect(run: RunDir, servers: Sequence[str], progress: Progress) -> None:
+    """The collector's part.
+
+    Args:
+        servers: that the launcher has started, and starts again where they die.
+    """
+    from woodshed.engines.create import connect, create
+    from woodshed.engines.http import EndpointSettings
+    from woodshed.engines.servers import START_S
     from woodshed.stages.asynchronous import collector_recipe
     from woodshed.stages.asynchronous.collector import CollectorProcess
     from woodshed.tasks import folder
-    from woodshed.tokens.model_files import load_tokenizer
+    from woodshed.tokens import model_files
     from woodshed.tokens.renderer import create_renderer
 
     recipe = collector_recipe.read(run)
     sets = [run.path / "tasks" / name for name in ("train", "heldout")]
     practice, heldout = (folder.load_set(each) if any(each.iterdir()) else [] for each in sets)
-    tokenizer, model_dir = load_tokenizer(recipe.policy.model)
+    if not model_files.resolve(recipe.policy.model, weights=False).gguf:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # transformers loads it where it can
+    tokenizer, model_dir = model_files.load_tokenizer(recipe.policy.model)
     renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=model_dir)
-    with closing(create(recipe.engine, renderer)) as engine:
+    if servers:
+        endpoints = [EndpointSettings(url=url, model="policy") for url in servers]
+        opened = connect(endpoints, renderer, recipe.engine, START_S)
+    else:
+        opened = create(recipe.engine, renderer)
+    with closing(opened) as engine:
         CollectorProcess(run, recipe, engine, practice, heldout, progress).run()

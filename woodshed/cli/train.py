@@ -203,7 +203,7 @@ def run_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
             for stage in plan(recipe)[first:]:
                 stage.run(session, reached or checkpoint.TrainState(stage.label, 0, stage.steps_before))
                 reached = None
-        session.worker.export(dtype=recipe.policy.export_dtype)
+        session.worker.export()
         commands.release()
 
 
@@ -213,6 +213,7 @@ def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     Raises:
         WoodshedError: bad tasks or settings; or one of them cannot go on. The run folder stays resumable.
     """
+    from woodshed.engines.create import starts_servers
     from woodshed.stages import preflight
     from woodshed.stages.asynchronous import launcher
     from woodshed.stages.plan import prepare
@@ -222,7 +223,10 @@ def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     practice, heldout = task_sets(recipe, run, progress)
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
-    launcher.launch(run, launcher.commands(run, recipe.layout.world), tell)
+    if starts_servers(recipe.engine):
+        progress(0, 0, f"starting {recipe.engine.kind}, which takes minutes at times")
+    with launcher.servers_of(recipe, run) as servers:
+        launcher.launch(run, launcher.commands(run, recipe.layout.world, servers), tell)
 
 
 def take_part() -> None:

@@ -42,8 +42,6 @@ class PolicySettings(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen weights and of compute. Trained weights are kept in float32: an adapter's own, and of
     whole bfloat16 weights copies, so that no update is rounded away."""
-    export_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
     activation_checkpointing: bool = False
     """Compute every layer again in the backward pass instead of keeping what it computed: about a third more time, for
     the memory of longer micro-batches."""
@@ -320,13 +318,17 @@ class Policy:
             elif not self.is_adapter:  # the base under an adapter is what the recipe names
                 yield shared, value.full_tensor()
 
-    def export(self, folder: Path, *, dtype: str = "float32") -> None:
+    def export(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
-        and generation config, that others can load. Every rank calls it, and rank 0 writes."""
+        and generation config, that others can load. Every rank calls it, and rank 0 writes.
+
+        Args:
+            dtype: None keeps an adapter in float32, and whole weights in the precision of the model.
+        """
         state: dict[str, Tensor] = {}
         for names, value in self.whole_weights():
             if ranks.index() == 0:
-                state |= dict.fromkeys(names, value.to(getattr(torch, dtype)).cpu())
+                state |= dict.fromkeys(names, value.to("cpu", dtype=dtype))
         if ranks.index():
             return
         options = {"save_embedding_layers": False} if self.is_adapter else {}

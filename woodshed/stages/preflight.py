@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from woodshed import parts
 from woodshed.agent.command_line import shown, words
 from woodshed.curriculum import refuse_dry
+from woodshed.engines import vllm
 from woodshed.engines.chat import UNTRAINABLE
 from woodshed.engines.create import needs_model
 from woodshed.experience import scripted_expert
@@ -32,10 +33,13 @@ def refuse(recipe: Recipe, *, starts_ranks: bool = False) -> None:
     Raises:
         RecipeError: names the settings that leave nothing, and what to change; a part of the user's own that cannot
             be used; or a layout for other ranks than were started.
+        SamplerError: no vLLM can be started here.
     """
     parts.check(recipe)
     if recipe.engine.kind == "chat":
         raise RecipeError(UNTRAINABLE)
+    if recipe.engine.kind == "vllm":
+        vllm.find()
     refuse_tools(recipe)
     refuse_harness(recipe)
     recipe.sandbox.check()
@@ -72,7 +76,7 @@ def refuse_asynchronous(recipe: Recipe) -> None:
     if needs_model(recipe.engine):
         raise RecipeError(
             f"{said} needs an engine that reads weights from a folder, and engine.kind = {recipe.engine.kind!r} "
-            "computes with the trainer's own; set engine.kind='http' and [[engine.servers]], or rl.staleness=0"
+            "computes with the trainer's own; set engine.kind='process', 'vllm' or 'http', or rl.staleness=0"
         )
     if recipe.stages not in (("rl",), ("sft", "rl")):
         raise RecipeError(

@@ -91,8 +91,6 @@ class DistillSettings(Settings):
     """Prompts of `demonstrations` that are answered in one step."""
     tasks_per_step: int = Field(default=0, ge=0)
     """Practice tasks attempted in one step, once each; their demonstration is the solution."""
-    answer_tokens: int = Field(default=256, ge=1)
-    """Longest answer."""
     preset: Preset = "sdft"
     """Published form of teacher and divergence: sdft, opsd, or another that feedback.preset knows."""
 

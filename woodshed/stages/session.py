@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from woodshed import parts
-from woodshed.engines.create import create
+from woodshed.engines.create import create, needs_model, starts_servers
 from woodshed.engines.elsewhere import EngineElsewhere
 from woodshed.engines.engine import Engine
+from woodshed.engines.servers import ServedModel
 from woodshed.experience.annotations import critic_of
 from woodshed.learning import checkpoint, ranks
 from woodshed.learning.checkpoint import TrainState
@@ -97,7 +99,7 @@ def open_session(
     copied = None
     if ranks.count() > 1:
         shard(policy, recipe.layout)
-        if recipe.engine.kind != "http" and not recipe.rl.staleness:  # sampling is no exchange between ranks
+        if needs_model(recipe.engine):  # sampling is no exchange between ranks
             copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
     worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)
@@ -107,7 +109,11 @@ def open_session(
         longest = int(policy.model.config.get_text_config().max_position_embeddings)
         engine = EngineElsewhere(renderer, longest)
         return Session(recipe, run, worker, engine, renderer, engine, progress, practice, heldout)
-    engine = create(recipe.engine, renderer, policy.model if copied is None else copied)
+    served = served_model(recipe, policy, loaded.directory)
+    if starts_servers(recipe.engine):
+        progress(0, 0, f"starting {recipe.engine.kind}, which takes minutes at times")
+    sampled = policy.model if copied is None else copied
+    engine = create(recipe.engine, renderer, sampled, served, run.path / "engines")
     try:
         refuse_deaf_engine(worker, engine, run.path / "weights", recipe.engine.temperature, MAX_LOGP_GAP)
         publish(worker, engine, run.path / "weights", 0)
@@ -117,6 +123,19 @@ def open_session(
         engine.close()
         raise
     return Session(recipe, run, worker, engine, renderer, critic, progress, practice, heldout)
+
+
+def served_model(recipe: Recipe, policy: Policy, folder: Path) -> ServedModel:
+    """The policy as servers are to sample from it.
+
+    Args:
+        folder: of the model that training begins with.
+    """
+    rank = policy.model.peft_config["default"].r if policy.is_adapter else 0
+    is_cuda = policy.device.type == "cuda"
+    return ServedModel(
+        folder, recipe.policy.dtype, lora_rank=rank, trained_gpus=ranks.started_here() if is_cuda else 0
+    )
 
 
 def begin(

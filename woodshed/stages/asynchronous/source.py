@@ -64,12 +64,12 @@ class Tailing:
         known = self.run.find("published", Publication, "train", version)
         if known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last:
             return
-        update = publish.write(self.session.worker, root, version)
+        kept = self.staleness + 2  # an engine that evaluates is so many versions behind
+        update = publish.write(self.session.worker, self.session.renderer, root, version, kept)
         assert update.folder is not None and update.kind != "shared"
         name = update.folder.relative_to(self.run.path).as_posix()
         offer = Publication(version, name, update.kind, measured, is_last)
         self.run.append("published", [offer], "train", version)
-        publish.remove_old(root, self.staleness + 2)  # an engine that evaluates is so many versions behind
 
     def _note_taken(self, state: TrainState) -> None:
         """Write which groups the checkpoint has learned from, and those before it; a kill may have kept one back."""
