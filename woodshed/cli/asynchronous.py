@@ -1,7 +1,8 @@
-"""`woodshed take-part`: the processes of asynchronous RL, which `woodshed train` starts."""
+"""`woodshed child`: the processes of asynchronous RL, which `woodshed train` starts."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,8 +25,8 @@ LOCK_S = 20.0
 """Longest wait for the lock of a process that is ending."""
 
 
-@app.command("take-part", hidden=True)
-def take_part(
+@app.command("child", hidden=True)
+def child(
     role: Annotated[Literal["trainer", "collector"], typer.Argument()],
     path: Annotated[Path, typer.Argument(metavar="RUN")],
     server: Annotated[list[str] | None, typer.Option(help="Address of an engine server.")] = None,
@@ -105,6 +106,7 @@ def collect(run: RunDir, servers: Sequence[str], progress: Progress) -> None:
     sets = [run.path / "tasks" / name for name in ("train", "heldout")]
     practice, heldout = (folder.load_set(each) if any(each.iterdir()) else [] for each in sets)
     if not model_files.resolve(recipe.policy.model, weights=False).gguf:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # transformers loads it where it can
     tokenizer, model_dir = model_files.load_tokenizer(recipe.policy.model)
     renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=model_dir)

@@ -36,7 +36,7 @@ from woodshed.grading import Judging
 from woodshed.monitors import flag_policy
 from woodshed.records import Flag, Hint, RewardTerms, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.stages.asynchronous.batch import Batch
+from woodshed.stages.asynchronous.batch import AttemptBatch
 from woodshed.stages.asynchronous.collector_recipe import CollectorRecipe
 from woodshed.stages.asynchronous.messages import Collected, Draw, Publication, read_experience
 from woodshed.stages.choosing import Choosing
@@ -84,7 +84,7 @@ class CollectorProcess:
         self.published: list[Publication] = []
         self.loaded = -1
         """Version that the engine samples by; -1 before the first."""
-        self.batches: list[Batch] = []
+        self.batches: list[AttemptBatch] = []
         self.observed = 0
         """Steps that the choice of tasks has learned from."""
         self.update: tuple[Publication, Future[None]] | None = None
@@ -114,11 +114,11 @@ class CollectorProcess:
             if slot.number not in batch.rollouts
         )
 
-    def _of_step(self, step: int, tasks: Sequence[Task]) -> Batch:
+    def _of_step(self, step: int, tasks: Sequence[Task]) -> AttemptBatch:
         asked, levels = with_levels(tasks, self.recipe.effort, step)
-        return Batch("train", step, asked, levels, self.recipe.rollout.attempts)
+        return AttemptBatch("train", step, asked, levels, self.recipe.rollout.attempts)
 
-    def _open(self, batch: Batch) -> Batch | None:
+    def _open(self, batch: AttemptBatch) -> AttemptBatch | None:
         """Take up a batch, unless it is collected already."""
         if self.folder.find("collected", Collected, batch.phase, batch.step) is not None:
             return None
@@ -161,7 +161,7 @@ class CollectorProcess:
             harness = stack.enter_context(maker.harness(pool))
             self.flight = stack.enter_context(InFlight(maker, pool, harness))
             self.flight.journal = self.journal
-            self.of: dict[Slot, Batch] = {}
+            self.of: dict[Slot, AttemptBatch] = {}
             for batch in list(self.batches):
                 self._resume(batch)
             looked = -TURN_S
@@ -203,7 +203,7 @@ class CollectorProcess:
         if not flight.waiting:
             self.idle_s += seconds * max(0.0, 1 - len(flight.flying) / most)
 
-    def _resume(self, batch: Batch) -> None:
+    def _resume(self, batch: AttemptBatch) -> None:
         """Have done what is missing of a batch."""
         slots = [slot for slot in batch.slots if slot.number not in batch.rollouts]
         self.of |= dict.fromkeys(slots, batch)
@@ -271,7 +271,7 @@ class CollectorProcess:
         manifest.keep(self.folder, conditions)
         if settings.effort is not None:
             tasks = [with_effort(task, settings.effort) for task in tasks]
-        batch = self._open(Batch("eval", version, tasks, {}, settings.attempts))
+        batch = self._open(AttemptBatch("eval", version, tasks, {}, settings.attempts))
         if batch is not None:
             self._resume(batch)
 
@@ -314,7 +314,7 @@ class CollectorProcess:
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
-    def _keep(self, batch: Batch, part: int, made: Rollout) -> None:
+    def _keep(self, batch: AttemptBatch, part: int, made: Rollout) -> None:
         place = (batch.phase, batch.step)
         texts = token_texts([made], self.engine.renderer)
         self.folder.append("token_texts", [texts], *place, part=part)
@@ -323,7 +323,7 @@ class CollectorProcess:
         batch.rollouts[part] = made
         self._judge(batch, part, made)
 
-    def _judge(self, batch: Batch, part: int, made: Rollout) -> None:
+    def _judge(self, batch: AttemptBatch, part: int, made: Rollout) -> None:
         def judged(future: Future[Verdict]) -> None:
             verdict = dataclasses.replace(future.result(), rollout_id=made.id)
             self.folder.append("verdicts", [verdict], batch.phase, batch.step, part=part)
@@ -334,7 +334,7 @@ class CollectorProcess:
 
         self._when_done(self.judging.add(made), judged)
 
-    def _watch(self, batch: Batch, place: int) -> None:
+    def _watch(self, batch: AttemptBatch, place: int) -> None:
         group = batch.group(place)
         verdicts = {
             made.id: batch.verdicts[part]
@@ -356,7 +356,7 @@ class CollectorProcess:
         """Handle a result on this thread."""
         future.add_done_callback(lambda done: self.flight.events.put(partial(then, done)))
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: AttemptBatch) -> None:
         """Annotate a batch of which every attempt is graded and watched."""
         if not batch.is_complete:
             return

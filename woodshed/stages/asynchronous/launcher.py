@@ -81,8 +81,8 @@ def commands(run: RunDir, ranks: int, servers: Sequence[str] = ()) -> dict[str, 
     path = str(run.path.resolve())
     addresses = [word for url in servers for word in ("--server", url)]
     return {
-        "trainer": (*machine.program(ranks), "take-part", "trainer", path),
-        "collector": (*machine.program(), "take-part", "collector", path, *addresses),
+        "trainer": (*machine.program(ranks), "child", "trainer", path),
+        "collector": (*machine.program(), "child", "collector", path, *addresses),
     }
 
 
