@@ -34,10 +34,10 @@ from woodshed.runs import machine
 from woodshed.runs.files import reason, remove, write_atomically
 
 RECORD, LATEST = "published.json", "LATEST"
-KEPT = 2
-"""Newest versions that stay where engines are as fast as the trainer."""
 FULL_EVERY = 20
 """Versions from one whole publication to the next, from which a receiver that joins late begins."""
+KEPT = 2
+"""Newest versions that stay beside the whole publications that they follow from."""
 LEVEL = 1
 """Of zstd: higher ones take longer and save little on differences."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -136,7 +136,7 @@ def finish(folder: Path, published: Published) -> None:
 def announce(folder: Path, kept: int = KEPT) -> None:
     """Name a folder as the newest, and remove those that no receiver needs any more.
 
-    The newest `kept` stay, with the whole publication that they follow from, for receivers that are late or behind.
+    The newest ones stay, with the whole publication that they follow from, for receivers that join late or are behind.
     """
     root = folder.parent
     write_atomically(root / LATEST, f"{folder.name}\n")

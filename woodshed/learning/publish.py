@@ -46,7 +46,7 @@ def write(
     `FULL_EVERY` versions. A version that is published again, with weights that changed meanwhile, replaces its folder.
 
     Args:
-        kept: newest versions that stay.
+        kept: newest versions that stay, for engines that are behind.
     """
     sweep(root)
     before = worker.newest

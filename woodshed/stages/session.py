@@ -99,7 +99,7 @@ def open_session(
     copied = None
     if ranks.count() > 1:
         shard(policy, recipe.layout)
-        if needs_model(recipe.engine):  # sampling is no exchange between ranks
+        if needs_model(recipe.engine) and not recipe.rl.staleness:  # sampling is no exchange between ranks
             copied = Policy.load(recipe.policy, seed=recipe.seed)[0].model
     worker = Worker(policy, run, commands, copied)
     renderer = create_renderer(loaded.tokenizer, codec=recipe.policy.codec, model_dir=loaded.directory)

@@ -64,8 +64,8 @@ class Tailing:
         known = self.run.find("published", Publication, "train", version)
         if known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last:
             return
-        kept = self.staleness + 2  # an engine that evaluates is so many versions behind
-        update = publish.write(self.session.worker, self.session.renderer, root, version, kept)
+        behind = self.staleness + 2  # so many versions behind an engine that evaluates may be
+        update = publish.write(self.session.worker, self.session.renderer, root, version, behind)
         assert update.folder is not None and update.kind != "shared"
         name = update.folder.relative_to(self.run.path).as_posix()
         offer = Publication(version, name, update.kind, measured, is_last)
