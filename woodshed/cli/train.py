@@ -260,7 +260,8 @@ def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
     state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
     # Attempts of later steps remain where a checkpoint was deleted: a change would not be in them.
     steps_taken = state.step if state.stage == "rl" else 0
-    is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
+    ahead = steps_taken + chosen.rl.staleness
+    is_behind = any(phase == "train" and step > ahead for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
     notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
     if notes:
