@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -83,13 +84,25 @@ def resolve(requirements: Sequence[str], *, python: str | None = None) -> tuple[
     if not any(canonicalize_name(r.name) == "pytest" for r in wanted):
         wanted.append(Requirement("pytest"))
     version = python or _our_version()
+    return _resolved(tuple(map(str, wanted)), version, _interpreter(version), _index())
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(wanted: tuple[str, ...], version: str, interpreter: Path, index: object) -> tuple[str, ...]:
+    """See `resolve`; pip is asked once per process for the same requirements in the same `index`."""
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         report = Path(scratch, "report.json")
         options = ["--dry-run", "--ignore-installed", "--report", str(report)]
-        _pip(_interpreter(version), options, [*map(str, wanted)], version)
+        _pip(interpreter, options, wanted, version)
         installs = json.loads(report.read_text("utf-8"))["install"]
     pins = [(canonicalize_name(i["metadata"]["name"]), i["metadata"]["version"]) for i in installs]
     return tuple(sorted(f"{name}=={release}" for name, release in pins))
+
+
+def _index() -> tuple[object, ...]:
+    """Settings of pip in this environment, and the wheels that were built here."""
+    wheels = sorted(file.name for file in built_wheels().iterdir()) if built_wheels().is_dir() else []
+    return (*sorted(entry for entry in os.environ.items() if entry[0].startswith("PIP_")), *wheels)
 
 
 def tool(requirement: str, python: str) -> Path:
