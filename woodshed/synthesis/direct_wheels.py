@@ -44,10 +44,10 @@ class DirectWheel:
     name: str
     version: str
     requires: tuple[Requirement, ...]
-    """What it requires by an address, with markers."""
+    """Requirements with an address, with their markers."""
 
     def active(self, extras: set[str], python: str) -> Iterator[str]:
-        """What it requires by an address here."""
+        """The requirements with an address that hold here."""
         for requirement in self.requires:
             if requirements.holds(requirement, extras, python):
                 requirement.marker = None

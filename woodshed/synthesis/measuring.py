@@ -30,6 +30,7 @@ from woodshed.synthesis.repository_context import (
     SynthesisSettings,
     texts,
 )
+from woodshed.synthesis.siblings import surroundings
 from woodshed.synthesis.suite import SuiteLimits
 from woodshed.tasks import folder
 
@@ -103,6 +104,7 @@ def _gone_if_refused(parts: Path) -> Iterator[None]:
 def _place(repository: sources.Repository, settings: SynthesisSettings) -> str:
     """Name of what is kept for a repository: another one for whatever changes the outcomes of its tests."""
     asked = [GENERATOR, repository.sha256, repository.python, *settings.extra_requirements]
+    asked.append(surroundings(repository.tree, repository.beside, repository.origin))
     asked += [*settings.pytest_args, *settings.deselect, *settings.env]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
     return f"{repository.name}-{key}"

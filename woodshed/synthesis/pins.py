@@ -83,7 +83,7 @@ def _built_wishes(listed: Sequence[str], wheels: DirectWheels) -> tuple[list[str
 
 @dataclass
 class _Index:
-    """What pip finds for one version of Python."""
+    """Pins, from what pip finds for one version of Python."""
 
     python: str
     sandboxes: SandboxProvider

@@ -163,7 +163,7 @@ def is_readable(text: str) -> bool:
 
 
 def marker_environment(python: str) -> dict[str, str]:
-    """What markers see of a version of Python; of our own, all of it."""
+    """Variables of markers for a version of Python; none for our own, of which they see all."""
     return {} if python == OURS else {"python_version": python, "python_full_version": f"{python}.0"}
 
 

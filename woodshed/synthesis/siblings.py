@@ -6,6 +6,7 @@ What carries such a name is never fetched from a package index, where a stranger
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -220,6 +221,23 @@ def whole(folder: Path) -> Path | None:
         if (top / ".git").exists() or is_workspace(top):
             return top
     return None
+
+
+def surroundings(tree: Path, beside: Iterable[tuple[str, str]], origin: Origin | None) -> str:
+    """Hash of what lies around a project and may end up in its environment: the code of its siblings, lock files."""
+    if origin is None:
+        return ""
+    places = {place for _, place in beside} | {
+        place for place in written(tree).values() if "://" not in place
+    }
+    folders = {found for place in places if (found := origin.at(place)) and found.is_dir()}
+    files = {path for folder in folders for path in _walk(folder, origin.folder) if path.is_file()}
+    files |= {path for name in locks.NAMES if (path := (origin.limit or origin.folder) / name).is_file()}
+    total = hashlib.sha256()
+    for path in sorted(files):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{os.path.relpath(path, origin.folder)} {digest}\n".encode())
+    return total.hexdigest() if files else ""
 
 
 def limit_of(folder: Path) -> Path | None:

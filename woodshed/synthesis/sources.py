@@ -178,7 +178,7 @@ def from_archive(
 
 
 def from_wheel(wheel: Path, into: Path) -> Repository:
-    """What is known of a project of which only a wheel is at hand: nothing but that, in an empty tree."""
+    """A project of which only a wheel is at hand: its tree is empty."""
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     return Repository(plain_name(wheel.name.partition("-")[0]), "0.0.0", into, digest, "unknown", wheel.name)
 
