@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 from woodshed import synthesis
 from woodshed.records import Environment, TaskError
 from woodshed.sandbox import BUBBLEWRAP
-from woodshed.synthesis import SynthesisSettings, direct_wheels, locks, pins, project, sources
+from woodshed.synthesis import SynthesisSettings, direct_wheels, locks, pins, project, requirements, sources
 from woodshed.synthesis.members import members, source_of
 from woodshed.synthesis.siblings import Origin, siblings
 from woodshed.synthesis.written_sources import relative, written
@@ -275,11 +276,22 @@ def test_a_sibling_is_found_by_name_whatever_address_the_build_wrote(tmp_path: P
     root = workspaces.poetry_monorepo(tmp_path / "team")
     inside = siblings(root / "shop", "shop", (), Origin(root / "shop"))
     assert inside.source("Ledger") == (root / "ledger").as_uri() and inside.holds("ledger")
-    from woodshed.synthesis.requirements import source_of as address_of
-
+    address_of = requirements.source_of
     assert address_of(Requirement("ledger @ file:///ledger"), inside) == (root / "ledger").as_uri()
     assert address_of(Requirement("six @ git+https://h/six"), inside) == "git+https://h/six"
     assert address_of(Requirement("six"), inside) == ""
+
+
+def test_a_sibling_that_is_imported_and_not_declared_comes_by_its_path(tmp_path: Path):
+    root = workspaces.uv_workspace(tmp_path / "team")
+    tree = workspaces.lay(
+        tmp_path / "tree", {"x/__init__.py": "import json, six\nfrom core.linked import y\nimport x\n"}
+    )
+    beside = [("core", "../core"), ("six", "../none"), ("x", "../desk"), ("json", "../wire")]
+    inside = siblings(tree, "x", beside, Origin(root / "packages/new", root))
+    assert requirements.find(tree, message_from_string("Name: x\n"), inside).tests == [
+        f"core @ {(root / 'packages/core').as_uri()}"
+    ]
 
 
 # ---- Pythons ------------------------------------------------------------------------------------------------
@@ -302,6 +314,8 @@ def test_a_python_is_chosen_by_requires_python(tmp_path: Path, monkeypatch: pyte
     assert interpreters.find("3.12") == (tmp_path / "versions/3.12.1/bin/python3.12").resolve()
     with pytest.raises(TaskError, match="none of uv or pyenv"):
         interpreters.find("3.13")
+    with pytest.raises(TaskError, match=r"python=3\.8: .* choose one of these"):
+        sources.fetch(str(tmp_path), tmp_path / "tree", python="3.8")
 
 
 # ---- proven tasks --------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def _built_wishes(listed: Sequence[str], wheels: DirectWheels) -> tuple[list[str
             wishes += wheels.pinned([text])
         except TaskError as error:
             given_up.append(f"{text}: {error}")
-    return wishes, given_up
+    return list(dict.fromkeys(wishes)), given_up
 
 
 @dataclass

@@ -6,6 +6,7 @@ What is not installed has a reason, which a person sees where the tests do not r
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from email.message import Message
@@ -46,6 +47,7 @@ NOT_FOR_TESTS = re.compile(
     r"|pip.*|uv|hatch.*|flit.*|poetry.*|bump.*|sphinx.*|furo|mkdocs.*|m2r2?|docformatter|invoke|towncrier|check-manifest|types-.*)"
 )
 """Tools beside the tests: they cost time and must not steer the test runner. A setting of pytest may demand one."""
+IMPORT = re.compile(rb"^[ \t]*(?:from|import)[ \t]+([A-Za-z_]\w*)", re.MULTILINE)
 OPTION = re.compile(r"\s--?[A-Za-z].*")
 """Options of one line of a requirements file, such as its hashes."""
 
@@ -111,8 +113,21 @@ def find(tree: Path, metadata: Message, inside: Siblings, python: str = OURS) ->
     for root in requirements.roots:  # which grows
         needs = dependencies(tree, root)
         requirements.package += _apart(requirements, inside, reader.active(needs, ""), needed=True)
+    requirements.tests += _imported(tree, inside)
     requirements.left_out = list(dict.fromkeys(requirements.left_out))
     return requirements
+
+
+def _imported(tree: Path, inside: Siblings) -> Iterator[str]:
+    """Projects of the same repository that the code or its tests import, whether or not anything declares it."""
+    names = {
+        m.decode() for path in tree.rglob("*.py") if path.is_file() for m in IMPORT.findall(path.read_bytes())
+    }
+    for name in sorted(names - sys.stdlib_module_names - plugins.IMPORTED_AS.keys()):
+        canonical = canonicalize_name(name)
+        source = inside.at(inside.elsewhere.get(canonical, ""))
+        if source and canonical not in inside.homes:
+            yield f"{canonical} @ {source}"
 
 
 def _name(text: str) -> str:

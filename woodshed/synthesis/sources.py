@@ -76,6 +76,8 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, pyth
     Raises:
         TaskError: unknown package, version or revision, no sdist, a bad archive, a path that does not exist.
     """
+    if python:
+        interpreters.refuse_unknown(python)
     if into.exists():
         shutil.rmtree(into)
     into.parent.mkdir(parents=True, exist_ok=True)

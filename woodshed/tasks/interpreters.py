@@ -53,6 +53,16 @@ def _places(version: str) -> Iterator[Path]:
                 yield executable.resolve()
 
 
+def refuse_unknown(version: str) -> None:
+    """Raise TaskError for a version that a person chose and that nothing here works with."""
+    if version not in KNOWN:
+        raise TaskError(
+            f"python={version}: the runner of tests and the grader, which work inside the environment, are written for "
+            f"{', '.join(KNOWN)}; choose one of these"
+        )
+    find(version)
+
+
 def choose(required: str) -> str:
     """Our own version if a `requires-python` admits it, else the newest of this machine that it admits; our own where
     there is none, which the wheel's metadata refuses with the reason."""
