@@ -49,6 +49,11 @@ def overhead() -> list[list[str]]:
     ]
 
 
+def short(value: float) -> str:
+    """A number with four digits that count."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
 def beside_commit() -> str:
     """Decoding and steps of an earlier tree and this one, in turns."""
     found = load("beside_commit")
@@ -58,7 +63,7 @@ def beside_commit() -> str:
         middles = [each[len(each) // 2] for each in (before, after)]
         unit = "tokens a second" if row["case"] == "decode" else "s"
         figures = [
-            f"{m:.4g} {unit} ({e[0]:.4g} to {e[-1]:.4g})"
+            f"{short(m)} {unit} ({short(e[0])} to {short(e[-1])})"
             for m, e in zip(middles, (before, after), strict=True)
         ]
         rows.append(

@@ -14,6 +14,7 @@ import torch
 from parallel_models import EPS, VOCAB, build, whole
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
+from worlds import device
 
 from woodshed.experience.samples import HintBranch, TrainingSample
 from woodshed.learning import checkpoint, optimizer, ranks, tensor_folder
@@ -52,7 +53,7 @@ class Training:
 
 
 def policy_of(training: Training) -> Policy:
-    model = build(training.family).to(getattr(torch, training.dtype))
+    model = build(training.family).to(device(), getattr(torch, training.dtype))
     if training.rank and training.family == "qwen":  # an adapter of experts' weights cannot be sharded
         attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
         with warnings.catch_warnings():
@@ -60,6 +61,7 @@ def policy_of(training: Training) -> Policy:
             model = get_peft_model(model, LoraConfig(r=training.rank, target_modules=attention))
     else:
         model = add_adapter(model, training.rank) if training.rank else model.requires_grad_(True)
+    model.to(device())  # a new adapter as well
     policy = Policy(
         model, is_adapter=bool(training.rank), activation_checkpointing=training.activation_checkpointing
     )
@@ -133,11 +135,14 @@ def steps_of(training: Training, trainer: Trainer, steps: int) -> list[dict[str,
     return metrics
 
 
-def run(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
-    """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by 4 ranks."""
+def run(trainings: dict[str, Training], folder: str, writers: int) -> dict[str, Any]:
+    """Metrics of every step, and the weights at the end; the checkpoints of `folder` loaded, or written by so many
+    ranks."""
     results: dict[str, Any] = {name: train(training) for name, training in trainings.items()}
     saved = {name: trainings[name] for name in SAVED}
-    results["checkpoints"] = save_after_two(saved, folder) if ranks.count() == 4 else load(saved, folder)
+    results["checkpoints"] = (
+        save_after_two(saved, folder) if ranks.count() == writers else load(saved, folder)
+    )
     return results
 
 
@@ -154,7 +159,7 @@ def train(training: Training) -> dict[str, Any]:
 
 
 def weights(policy: Policy) -> dict[str, Tensor]:
-    return {name: whole(parameter) for name, parameter in policy.trainable.items()}
+    return {name: whole(parameter).cpu() for name, parameter in policy.trainable.items()}
 
 
 # Checkpoints ------------------------------------------------------------------------------------------------------
@@ -166,11 +171,14 @@ def contents(trainer: Trainer) -> dict[str, Tensor]:
     """Weights at the start and now, the teacher's and the optimizer's state, unsharded, by name."""
     assert trainer.teacher is not None
     state = optimizer.state_of(trainer.optimizer, trainer.policy.trainable)
+    parts = {
+        "policy": trainer.policy.trainable,
+        "start": trainer.teacher.start,
+        "teacher": trainer.teacher.state(),
+        "optimizer": state,
+    }
     return {
-        **{f"policy {name}": value for name, value in weights(trainer.policy).items()},
-        **{f"start {name}": whole(value) for name, value in trainer.teacher.start.items()},
-        **{f"teacher {name}": whole(value) for name, value in trainer.teacher.state().items()},
-        **{f"optimizer {name}": whole(value) for name, value in state.items()},
+        f"{part} {name}": whole(value).cpu() for part, held in parts.items() for name, value in held.items()
     }
 
 
@@ -232,8 +240,9 @@ def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:
             copied = add_adapter(copied, training.rank) if training.rank else copied
         worker = Worker(policy, run, copied=copied)
         worker.refresh()
-        worker.export(dtype="float32")
-        worker.write_for_servers(run.path / "served")
+        worker.export()
+        (run.path / "served").mkdir(exist_ok=True)
+        worker.write_for_servers(run.path / "served", "adapter" if training.rank else "full")
         held = copied.state_dict() if copied is not None else {}
         found[name] = weights(policy), {key: value for key, value in held.items() if key in policy.trainable}
     return found

@@ -11,7 +11,7 @@ import torch
 from learning_scenarios import SAVED, Training
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
-from worlds import launch
+from worlds import DEVICE, fitting, launch
 
 from woodshed.runs.folder import RunDir
 
@@ -63,18 +63,19 @@ COMPARED = (
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """Results of every rank by the number of ranks. The 4 write checkpoints, the others read them."""
-    folder = str(tmp_path_factory.mktemp("checkpoints"))
-    four, two = (launch(size, "learning_scenarios:run", TRAININGS, folder) for size in (4, 2))
-    return {4: four, 2: two, 1: [learning_scenarios.run(TRAININGS, folder)]}
+    """Results of every rank by the number of ranks. The most ranks write checkpoints, the others read them."""
+    folder, sizes = str(tmp_path_factory.mktemp("checkpoints")), fitting((4, 2))
+    found = {size: launch(size, "learning_scenarios:run", TRAININGS, folder, sizes[0]) for size in sizes}
+    return found | {1: [learning_scenarios.run(TRAININGS, folder, sizes[0])]}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", fitting((2, 4)))
 @pytest.mark.parametrize("name", TRAININGS)
 def test_ranks_equal_one(worlds: dict[int, list[dict[str, Any]]], name: str, world: int):
     one = worlds[1][0][name]
-    # In bfloat16 each rank rounds its share of a gradient.
-    tolerance, rel = (1e-5, 1e-4) if TRAININGS[name].dtype == "float32" else (4e-3, 0.1)
+    # In bfloat16 each rank rounds its share of a gradient; Muon's products are in bfloat16 on a GPU.
+    is_exact = TRAININGS[name].dtype == "float32" and (DEVICE == "cpu" or "Muon" not in name)
+    tolerance, rel = (1e-5, 1e-4) if is_exact else (4e-3, 0.1)
     for several in (rank[name] for rank in worlds[world]):
         for before, after in zip(one["metrics"], several["metrics"], strict=True):
             assert after.keys() == before.keys()
@@ -99,12 +100,12 @@ def test_hinted_turns_share_a_forward_between_measurements(
     assert worlds[2][0][name]["metrics"][0]["trained_positions"] > max(positions), "the first one measured"
 
 
-@pytest.mark.parametrize("world", [2, 1])
+@pytest.mark.parametrize("world", [*fitting((4, 2))[1:], 1])
 @pytest.mark.parametrize("name", SAVED)
-def test_a_checkpoint_of_four_ranks_loads_on_fewer_and_goes_on_as_one(
+def test_a_checkpoint_of_ranks_loads_on_fewer_and_goes_on_as_one(
     worlds: dict[int, list[dict[str, Any]]], name: str, world: int
 ):
-    kept, loaded = worlds[4][0]["checkpoints"][name], worlds[world][0]["checkpoints"]
+    kept, loaded = worlds[max(worlds)][0]["checkpoints"][name], worlds[world][0]["checkpoints"]
     assert loaded[name].keys() == kept.keys()
     assert [key for key in kept if not torch.equal(loaded[name][key], kept[key])] == []
     alone = worlds[1][0]["checkpoints"][f"{name}, a step later"]
@@ -144,7 +145,10 @@ def test_what_ranks_export_is_whole(tmp_path: Path):
             if name == "AdamW":
                 expected = weights | {"lm_head.weight": weights["model.embed_tokens.weight"]}
             whole = AutoModelForCausalLM.from_pretrained(kept).state_dict()
-            held = [whole, load_file(served / "model.safetensors")]
+            held = [
+                whole,
+                {k: v for file in served.glob("*.safetensors") for k, v in load_file(file).items()},
+            ]
         for found, wanted in ((copied, weights), *((each, expected) for each in held)):
             assert found.keys() == wanted.keys()
             assert [key for key in wanted if not torch.equal(found[key], wanted[key])] == []

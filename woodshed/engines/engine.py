@@ -42,6 +42,8 @@ class SampleRequest:
     max_tokens: int
     seed: int
     """Seed of this request's own random stream, so that its tokens do not depend on other rows of the batch."""
+    group: str = ""
+    """Requests of one group share the beginning of their prompts; "" for none."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,10 @@ class Sample:
 class WeightUpdate:
     """New weights of the policy for an engine."""
 
-    kind: Literal["shared", "adapter", "full"]
+    kind: Literal["shared", "adapter", "full", "delta"]
     """"shared": the engine computes with the trainer's own module, which has changed; "adapter": a PEFT folder;
-    "full": a Hugging Face folder."""
+    "full": a Hugging Face folder; "delta": the difference to the version before, which `published.Receiver` turns into
+    a Hugging Face folder."""
     folder: Path | None = None
     """Folder from which the engine reads them; None for "shared"."""
 

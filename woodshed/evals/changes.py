@@ -23,7 +23,7 @@ FREE = (
         "grading.jobs",
         "loss.micro_batch_tokens",
     ),
-    *("policy.activation_checkpointing", "policy.export_dtype", "policy.device"),
+    *("policy.activation_checkpointing", "policy.device"),
     "checkpoint_every",
 )
 """Settings that change the place and speed of a run, and not its results."""

@@ -9,7 +9,7 @@ Every term has a denominator of its own, so one sample may take part in all thre
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from woodshed.records import Hint, RunError
 
@@ -61,6 +61,8 @@ class TrainingSample:
     """Sampler's log-prob of each predicted token, in nats; empty where no sampler wrote them."""
     versions: Spans = ()
     """Policy versions that wrote them, in order, as (version, tokens)."""
+    old: tuple[float, ...] = ()
+    """1.0 for each predicted token that older weights than those in training wrote, else 0.0; empty where none is."""
     advantages: tuple[float, ...] = ()
     """Advantage of each predicted token."""
     rl_weights: tuple[float, ...] = ()
@@ -76,7 +78,7 @@ class TrainingSample:
     """Number of the group whose mean is the baseline of the advantages."""
 
     def __post_init__(self) -> None:
-        for name in ("logps", "advantages", "rl_weights", "ce_weights"):
+        for name in ("logps", "old", "advantages", "rl_weights", "ce_weights"):
             if (length := len(getattr(self, name))) not in (0, len(self.predicted)):
                 raise RunError(
                     f"sample {self.rollout_id!r} has {length} {name} for {len(self.predicted)} predicted tokens; give "
@@ -87,6 +89,11 @@ class TrainingSample:
                 f"sample {self.rollout_id!r} predicts tokens {min(self.predicted)} to {max(self.predicted)} of "
                 f"{len(self.ids)}; the first token of a sequence cannot be predicted"
             )
+
+    def at(self, version: int) -> TrainingSample:
+        """The sample as a step learns from it that trains this version of the policy: its older tokens are marked."""
+        old = tuple(float(written < version) for written, tokens in self.versions for _ in range(tokens))
+        return replace(self, old=old if any(old) else ())
 
     @property
     def key(self) -> tuple[str, int]:

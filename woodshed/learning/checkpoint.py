@@ -131,16 +131,16 @@ def start_weights(run: RunDir, policy: Policy, name: str) -> dict[str, Tensor]:
     return read_saved(folder, ANEW, policy.trainable)
 
 
-def export(run: RunDir, policy: Policy, *, dtype: str) -> Path:
+def export(run: RunDir, policy: Policy) -> Path:
     """The final weights where others can load them: a PEFT adapter or a Hugging Face model directory. Every rank calls
     it, and rank 0 writes."""
     target = run.path / "policy"
     if ranks.index():
-        policy.export(target, dtype=dtype)
+        policy.export(target)
         return target
     try:
         with staged(target) as partial:
-            policy.export(partial, dtype=dtype)
+            policy.export(partial)
     except Exception as error:  # the libraries' writers raise their own kinds when the disk is full
         raise RunError(
             f"cannot write {target}: {error}. Training is complete and kept: {way_out(error)}, then `{run.resuming}`."

@@ -94,6 +94,8 @@ class Padded:
     """Weight of each token in the policy gradient."""
     ce_BN: Tensor
     """... and in the cross-entropy."""
+    old_BN: Tensor | None = None
+    """1.0 where older weights than those in training wrote a token; None where none did."""
     positions_RT: Tensor | None = None
     """Position of each token in its sample, where that is not its index."""
     segments: tuple[RowSegment, ...] = ()
@@ -110,6 +112,8 @@ class PaddedBranches:
     logp_sampler_GN: Tensor
     weight_GN: Tensor
     """Weight of each token in the divergence."""
+    old_GN: Tensor | None = None
+    """As `Padded.old_BN`."""
 
 
 def pad(samples: Sequence[TrainingSample], device: torch.device | str = "cpu") -> Padded:
@@ -159,6 +163,7 @@ def _with_streams(samples: Sequence[TrainingSample], ids_RT: Tensor, begins: Seq
         advantage_BN=stream([s.advantages for s in samples]),
         rl_BN=stream([s.rl_weights for s in samples]),
         ce_BN=stream([s.ce_weights for s in samples]),
+        old_BN=stream([s.old for s in samples]) if any(s.old for s in samples) else None,
     )
 
 
@@ -168,6 +173,7 @@ def pad_branches(
     """The tokens on which branches are compared, as right-padded tensors."""
     width = max(len(branch.predicted) for _, branch in hinted)
     logp = [dict(zip(sample.predicted, sample.logps, strict=False)) for sample, _ in hinted]
+    old = [dict(zip(sample.predicted, sample.old, strict=False)) for sample, _ in hinted]
 
     def stream(values: Sequence[Sequence[float]]) -> Tensor:
         return pad_2d(values, width, device, dtype=np.float32)
@@ -179,6 +185,11 @@ def pad_branches(
             [[known.get(i, 0.0) for i in b.predicted] for known, (_, b) in zip(logp, hinted, strict=True)]
         ),
         weight_GN=stream([b.weights for _, b in hinted]),
+        old_GN=stream(
+            [[known.get(i, 0.0) for i in b.predicted] for known, (_, b) in zip(old, hinted, strict=True)]
+        )
+        if any(old)
+        else None,
     )
 
 

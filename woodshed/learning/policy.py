@@ -42,8 +42,6 @@ class PolicySettings(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the frozen weights and of compute. Trained weights are kept in float32: an adapter's own, and of
     whole bfloat16 weights copies, so that no update is rounded away."""
-    export_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the final weights in the run folder's `policy`; checkpoints are always exact."""
     activation_checkpointing: bool = False
     """Compute every layer again in the backward pass instead of keeping what it computed: about a third more time, for
     the memory of longer micro-batches."""
@@ -84,6 +82,9 @@ class Policy:
         """Goes with exported whole weights, which nobody could use without it."""
         self.base = base
         self.is_adapter = is_adapter
+        self._masters: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
+        """Weights that the model computes with, and those that are trained: themselves where they are float32."""
+        self._round_adapter()
         self.find_weights()
         self.units: list[FSDPModule] = []
         """Modules that gather their weights over ranks and let go of them (`layout.shard`)."""
@@ -139,8 +140,22 @@ class Policy:
         """Name the trainable weights; again after they were sharded, which replaces them."""
         self._computed = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         """The model's own."""
-        self.trainable = {name: _master(parameter) for name, parameter in self._computed.items()}
+        known = self._masters
+        self._masters = {p: known[p] if p in known else _master(p) for p in self._computed.values()}
+        self.trainable = {name: self._masters[parameter] for name, parameter in self._computed.items()}
         """The model's own where they are float32, else their float32 copies."""
+
+    def _round_adapter(self) -> None:
+        """Let the model compute with rounded copies of a float32 adapter where it has a lower precision itself.
+
+        An adapter that is converted in every forward costs two more kernels a layer for every token that is sampled.
+        """
+        for weight, dtype in local.adapter_weights(self.model):
+            if weight.requires_grad and weight.dtype == torch.float32 != dtype:
+                exact = weight.detach().clone()
+                weight.data = exact.to(dtype)
+                self._masters[weight] = _master(weight)
+                self._masters[weight].data = exact
 
     @property
     def device(self) -> torch.device:
@@ -293,23 +308,27 @@ class Policy:
         rank iterates, to the end.
         """
         self._let_go()
-        names: dict[Tensor, list[str]] = {}
+        names, masters = dict[Tensor, list[str]](), dict[Tensor, Tensor](self._masters)
         for name, weight in self.model.state_dict(keep_vars=True).items():
             names.setdefault(weight, []).append(name)
         for weight, shared in names.items():
-            value = weight.detach()
+            value = (masters.get(weight, weight) if self.is_adapter else weight).detach()
             if not isinstance(value, DTensor):
                 yield shared, value
             elif not self.is_adapter:  # the base under an adapter is what the recipe names
                 yield shared, value.full_tensor()
 
-    def export(self, folder: Path, *, dtype: str = "float32") -> None:
+    def export(self, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write a PEFT adapter directory, or a whole Hugging Face model directory with its tokenizer, chat template
-        and generation config, that others can load. Every rank calls it, and rank 0 writes."""
+        and generation config, that others can load. Every rank calls it, and rank 0 writes.
+
+        Args:
+            dtype: None keeps an adapter in float32, and whole weights in the precision of the model.
+        """
         state: dict[str, Tensor] = {}
         for names, value in self.whole_weights():
             if ranks.index() == 0:
-                state |= dict.fromkeys(names, value.to(getattr(torch, dtype)).cpu())
+                state |= dict.fromkeys(names, value.to("cpu", dtype=dtype))
         if ranks.index():
             return
         options = {"save_embedding_layers": False} if self.is_adapter else {}

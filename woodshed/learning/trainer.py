@@ -427,7 +427,7 @@ def _policy_gradient(
     )
     loss = settings.weight * loss_of(tokens, settings)
     work.metrics.add(rl_loss=loss, rl_tokens=mask_BN.sum())
-    work.metrics.observe_logps(logp_BN.detach(), padded.logp_sampler_BN, mask_BN)
+    work.metrics.observe_logps(logp_BN.detach(), padded.logp_sampler_BN, mask_BN, padded.old_BN)
     work.metrics.add(entropy_sum=(entropy_BN * mask_BN).sum())
     return loss
 

@@ -6,17 +6,16 @@ or a method of `Worker`, and all of them call it; with one process, nothing is t
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from woodshed.engines.published import Published, PublishedTensor
 from woodshed.experience.samples import TrainingSample
 from woodshed.learning import checkpoint, packing, ranks
 from woodshed.learning.checkpoint import TrainState
@@ -26,6 +25,7 @@ from woodshed.learning.policy import Policy
 from woodshed.learning.ranks import RankCalls
 from woodshed.learning.tensor_folder import EARLIER, read_saved
 from woodshed.learning.trainer import Trainer
+from woodshed.learning.weight_files import WeightFiles
 from woodshed.runs.folder import RunDir
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,6 +75,13 @@ class Worker:
         self.commands = commands or RankCalls()
         self._trainer: Trainer | None = None
         self._without_noise: dict[str, Tensor] = {}
+        self._weight_files = WeightFiles(policy)
+        self.has_differences = self._weight_files.has_differences
+        """Weights can be published as differences to the version before."""
+        self.newest: tuple[Path, Published] | None = None
+        """The version that was published last, on rank 0,"""
+        self.since_full = 0
+        """and the number of those since the last whole one."""
 
     @property
     def trainer(self) -> Trainer:
@@ -173,26 +180,13 @@ class Worker:
                 weights[names[0]].copy_(value)
 
     @everywhere
-    def write_for_servers(self, folder: Path) -> None:
-        """Write an adapter, or a whole model with its output layer written out, also where it is the embedding.
-
-        vLLM loads weights into the layers that it has, and one build left a tied output layer old and said nothing.
-        """
-        if self.policy.is_adapter:
-            self.policy.export(folder)
-            return
-        weights: dict[str, Tensor] = {}
-        for names, value in self.policy.whole_weights():
-            if ranks.index() == 0:
-                weights |= {name: value.to("cpu", copy=True) for name in names}
-        if ranks.index() == 0:
-            folder.mkdir(parents=True)
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-            config = copy.deepcopy(self.policy.model.config)
-            config.tie_word_embeddings = False
-            config.save_pretrained(folder)
+    def write_for_servers(
+        self, folder: Path, kind: Literal["full", "delta", "adapter"]
+    ) -> dict[str, PublishedTensor]:
+        """Write the weights into a folder that exists; see `WeightFiles.write`."""
+        return self._weight_files.write(folder, kind)
 
     @everywhere
-    def export(self, *, dtype: str) -> None:
+    def export(self) -> None:
         """Write the final weights; see `checkpoint.export`."""
-        checkpoint.export(self.run, self.policy, dtype=dtype)
+        checkpoint.export(self.run, self.policy)

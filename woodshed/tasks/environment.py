@@ -27,7 +27,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from woodshed.records import Environment, Task, TaskError, to_json
-from woodshed.runs.files import staged, sweep
+from woodshed.runs.files import staged, sweep, write_atomically
 from woodshed.sandbox import SandboxSpec
 from woodshed.tasks import interpreters
 from woodshed.tasks.contents import workspace
@@ -120,6 +120,23 @@ def resolve(
         installs = json.loads(report.read_text("utf-8"))["install"]
     pins = [(canonicalize_name(i["metadata"]["name"]), i["metadata"]["version"]) for i in installs]
     return tuple(sorted(f"{name}=={release}" for name, release in pins))
+
+
+def tool(requirement: str, python: str) -> Path:
+    """The folder of an environment with a tool of ours, whose pins are those of its first use on this machine.
+
+    Raises:
+        TaskError: as `resolve` and `prepare`.
+    """
+    name = hashlib.sha256(f"{requirement} {python}".encode()).hexdigest()[:20]
+    kept = cache_dir() / "tools" / f"{name}.json"
+    try:
+        pins = tuple(json.loads(kept.read_text("utf-8")))
+    except (OSError, ValueError):
+        pins = resolve([requirement], python=python)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(kept, json.dumps(pins))
+    return prepare(Environment(python, pins, packages=()))
 
 
 def prepare(environment: Environment, *, progress: Progress | None = None) -> Path:

@@ -76,11 +76,16 @@ def load(
     model.eval()
     invariant.install(model)
     if adapter is not None:
-        model = _with_adapter(model, adapter)
+        model = with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
 
 
-def _with_adapter(model: Any, adapter: Path) -> Any:
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """The model with an unmerged PEFT adapter; its own layers are wrapped.
+
+    Raises:
+        ModelError: the adapter cannot be read, or belongs to another model.
+    """
     from peft import PeftModel, get_peft_model_state_dict
     from safetensors import safe_open
 
@@ -124,6 +129,14 @@ def compute_in_model_precision(model: Any) -> Any:
     return model
 
 
+def adapter_weights(model: Any) -> Iterator[tuple[torch.nn.Parameter, torch.dtype]]:
+    """Weights of the adapters that compute in the precision of the model, each with that precision."""
+    for layer in model.modules():
+        if isinstance(layer, _adapted_linear()):
+            for matrices in (layer.lora_A, layer.lora_B):
+                yield from ((each.weight, layer.base_layer.weight.dtype) for each in matrices.values())
+
+
 def _plain_adapter() -> type:
     from peft.tuners.lora.layer import Linear
 
@@ -133,7 +146,7 @@ def _plain_adapter() -> type:
 @functools.cache
 def _adapted_linear() -> type:
     class AdaptedLinear(_plain_adapter()):
-        """A linear layer with one LoRA adapter, whose matrices are converted to the precision of the input."""
+        """A linear layer with one LoRA adapter, whose matrices are used in the precision of the input."""
 
         def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             name, *others = self.active_adapters or ("",)

@@ -139,16 +139,22 @@ class Scheduler:
         self._batch.open(0, 0)
         self.flush()
 
-    def abandon(self) -> list[BatchRow]:
-        """Stop all rows and return those that `step` has not returned. Memory is freed, since it may contain NaN."""
+    def cut(self) -> list[BatchRow]:
+        """Stop all rows at the tokens that they have, and return those that `step` has not returned."""
         rows = list(dict.fromkeys([*self._done, *self._running, *self._waiting]))
         self._done.clear()
         self._running.clear()
         self._waiting.clear()
         for batch in (self._batch, self._prefill_batch):
             batch.open(0, 0)
-            batch.tensors.clear()
         self.flush()
+        return rows
+
+    def abandon(self) -> list[BatchRow]:
+        """As `cut`, after an error. All memory is freed, since it may contain NaN."""
+        rows = self.cut()
+        for batch in (self._batch, self._prefill_batch):
+            batch.tensors.clear()
         return rows
 
     def add(self, rows: Iterable[BatchRow]) -> None:
