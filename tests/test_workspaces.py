@@ -294,6 +294,35 @@ def test_a_sibling_that_is_imported_and_not_declared_comes_by_its_path(tmp_path:
     ]
 
 
+def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path):
+    root = workspaces.uv_workspace(tmp_path / "team")
+    told = """
+        [dependency-groups]
+        dev = ["pytest-mock", "ruff"]
+        [tool.uv.workspace]
+        members = ["packages/*"]
+        [tool.pytest.ini_options]
+        addopts = ["-m", "not slow", "--timeout=30"]
+        markers = ["slow: takes long", "odd: is odd"]
+        testpaths = ["packages"]
+        xfail_strict = true
+        """
+    workspaces.lay(root, {"pyproject.toml": told, "requirements-dev.txt": "freezegun\n-e packages/desk\n"})
+    fetched = sources.fetch(str(root / "packages/core"), tmp_path / "tree")
+    assert (fetched.tree / "pytest.ini").read_text() == (
+        "[pytest]\naddopts = -m 'not slow' --timeout=30\nmarkers = \n    slow: takes long\n    odd: is odd\n"
+        "xfail_strict = true\n"
+    )
+    inside = siblings(fetched.tree, "core", fetched.beside, fetched.origin)
+    read = requirements.find(fetched.tree, message_from_string("Name: core\n"), inside)
+    desk, wire = ((root / f"packages/{name}").as_uri() for name in ("desk", "wire"))
+    assert read.tests == [f"desk @ {desk}", "freezegun", "pytest-mock", f"wire @ {wire}"]
+    assert read.demanded == ["pytest-timeout"]
+    workspaces.lay(root, {"packages/core/pytest.ini": "[pytest]\naddopts = -q\n"})
+    own = sources.fetch(str(root / "packages/core"), tmp_path / "tree")
+    assert (own.tree / "pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
+
+
 # ---- Pythons ------------------------------------------------------------------------------------------------
 
 

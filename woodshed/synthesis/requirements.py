@@ -5,9 +5,10 @@ What is not installed has a reason, which a person sees where the tests do not r
 
 from __future__ import annotations
 
+import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
@@ -90,21 +91,12 @@ def find(tree: Path, metadata: Message, inside: Siblings, python: str = OURS) ->
         tools |= {_name(text) for text in names_of_tools} - demanded
         listed = [reader.bound(t) for t in reader.active(texts, "") if _name(t) not in tools]
         requirements.tests = _apart(requirements, inside, sorted(set(listed)), needed=False)
-    for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
-        texts = [text for group in groups for text in reader.group(group)]
-        texts += [text for group in groups for text in reader.tables(group)]
-        texts += reader.tox() if groups is TEST_GROUPS else []
-        texts += [text for path in _found(tree, files) for text in reader.file(path)]
-        chosen: dict[str, str] = {}
-        for text in reader.active(texts, ""):
-            name = _name(text)
-            if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
-                tools.add(name)
-            else:  # old pins of pytest would not do
-                chosen.setdefault(name, "pytest" if name == "pytest" else reader.bound(text))
-        if chosen:
-            requirements.tests += _apart(requirements, inside, sorted(chosen.values()), needed=False)
-            break
+    above = [_Reader(inside.root, Message(), requirements, inside, python)] if inside.root else []
+    known = set[str]()
+    for each in (reader, *above):  # what the root of a repository says of tests holds for its members, too
+        chosen = {name: text for name, text in each.wishes(demanded, tools).items() if name not in known}
+        known |= chosen.keys()
+        requirements.tests += _apart(requirements, inside, sorted(chosen.values()), needed=False)
     if tools:
         requirements.left_out.append(
             f"{', '.join(sorted(tools))}: not needed by the tests, and no setting of pytest asks for it"
@@ -226,11 +218,29 @@ class _Reader:
                 continue
             if not is_active:
                 continue
-            if canonicalize_name(requirement.name) == canonicalize_name(self.metadata["Name"]):
+            if canonicalize_name(requirement.name) == canonicalize_name(self.metadata["Name"] or ""):
                 for name in sorted(requirement.extras - seen):
                     yield from self.active(self.declared, name, seen | {name})
             else:
                 yield str(requirement)
+
+    def wishes(self, demanded: Set[str], tools: set[str]) -> dict[str, str]:
+        """Requirements of the tests by name, from the first places that state any; names of tools go to `tools`."""
+        for groups, files in ((TEST_GROUPS, REQUIREMENT_FILES), (DEV_GROUPS, DEV_FILES)):
+            texts = [text for group in groups for text in self.group(group)]
+            texts += [text for group in groups for text in self.tables(group)]
+            texts += self.tox() if groups is TEST_GROUPS else []
+            texts += [text for path in _found(self.tree, files) for text in self.file(path)]
+            chosen: dict[str, str] = {}
+            for text in self.active(texts, ""):
+                name = _name(text)
+                if NOT_FOR_TESTS.fullmatch(name) and name not in demanded:
+                    tools.add(name)
+                else:  # old pins of pytest would not do
+                    chosen.setdefault(name, "pytest" if name == "pytest" else self.bound(text))
+            if chosen:
+                return chosen
+        return {}
 
     def group(self, name: str) -> Iterator[str]:
         """The requirements of an extra, and of a dependency group (PEP 735), of this name."""
@@ -321,7 +331,7 @@ class _Reader:
         elif (folder := re.fullmatch(r"(\.?[\w./-]*/[\w./-]*?)(?:\[.*\])?", line)) and (
             self.tree / folder[1]
         ).is_dir():
-            self._sibling(folder[1])
+            yield from self._sibling(folder[1])
         elif address := re.fullmatch(r"((?:git\+|https?:)[^#\s]+)(?:#(\S+))?", line):
             yield _addressed(address[1], address[2] or "")
         elif source := self.inside.at(re.sub(r"\[.*\]$", "", line)):
@@ -334,8 +344,13 @@ class _Reader:
         else:
             yield line
 
-    def _sibling(self, path: str) -> None:
-        """Another project of the repository, which is imported from where it lies."""
+    def _sibling(self, path: str) -> Iterator[str]:
+        """Another project of the repository: imported from where it lies in the tree, else built from there."""
+        if self.inside.origin and self.tree == self.inside.root:
+            source = self.inside.at(os.path.relpath(self.tree / path, self.inside.origin.folder))
+            if source and source != self.inside.origin.folder.as_uri():
+                yield f"{Path(path).name} @ {source}"
+            return
         root = home_of(self.tree, path)
         if not root:
             self.found.left_out.append(f"{path}: not in what was given")

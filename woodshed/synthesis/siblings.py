@@ -55,6 +55,12 @@ class Siblings:
         name = canonicalize_name(name)
         return self.homes.get(name) or self.elsewhere.get(name, "")
 
+    @property
+    def root(self) -> Path | None:
+        """The folder of the larger repository that the project is a part of; None where it is the whole."""
+        limit = self.origin.limit if self.origin else None
+        return limit if self.origin and limit != self.origin.folder else None
+
     def holds(self, name: str) -> bool:
         """True for a name that no package index may be asked for."""
         return bool(self.place(name)) or canonicalize_name(name) in self.addresses
@@ -110,12 +116,10 @@ def siblings(
         if name != ours:
             homes.setdefault(name, root)
             nested.setdefault(name, place)
-    lock = locks.read(tree, origin.limit if origin else None)
-    listed = written(tree)
-    if (
-        origin and origin.limit and origin.limit != origin.folder
-    ):  # a workspace's root says it for its members
-        listed = {n: p for n, p in written(origin.limit).items() if "://" in p} | listed
+    root = Siblings(origin=origin).root
+    lock, listed = locks.read(tree, root), written(tree)
+    if root:  # a workspace's root says it for its members
+        listed = {name: place for name, place in written(root).items() if "://" in place} | listed
     listed |= lock.addresses
     addresses = {n: place for n, place in listed.items() if "://" in place and n not in homes and n != ours}
     for name, location in (*beyond, *listed.items()):

@@ -36,8 +36,9 @@ from woodshed.records import TaskError
 from woodshed.runs.files import remove
 from woodshed.sandbox import BUBBLEWRAP, SandboxProvider, SandboxSpec
 from woodshed.synthesis import git_sources
+from woodshed.synthesis.configuration import inherit_pytest_settings
 from woodshed.synthesis.leaks.leftovers import BUILD_FOLDERS, is_leftover, read_rules, rules_path, scrub
-from woodshed.synthesis.siblings import Origin, enclosing, limit_of, required_python, whole
+from woodshed.synthesis.siblings import Origin, Siblings, enclosing, limit_of, required_python, whole
 from woodshed.tasks import interpreters
 from woodshed.tasks.environment import cache_dir
 from woodshed.tasks.folder import is_inside
@@ -81,7 +82,7 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, pyth
     if into.exists():
         shutil.rmtree(into)
     into.parent.mkdir(parents=True, exist_ok=True)
-    digest, beside, origin = "", (), None
+    digest, beside, origin = "", (), Origin(into, into)
     if source.startswith("pypi:"):
         name, version, resolved, digest = _fetch_sdist(source, into)
     elif git := git_sources.read(source):
@@ -93,6 +94,8 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, pyth
         beside, origin = tuple(enclosing(folder)), Origin(folder, limit_of(folder))
     _own(into)
     scrub(into, read_rules(rules_path()))
+    if root := Siblings(origin=origin).root:
+        inherit_pytest_settings(into, root)
     left_out = _without_strange_names(into) | _without_false_sources(into)
     digest = digest or tree_sha256(into)
     found = Repository(plain_name(name), version, into, digest, _licence(into), resolved, beside, origin)
