@@ -237,7 +237,7 @@ class Woodshed:
         from woodshed.engines import local
         from woodshed.engines.engine import SamplerSettings
         from woodshed.engines.local import LocalEngine, invariant
-        from woodshed.learning.policy import add_adapter
+        from woodshed.learning.policy import Policy, add_adapter
 
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(0)
@@ -254,6 +254,7 @@ class Woodshed:
             for name, parameter in made.named_parameters():
                 if "lora_B" in name:  # an adapter that does something; a new one adds nothing
                     parameter.data.normal_(0, 0.02)
+            Policy(made, is_adapter=True)  # rounds the adapter, as training does
         self.model, self.versions = made, f"torch {torch.__version__}"
         self.vocabulary = min(made.config.vocab_size, 151_000)
         renderer: Any = NeverStops()
