@@ -9,7 +9,9 @@ on them). Loads: 16, 128 and 512 rows of 512 + 256 tokens, half of the prompt co
 and an agent's, 128 conversations of five turns that grow by what the tools say, 16 prompts with eight attempts each.
 All messages have a length that is fixed beforehand, and both sides return the log-prob of every token under the
 distribution it was drawn from. vLLM as its users run it for training: bfloat16, prefix cache, CUDA graphs, token ids in
-and out, flat log-probs, no detokenising (`vllm_engine.py`). Each side, model and adapter is a process of its own.
+and out, flat log-probs, no detokenising (`vllm_engine.py`). The side `served` is a vLLM server behind the client that
+training uses (`served_engine.py`), for a folder with weights, and is to be at least 0.95 times as fast as vLLM alone at
+an agent's load. Each side, model and adapter is a process of its own.
 
 Rows: seconds of the whole call, and tokens a second of decoding alone (the whole less the same call with one token), as
 least, median and most of `--repeats` after a warm-up; for our side the largest difference to the trainer's log-probs
@@ -165,7 +167,7 @@ def measure_side(options: argparse.Namespace, rows: Rows) -> None:
     loads = TOY_LOADS if model == "toy" else LOADS
     with tempfile.TemporaryDirectory() as scratch:
         started = time.perf_counter()
-        engine: Any = {"woodshed": Woodshed, "vllm": VLLM}[side](model, rank, Path(scratch))
+        engine = opened(side, model, rank, Path(scratch))
         print(f"{side} {model} LoRA {rank}: ready after {time.perf_counter() - started:.0f} s", flush=True)
         for name in options.loads.split(","):
             about = key(side, model, rank, name)
@@ -173,6 +175,14 @@ def measure_side(options: argparse.Namespace, rows: Rows) -> None:
                 rows.add(
                     {**about, "repeats": options.repeats, **measured(engine, loads[name], options.repeats)}
                 )
+
+
+def opened(side: str, model: str, rank: int, scratch: Path) -> Any:
+    if side == "served":
+        import served_engine
+
+        return served_engine.Served(model, rank, scratch)
+    return {"woodshed": Woodshed, "vllm": VLLM}[side](model, rank, scratch)
 
 
 def measured(engine: Any, load: Load, repeats: int) -> dict[str, Any]:
