@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from woodshed.records import Hint, RunError
 
 Spans = tuple[tuple[int, int], ...]
+STREAMS = ("logps", "old", "advantages", "rl_weights", "ce_weights")
+"""Fields of a sample with a number for each predicted token."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class TrainingSample:
     """Number of the group whose mean is the baseline of the advantages."""
 
     def __post_init__(self) -> None:
-        for name in ("logps", "old", "advantages", "rl_weights", "ce_weights"):
+        for name in STREAMS:
             if (length := len(getattr(self, name))) not in (0, len(self.predicted)):
                 raise RunError(
                     f"sample {self.rollout_id!r} has {length} {name} for {len(self.predicted)} predicted tokens; give "
