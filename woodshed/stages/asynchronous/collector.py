@@ -224,7 +224,7 @@ class CollectorProcess:
     def _follow(self) -> None:
         """Have the engine load the next weights, where there are some and no evaluation needs those it has."""
         for batch in self.folder.batches("published")[len(self.published) :]:
-            self.published += self.folder.find("published", Publication, *batch[:2]) or []
+            self.published += self.folder.find("published", Publication, *batch[:2], part=batch[2]) or []
         if self.update is not None:
             chosen, future = self.update
             if future.done():
