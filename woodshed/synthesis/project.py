@@ -11,7 +11,6 @@ import dataclasses
 import io
 import json
 import re
-import sys
 import zipfile
 import zlib
 from collections import Counter
@@ -22,8 +21,7 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from packaging.markers import UndefinedComparison, UndefinedEnvironmentName
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
@@ -33,15 +31,17 @@ from woodshed.records import Environment, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Sandbox, SandboxProvider, SandboxSpec
 from woodshed.synthesis import requirements
 from woodshed.synthesis.configuration import read_toml
+from woodshed.synthesis.locks import Lock
 from woodshed.synthesis.siblings import Siblings, is_described, projects, siblings
 from woodshed.synthesis.sources import Repository
+from woodshed.tasks import interpreters
 from woodshed.tasks.environment import prepare, resolve
 from woodshed.tasks.folder import is_clean, is_protected
 
-PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 BUILD_TIMEOUT_S = 300.0
 BUILD_TOOLS = frozenset(
-    "flit-core hatch-vcs hatchling packaging pbr pdm-backend poetry-core setuptools setuptools-scm wheel".split()
+    "cffi cmake cython flit-core hatch-vcs hatchling meson-python nanobind ninja numpy packaging pbr pdm-backend "
+    "poetry-core pybind11 scikit-build-core setuptools setuptools-scm uv-build wheel".split()
 )
 """Public names, which a package index has however a repository calls its folders."""
 MOST_TOLD = 12
@@ -100,7 +100,8 @@ class Project:
     paths: tuple[str, ...]
     """Paths of the packages in the tree: folders, or files of single modules."""
     requirements: tuple[str, ...]
-    """Of the package itself, with the markers of this machine settled."""
+    """Of the package itself, with the markers of this machine settled; one with an address ("core @ file:///...") is
+    built from there."""
     test_requirements: tuple[str, ...]
     entry_points: str
     generated: tuple[str, ...]
@@ -109,6 +110,8 @@ class Project:
     """Requirements that the configuration of pytest demands."""
     left_out: tuple[str, ...] = ()
     """Requirements that are not installed, each with the reason."""
+    python: str = interpreters.OURS
+    lock: Lock = field(default_factory=Lock)
     inside: Siblings = field(default_factory=Siblings)
     """Names that are of the repository itself."""
 
@@ -122,17 +125,12 @@ def read(
         timeout_s: for each question to the build backend; there are at most three.
 
     Raises:
-        TaskError: the build fails or does not end, needs something that has no wheel, makes compiled extensions, or
-            leaves no package.
+        TaskError: the build fails or does not end, needs something that has no wheel, or leaves no package.
     """
     tree = repository.tree
-    contents = contents_of(repository.name, _built(repository, timeout_s, sandboxes))
-    info, metadata, version = metadata_of(repository.name, contents)
+    contents = contents_of(repository.name, built(repository, timeout_s, sandboxes))
+    info, metadata, version = metadata_of(repository.name, contents, repository.python)
     code = {n: c for n, c in contents.items() if not re.match(r"[^/]+\.(dist-info|data)/", n)}
-    if compiled := sorted(name for name in code if name.endswith((".so", ".pyd", ".dylib"))):
-        raise TaskError(
-            f"{repository.name} has compiled extensions ({compiled[0]}); only pure Python is made into tasks"
-        )
     homes = _locate(tree, code)
     if not homes:
         raise TaskError(
@@ -155,11 +153,13 @@ def read(
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
         plugins=tuple(required.demanded),
         left_out=tuple(required.left_out),
+        python=repository.python,
+        lock=inside.lock,
         inside=inside,
     )
 
 
-def _built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
+def built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) -> bytes:
     """The wheel of a repository, or its stand-in.
 
     Raises:
@@ -174,7 +174,7 @@ def _built(repository: Repository, timeout_s: float, sandboxes: SandboxProvider)
         raise TaskError(f"{error}{_choice(repository.tree)}") from None
 
 
-def metadata_of(name: str, contents: dict[str, bytes]) -> tuple[str, Message, str]:
+def metadata_of(name: str, contents: dict[str, bytes], python: str) -> tuple[str, Message, str]:
     """Folder of a wheel's metadata, the metadata, and the normalised version.
 
     Raises:
@@ -188,13 +188,17 @@ def metadata_of(name: str, contents: dict[str, bytes]) -> tuple[str, Message, st
     needed = metadata.get("Requires-Python", "")
     try:
         version = str(Version(metadata["Version"] or ""))
-        fits = SpecifierSet(needed).contains(PYTHON + ".99", prereleases=True)
+        fits = SpecifierSet(needed).contains(python + ".99", prereleases=True)
     except (InvalidVersion, InvalidSpecifier) as error:
         raise TaskError(f"{name}: the METADATA of its wheel cannot be read: {error}") from None
     if not re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", metadata["Name"] or ""):
         raise TaskError(f"{name}: its wheel's METADATA has Name = {metadata['Name']!r}")
     if not fits:
-        raise TaskError(f"{name} requires Python {needed}; this is Python {PYTHON}")
+        raise TaskError(
+            f"{name} requires Python {needed}, and would be built with Python {python}. Known are "
+            f"{', '.join(interpreters.KNOWN)}; install one that fits (uv python install VERSION), or choose another "
+            "with python=VERSION behind the source"
+        )
     return info, metadata, version
 
 
@@ -207,8 +211,8 @@ def _required(
         TaskError: a requirement lies in a part of the repository that was not fetched.
     """
     with named(repository.name):
-        inside = siblings(repository.tree, name, repository.beside)
-        required = requirements.find(repository.tree, metadata, inside)
+        inside = siblings(repository.tree, name, repository.beside, repository.origin)
+        required = requirements.find(repository.tree, metadata, inside, repository.python)
     if required.unfetched:
         raise TaskError(
             f"{repository.name} requires what is not here:{''.join(map(_indented, required.unfetched))}\n"
@@ -264,6 +268,7 @@ def build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) 
         system = read_toml(repository.tree / "pyproject.toml").get("build-system", {})
     known = _BuildSystem.reading(repository.name, system)
     requires, backend = [*known.requires], known.build_backend
+    _refuse_rust(repository.name, requires)
     if backend.startswith("setuptools."):
         requires += ["setuptools", "wheel"]
     paths = [f"/workspace/{path}" for path in known.backend_path]
@@ -279,12 +284,24 @@ def build(repository: Repository, timeout_s: float, sandboxes: SandboxProvider) 
         return _wheel(sandbox, repository, backend, paths, timeout_s)
 
 
+def _refuse_rust(name: str, requires: Sequence[str]) -> None:
+    """Raise a TaskError for a build that fetches and compiles crates."""
+    rust = {"maturin", "setuptools-rust"} & {
+        canonicalize_name(re.split(r"[^\w.-]", text)[0]) for text in requires
+    }
+    if rust:
+        raise TaskError(
+            f"{name}: its build compiles Rust ({min(rust)}), for which it would need crates from a network; extensions "
+            "are built from C and Cython only. Choose another repository, or a copy whose extension is optional"
+        )
+
+
 def _builder(repository: Repository, requires: Sequence[str], sandboxes: SandboxProvider) -> Sandbox:
     try:
-        pins = resolve(_forbuild(repository, requires))
+        pins = resolve(_forbuild(repository, requires), python=repository.python)
     except TaskError as error:
         raise TaskError(f"{repository.name}: what its build requires cannot be installed. {error}") from None
-    environment = Environment(PYTHON, pins, packages=())
+    environment = Environment(repository.python, pins, packages=())
     scm = re.sub(r"[-_.]+", "_", repository.name).upper()
     names = ("SETUPTOOLS_SCM_PRETEND_VERSION", f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{scm}", "PBR_VERSION")
     versions = dict.fromkeys(
@@ -304,20 +321,19 @@ def _forbuild(repository: Repository, requires: Sequence[str]) -> list[str]:
     inside = siblings(repository.tree, "", repository.beside)
     needed = []
     for text in requires:
-        try:
-            requirement = Requirement(text)
-            holds = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        except (InvalidRequirement, UndefinedComparison, UndefinedEnvironmentName):
+        if not requirements.is_readable(text):
             needed.append(text)
             continue
+        requirement = Requirement(text)
         name = canonicalize_name(requirement.name)
-        if holds and name not in BUILD_TOOLS and (place := inside.place(name)):
+        is_active = requirements.holds(requirement, (), repository.python)
+        if is_active and name not in BUILD_TOOLS and (place := inside.place(name)):
             raise TaskError(
                 f"{text!r} is of the repository itself ({place}), and never fetched from a package index. Give a copy "
                 "without pyproject.toml, setup.py and setup.cfg: its packages are then taken as they lie"
             )
         requirement.marker = None
-        needed += [str(requirement)] if holds else []
+        needed += [str(requirement)] if is_active else []
     return needed
 
 
@@ -457,10 +473,12 @@ def _is_marker(start: bytes) -> bool:
 
 
 def _complete(tree: Path, code: dict[str, bytes], homes: dict[str, str]) -> list[str]:
-    """Add files that the build generated, such as _version.py, to the tree; return their paths."""
-    added = []
+    """Add files that the build generated, such as _version.py and compiled extensions, to the tree; their paths."""
+    added, usual = [], Counter(homes.values()).most_common(1)[0][0]
     for name, content in sorted(code.items()):
         root = homes.get(name.partition("/")[0].removesuffix(".py"))
+        if root is None and "/" not in name and name.endswith(".so"):
+            root = usual
         if root is not None and not (tree / root / name).exists():
             (tree / root / name).parent.mkdir(parents=True, exist_ok=True)
             (tree / root / name).write_bytes(content)
