@@ -371,6 +371,20 @@ def test_every_member_of_a_root_becomes_proven_tasks(kind: str, index: Path, tmp
 
 
 @pytest.mark.slow
+def test_a_member_inside_of_the_package_is_imported_from_there_and_has_its_metadata(
+    index: Path, tmp_path: Path
+):
+    report = made(workspaces.uv_package(tmp_path / "suite"), tmp_path / "out")
+    assert {task.target_symbol for task in report.accepted} == {"suite_mean", "suite_total"}
+    for task in report.accepted:
+        assert task.environment.source_roots == ("src", "packages/core/src")
+        assert "tests/test_about.py::test_core" in (*task.pass_to_pass, *task.fail_to_pass)
+        (pin,) = (pin for pin in task.environment.requirements if pin.startswith("core=="))
+        with zipfile.ZipFile(wheel_of(pin)) as bundle:
+            assert not any(name.endswith(".py") for name in bundle.namelist())
+
+
+@pytest.mark.slow
 def test_a_compiled_extension_is_built_and_its_callers_become_tasks(tmp_path: Path):
     report = made(workspaces.compiled_project(tmp_path / "fast"), tmp_path / "out")
     assert {task.target_symbol for task in report.accepted} == {"add_all", "fast_mean", "fast_total"}

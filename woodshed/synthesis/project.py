@@ -106,6 +106,8 @@ class Project:
     entry_points: str
     generated: tuple[str, ...]
     """Files that the build made and the tree lacked; they are in the tree now."""
+    described: tuple[str, ...] = ()
+    """Projects in the tree that it requires, by their addresses: their metadata are installed."""
     plugins: tuple[str, ...] = ()
     """Requirements that the configuration of pytest demands."""
     left_out: tuple[str, ...] = ()
@@ -151,6 +153,7 @@ def read(
         test_requirements=tuple(required.tests),
         generated=tuple(generated),
         entry_points=contents.get(f"{info}/entry_points.txt", b"").decode(errors="replace"),
+        described=tuple(dict.fromkeys(required.described)),
         plugins=tuple(required.demanded),
         left_out=tuple(required.left_out),
         python=repository.python,
