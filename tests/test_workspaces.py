@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -14,7 +15,16 @@ from packaging.requirements import Requirement
 from woodshed import synthesis
 from woodshed.records import Environment, TaskError
 from woodshed.sandbox import BUBBLEWRAP
-from woodshed.synthesis import SynthesisSettings, direct_wheels, locks, pins, project, requirements, sources
+from woodshed.synthesis import (
+    SynthesisSettings,
+    builds,
+    direct_wheels,
+    locks,
+    pins,
+    project,
+    requirements,
+    sources,
+)
 from woodshed.synthesis.members import members, source_of
 from woodshed.synthesis.siblings import Origin, siblings
 from woodshed.synthesis.written_sources import relative, written
@@ -270,6 +280,23 @@ def test_what_cannot_be_built_is_said_with_the_way_out(index: Path, tmp_path: Pa
         wheels.pinned([f"core @ {next(index.glob('core*')).as_uri()}#sha256={'0' * 64}"])
     with pytest.raises(TaskError, match="no file to install"):
         wheels.pinned(["page @ http://localhost:9/page.html"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (
+            "x.c:2:10: fatal error: ffi.h: No such file or directory",
+            "lacks the header ffi.h: install the package",
+        ),
+        ("error: command 'gcc' failed: No such file or directory", "lacks a C compiler"),
+        ("unable to execute 'gcc': No such file or directory", "lacks a C compiler"),
+        ("/usr/bin/ld: cannot find -lxml2: No such file or directory", r"lacks a library \(-lxml2\)"),
+    ],
+)
+def test_what_a_compilation_lacks_is_named(printed: str, said: str):
+    assert re.search(said, builds._way_out(printed))
+    assert builds._way_out("error: something else") == ""
 
 
 def test_a_sibling_is_found_by_name_whatever_address_the_build_wrote(tmp_path: Path):

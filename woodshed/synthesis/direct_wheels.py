@@ -27,7 +27,7 @@ from pypi_simple import PyPISimple
 from woodshed.records import TaskError
 from woodshed.runs.files import staged
 from woodshed.sandbox import SandboxProvider
-from woodshed.synthesis import git_sources, project, requirements, sources
+from woodshed.synthesis import builds, git_sources, requirements, sources
 from woodshed.synthesis.siblings import Siblings, siblings
 from woodshed.tasks.environment import built_wheels
 
@@ -129,13 +129,13 @@ class DirectWheels:
                 repository = sources.fetch(source, tree, self.sandboxes, self.python)
                 if repository.origin and not self.is_ours:
                     repository = replace(repository, origin=replace(repository.origin, is_ours=False))
-            wheel = project.built(repository, project.BUILD_TIMEOUT_S, self.sandboxes)
+            wheel = builds.built(repository, builds.BUILD_TIMEOUT_S, self.sandboxes)
             return self._keep(repository, wheel, with_code)
 
     def _keep(self, repository: sources.Repository, wheel: bytes, with_code: bool) -> DirectWheel:
         """Put a wheel into the cache: under a version of its own, without requirements that have an address."""
-        contents = project.contents_of(repository.name, wheel)
-        info, metadata, version = project.metadata_of(repository.name, contents, self.python)
+        contents = builds.contents_of(repository.name, wheel)
+        info, metadata, version = builds.metadata_of(repository.name, contents, self.python)
         name = canonicalize_name(metadata["Name"])
         inside = siblings(repository.tree, name, repository.beside, repository.origin)
         lines, direct = _settled(contents[f"{info}/METADATA"], inside, self.own)
