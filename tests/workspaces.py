@@ -24,7 +24,7 @@ def {name}_mean(values):
     values = list(values)
     if not values:
         return 0
-    return {name}_total(values) / len(values)
+    return sum(max(value, 0) for value in values) / len(values)
 '''
 TEST = """\
 from {module} import {name}_mean, {name}_total

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
+import os
 import re
 import zipfile
 import zlib
@@ -210,7 +212,7 @@ def _refuse_rust(name: str, requires: Sequence[str]) -> None:
 
 def _builder(repository: Repository, requires: Sequence[str], sandboxes: SandboxProvider) -> Sandbox:
     try:
-        pins = resolve(_forbuild(repository, requires), python=repository.python)
+        pins = _pins(tuple(_forbuild(repository, requires)), repository.python, _settings_of_pip())
     except TaskError as error:
         raise TaskError(f"{repository.name}: what its build requires cannot be installed. {error}") from None
     environment = Environment(repository.python, pins, packages=())
@@ -222,6 +224,16 @@ def _builder(repository: Repository, requires: Sequence[str], sandboxes: Sandbox
     return sandboxes.open(
         SandboxSpec(lowers=(repository.tree,), environment=prepare(environment), env=versions)
     )
+
+
+@functools.cache
+def _pins(requires: tuple[str, ...], python: str, settings: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Pins of what a build requires: asked for once, however many projects of a repository are built alike."""
+    return resolve(requires, python=python)
+
+
+def _settings_of_pip() -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_")))
 
 
 def _forbuild(repository: Repository, requires: Sequence[str]) -> list[str]:

@@ -146,7 +146,8 @@ class _Index:
         raise AssertionError("the last try is without any wish")
 
     def _resolved(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        bounds = [f"{name}=={version}" for name, version in self.locked.items()]
+        built = {canonicalize_name(Requirement(text).name) for text in wanted if BUILT.search(text)}
+        bounds = [f"{name}=={version}" for name, version in self.locked.items() if name not in built]
         return resolve(wanted, python=self.python, constraints=bounds)
 
     def _unlocked(self, name: str) -> list[str]:
