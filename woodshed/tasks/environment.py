@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import configparser
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -111,15 +112,31 @@ def resolve(
     if not any(canonicalize_name(r.name) == "pytest" for r in wanted):
         wanted.append(Requirement("pytest"))
     version = python or interpreters.OURS
+    return _resolved(
+        tuple(map(str, wanted)), version, interpreters.find(version), tuple(constraints), _index()
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(
+    wanted: tuple[str, ...], version: str, interpreter: Path, constraints: tuple[str, ...], index: object
+) -> tuple[str, ...]:
+    """See `resolve`; pip is asked once per process for the same requirements in the same `index`."""
     with tempfile.TemporaryDirectory(prefix="woodshed-") as scratch:
         report, bounds = Path(scratch, "report.json"), Path(scratch, "constraints.txt")
         bounds.write_text("".join(f"{text}\n" for text in constraints), encoding="utf-8")
         options = ["--dry-run", "--ignore-installed", "--report", str(report)]
         options += ["--constraint", str(bounds)] if constraints else []
-        _pip(interpreters.find(version), options, [*map(str, wanted)], version)
+        _pip(interpreter, options, wanted, version)
         installs = json.loads(report.read_text("utf-8"))["install"]
     pins = [(canonicalize_name(i["metadata"]["name"]), i["metadata"]["version"]) for i in installs]
     return tuple(sorted(f"{name}=={release}" for name, release in pins))
+
+
+def _index() -> tuple[object, ...]:
+    """Settings of pip in this environment, and the wheels that were built here."""
+    wheels = sorted(file.name for file in built_wheels().iterdir()) if built_wheels().is_dir() else []
+    return (*sorted(entry for entry in os.environ.items() if entry[0].startswith("PIP_")), *wheels)
 
 
 def tool(requirement: str, python: str) -> Path:

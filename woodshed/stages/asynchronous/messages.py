@@ -1,4 +1,4 @@
-"""What collector and trainer tell each other through the run folder.
+"""Messages between collector and trainer, through the run folder.
 
 collector    draws -> attempts, verdicts, flags, hints, reward terms -> collected
 trainer      published (weights of a version) -> taken (after the checkpoint that has learned from a step)

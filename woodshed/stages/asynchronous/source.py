@@ -32,7 +32,7 @@ COLLECTOR_LOCK = "lock-collector"
 
 
 class Tailing:
-    """Attempts of a collector, read from the run folder as they are complete. See `Source`."""
+    """Attempts of a collector, read from the run folder as they are complete. See `ExperienceSource`."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.run, recipe = session, session.run, session.recipe
@@ -83,7 +83,7 @@ class Tailing:
     # -- attempts --------------------------------------------------------------------------------------------------
 
     def take(self, state: TrainState, clock: Clock) -> StepExperience:
-        """See `Source`.
+        """See `ExperienceSource`.
 
         Raises:
             RunError: the collector shows no life, or an attempt is of weights that the step may not learn from.
@@ -103,7 +103,7 @@ class Tailing:
         return StepExperience(attempts, chosen, terms, state.disabled_hints)
 
     def learned(self, state: TrainState, seen: StepExperience) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """See `Source`; with how old the tokens were, and who waited for whom."""
+        """See `ExperienceSource`; with how old the tokens were, and who waited for whom."""
         step = state.step
         collected = (self.run.find("collected", Collected, "train", step) or [])[0]
         waits = {"trainer_s": self.waited_s, "admission_s": collected.idle_s}
@@ -112,7 +112,7 @@ class Tailing:
         return {**self._draw(step).told, **told}, {}
 
     def why_dry(self, step: int) -> str:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         self._wait(f"train {step}: tasks", lambda: self.run.find("draws", Draw, "train", step))
         return self._draw(step).dry
 
@@ -159,7 +159,7 @@ class Tailing:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def _wait(self, text: str, ready: Callable[[], T | None]) -> T:
-        """What `ready` gives once it gives something; the collector must show life meanwhile."""
+        """The first thing that `ready` gives; the collector must show life meanwhile."""
         began, told = time.monotonic(), False
         while (found := ready()) is None:
             self._refuse_silence(began, text)
@@ -184,7 +184,7 @@ class Tailing:
             )
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `ExperienceSource`."""
 
 
 def _versions(rollouts: Sequence[Rollout]) -> list[int]:
