@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from email import message_from_string
 from pathlib import Path
@@ -12,9 +13,18 @@ import workspaces
 from packaging.requirements import Requirement
 
 from woodshed import synthesis
-from woodshed.records import Environment, TaskError
+from woodshed.records import Environment, Task, TaskError
 from woodshed.sandbox import BUBBLEWRAP
-from woodshed.synthesis import SynthesisSettings, direct_wheels, locks, pins, project, requirements, sources
+from woodshed.synthesis import (
+    SynthesisSettings,
+    builds,
+    direct_wheels,
+    locks,
+    pins,
+    project,
+    requirements,
+    sources,
+)
 from woodshed.synthesis.members import members, source_of
 from woodshed.synthesis.siblings import Origin, siblings
 from woodshed.synthesis.written_sources import relative, written
@@ -219,7 +229,11 @@ def test_siblings_come_by_their_path_and_never_from_an_index(
 ):
     """Each needs the others in a circle, and strangers offer newer releases of every name."""
     root = workspaces.uv_workspace(tmp_path / "team")
-    pinned = draft(root / "packages/desk", tmp_path)
+    lock = (
+        '[[package]]\nname = "iniconfig"\nversion = "2.0.0"\n[[package]]\nname = "core"\nversion = "99.0"\n'
+    )
+    pinned = draft(workspaces.lay(root, {"uv.lock": lock}) / "packages/desk", tmp_path)
+    assert "iniconfig==2.0.0" in pinned
     ours = {pin.partition("==")[0]: pin for pin in pinned if environment.BUILT.search(pin)}
     assert ours.keys() == {"core", "wire"}
     assert all(pin.startswith(f"{name}==0.1.0+woodshed.") for name, pin in ours.items())
@@ -240,6 +254,7 @@ def test_siblings_come_by_their_path_and_never_from_an_index(
         environment.built_wheel(ours["core"])
 
 
+@pytest.mark.slow
 def test_git_is_built_at_its_locked_commit(index: Path, tmp_path: Path):
     commit = workspaces.git_repository(tmp_path / "remote")
     workspaces.lay(tmp_path / "remote", {"src/remote/__init__.py": "LATER = 1\n"})
@@ -249,11 +264,13 @@ def test_git_is_built_at_its_locked_commit(index: Path, tmp_path: Path):
     lock = f'[[package]]\nname = "remote"\nversion = "2.0"\nsource = {{ git = "file://{tmp_path}/remote#{commit}" }}\n'
     lock += '[[package]]\nname = "iniconfig"\nversion = "2.0.0"\n'
     files = {"pyproject.toml": text, "uv.lock": lock, **workspaces.package("user", ("remote",))}
-    pinned = draft(workspaces.lay(tmp_path / "user", files), tmp_path)
+    task = made(workspaces.lay(tmp_path / "user", files), tmp_path / "out", limit=1).accepted[0]
+    pinned = task.environment.requirements
     (pin,) = (pin for pin in pinned if pin.startswith("remote==2.0+woodshed."))
     assert "iniconfig==2.0.0" in pinned
     with zipfile.ZipFile(wheel_of(pin)) as bundle:
         assert b"remote_total" in bundle.read("remote/__init__.py")
+    assert (task.folder / "environment/wheels" / wheel_of(pin).name).is_file() and synthesis.check(task) == []
 
 
 def test_what_cannot_be_built_is_said_with_the_way_out(index: Path, tmp_path: Path):
@@ -270,6 +287,23 @@ def test_what_cannot_be_built_is_said_with_the_way_out(index: Path, tmp_path: Pa
         wheels.pinned([f"core @ {next(index.glob('core*')).as_uri()}#sha256={'0' * 64}"])
     with pytest.raises(TaskError, match="no file to install"):
         wheels.pinned(["page @ http://localhost:9/page.html"])
+
+
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        (
+            "x.c:2:10: fatal error: ffi.h: No such file or directory",
+            "lacks the header ffi.h: install the package",
+        ),
+        ("error: command 'gcc' failed: No such file or directory", "lacks a C compiler"),
+        ("unable to execute 'gcc': No such file or directory", "lacks a C compiler"),
+        ("/usr/bin/ld: cannot find -lxml2: No such file or directory", r"lacks a library \(-lxml2\)"),
+    ],
+)
+def test_what_a_compilation_lacks_is_named(printed: str, said: str):
+    assert re.search(said, builds._way_out(printed))
+    assert builds._way_out("error: something else") == ""
 
 
 def test_a_sibling_is_found_by_name_whatever_address_the_build_wrote(tmp_path: Path):
@@ -355,19 +389,42 @@ def made(source: Path | str, out: Path, **changes: object) -> synthesis.MakeRepo
     return synthesis.make([str(source)], out, settings)
 
 
+NEEDED = {
+    **{"core": {"wire"}, "wire": {"core"}, "desk": {"core", "wire"}},
+    **{"ledger": set(), "shop": {"ledger"}, "base-lib": set(), "tool-lib": {"base-lib"}},
+}
+"""Siblings of each member."""
+
+
+def member_of(task: Task) -> str:
+    return task.name.partition("-stub-")[0]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uv_workspace", "poetry_monorepo", "hatch_workspace"])
 def test_every_member_of_a_root_becomes_proven_tasks(kind: str, index: Path, tmp_path: Path):
     root = getattr(workspaces, kind)(tmp_path / "team")
     report = made(root, tmp_path / "out")
-    places = members(root)
-    assert len(report.accepted) == 2 * len(places) and not report.notes
+    names = [sources.plain_name(place.rpartition("/")[2]) for place in members(root)]
+    assert sorted(map(member_of, report.accepted)) == sorted(2 * names) and not report.notes
     for task in report.accepted:
-        assert synthesis.check(task) == []
-        pinned = [pin.partition("==")[0] for pin in task.environment.requirements if "+woodshed." in pin]
-        assert bool(pinned) == any(
-            "dependencies" in (root / place / "pyproject.toml").read_text() for place in places
-        )
+        built = {pin.partition("==")[0] for pin in task.environment.requirements if "+woodshed." in pin}
+        assert built == NEEDED[member_of(task)]
+    assert synthesis.check(report.accepted[-1]) == []
+
+
+@pytest.mark.slow
+def test_a_member_inside_of_the_package_is_imported_from_there_and_has_its_metadata(
+    index: Path, tmp_path: Path
+):
+    report = made(workspaces.uv_package(tmp_path / "suite"), tmp_path / "out")
+    assert {task.target_symbol for task in report.accepted} == {"suite_mean", "suite_total"}
+    for task in report.accepted:
+        assert task.environment.source_roots == ("src", "packages/core/src")
+        assert "tests/test_about.py::test_core" in (*task.pass_to_pass, *task.fail_to_pass)
+        (pin,) = (pin for pin in task.environment.requirements if pin.startswith("core=="))
+        with zipfile.ZipFile(wheel_of(pin)) as bundle:
+            assert not any(name.endswith(".py") for name in bundle.namelist())
 
 
 @pytest.mark.slow

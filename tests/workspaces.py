@@ -24,7 +24,7 @@ def {name}_mean(values):
     values = list(values)
     if not values:
         return 0
-    return {name}_total(values) / len(values)
+    return sum(max(value, 0) for value in values) / len(values)
 '''
 TEST = """\
 from {module} import {name}_mean, {name}_total
@@ -97,6 +97,20 @@ def uv_workspace(root: Path) -> Path:
         )
         files |= below(f"packages/{name}", package(name, others))
         files[f"packages/{name}/pyproject.toml"] = f"{project}\n[tool.uv.sources]\n{sources}"
+    return lay(root, files)
+
+
+def uv_package(root: Path) -> Path:
+    """A package at the root of a workspace, with a member inside whose version its code reads."""
+    files = package("suite", ("core",)) | below("packages/core", package("core"))
+    files["src/suite/about.py"] = "from importlib.metadata import version\n\nCORE = version('core')\n"
+    files["tests/test_about.py"] = (
+        "from suite.about import CORE\n\n\ndef test_core():\n    assert CORE.startswith('0.1.0')\n"
+    )
+    text = f'[project]\nname = "suite"\nversion = "1.0"\ndependencies = ["core"]\n{SETUPTOOLS}'
+    text += '[tool.uv.workspace]\nmembers = ["packages/*"]\n[tool.uv.sources]\ncore = { workspace = true }\n'
+    files["pyproject.toml"] = text + '[tool.pytest.ini_options]\ntestpaths = ["tests"]\n'
+    files["packages/core/pyproject.toml"] = f'[project]\nname = "core"\nversion = "0.1.0"\n{SETUPTOOLS}'
     return lay(root, files)
 
 

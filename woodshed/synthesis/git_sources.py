@@ -114,9 +114,10 @@ def clone(source: GitSource, into: Path) -> None:
 
 def _only(clone: Path, source: GitSource) -> Origin:
     """Leave the asked folder of a checkout, without git's own, and the whole of it beside that."""
+    is_ours = source.address.startswith("file:")
     if not source.subdirectory:
         shutil.rmtree(clone / ".git")
-        return Origin(clone.resolve(), clone.resolve())
+        return Origin(clone.resolve(), clone.resolve(), is_ours)
     inner = clone / source.subdirectory
     if not inner.is_dir() or not inner.resolve().is_relative_to(clone.resolve()):
         raise TaskError(
@@ -126,7 +127,7 @@ def _only(clone: Path, source: GitSource) -> Origin:
     shutil.rmtree(aside, ignore_errors=True)
     clone.rename(aside)
     shutil.copytree(aside / source.subdirectory, clone, symlinks=True)
-    return Origin((aside / source.subdirectory).resolve(), aside.resolve())
+    return Origin((aside / source.subdirectory).resolve(), aside.resolve(), is_ours)
 
 
 def _as_url(address: str) -> str:

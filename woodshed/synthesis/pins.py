@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -32,10 +33,12 @@ def environment_of(
     Raises:
         TaskError: the package's own requirements cannot be had, or bring what the repository itself holds.
     """
-    wheels = DirectWheels(described.distribution.partition("==")[0], described.python, sandboxes)
+    origin = described.inside.origin
+    ours = origin is not None and origin.is_ours
+    wheels = DirectWheels(described.distribution.partition("==")[0], described.python, sandboxes, ours)
     needed = wheels.pinned([*described.requirements, *(_own_or_asked(text, described) for text in extra)])
     wishes, given_up = _built_wishes(described.test_requirements, wheels)
-    wishes += described.plugins
+    wishes += [*described.plugins, *_metadata_of(described.described, wheels)]
     index = _Index(described.python, sandboxes, dict(described.lock.versions), described.lock.name)
     pins, dropped = index.pins(needed, wishes, described.plugins)
     if _own_among(pins, described):
@@ -62,7 +65,7 @@ def _own_or_asked(text: str, described: project.Project) -> str:
     Raises:
         TaskError: it is of the repository, and not to be had there.
     """
-    name = re.split(r"[\s<>=!~;(\[@]", text)[0]
+    name = canonicalize_name(re.split(r"[\s<>=!~;(\[@]", text)[0])
     source = described.inside.source(name)
     if source and name not in described.inside.homes:
         return f"{name} @ {source}"
@@ -79,6 +82,13 @@ def _built_wishes(listed: Sequence[str], wheels: DirectWheels) -> tuple[list[str
         except TaskError as error:
             given_up.append(f"{text}: {error}")
     return list(dict.fromkeys(wishes)), given_up
+
+
+def _metadata_of(listed: Sequence[str], wheels: DirectWheels) -> Iterator[str]:
+    """Pins of the metadata of projects in the tree, which code may ask for; of those that can be built."""
+    for text in listed:
+        with contextlib.suppress(TaskError):
+            yield wheels.described(text)
 
 
 @dataclass
@@ -136,7 +146,8 @@ class _Index:
         raise AssertionError("the last try is without any wish")
 
     def _resolved(self, wanted: Sequence[str]) -> tuple[str, ...]:
-        bounds = [f"{name}=={version}" for name, version in self.locked.items()]
+        built = {canonicalize_name(Requirement(text).name) for text in wanted if BUILT.search(text)}
+        bounds = [f"{name}=={version}" for name, version in self.locked.items() if name not in built]
         return resolve(wanted, python=self.python, constraints=bounds)
 
     def _unlocked(self, name: str) -> list[str]:

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from woodshed.synthesis import plugins
 from woodshed.synthesis.configuration import read_ini, read_text, read_toml, table
-from woodshed.synthesis.siblings import Siblings, dependencies, home_of
+from woodshed.synthesis.siblings import Siblings, dependencies, home_of, is_of_this_machine
 from woodshed.synthesis.written_sources import relative
 from woodshed.tasks.environment import BUILT, PRIVATE
 from woodshed.tasks.interpreters import OURS
@@ -67,6 +67,8 @@ class Requirements:
     """Plugins without which pytest does not start, or does not run the tests rightly."""
     roots: list[str] = field(default_factory=list)
     """Folders of the repository to import from: where required siblings lie."""
+    described: list[str] = field(default_factory=list)
+    """Those siblings, by their addresses: their metadata are installed."""
     left_out: list[str] = field(default_factory=list)
     """Requirements that are not installed, each with the reason."""
     unfetched: list[str] = field(default_factory=list)
@@ -142,6 +144,8 @@ def _apart(requirements: Requirements, inside: Siblings, listed: Iterable[str], 
             requirements.left_out.append(
                 f"{text}: lies in this repository, in {inside.homes[name]}; imported from there"
             )
+            described = inside.at(inside.nested[name]) if inside.nested[name] != "." else ""
+            requirements.described += [f"{name} @ {described}"] if described else []
         elif source := source_of(requirement, inside):
             requirement.url, requirement.specifier = source, SpecifierSet()
             wanted.append(str(requirement))
@@ -157,6 +161,8 @@ def source_of(requirement: Requirement, inside: Siblings) -> str:
     """The address that a requirement is to be built from, whatever an index has; "" where there is none at hand."""
     url = requirement.url or ""
     is_far = url.startswith(("git+", "http://", "https://"))
+    if is_of_this_machine(url):
+        is_far = is_far and inside.origin is not None and inside.origin.is_ours
     return inside.source(requirement.name) or inside.at(relative(url)) or (url if is_far else "")
 
 

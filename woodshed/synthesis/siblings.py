@@ -85,6 +85,8 @@ class Origin:
     folder: Path
     limit: Path | None = None
     """The whole repository, outside of which nothing is taken; None where nobody says where that ends."""
+    is_ours: bool = True
+    """False where it was fetched: its addresses name nothing on this machine."""
 
     def at(self, place: str) -> Path | None:
         """A described project, or a file to install, at a relative place; None where there is none."""
@@ -96,6 +98,10 @@ class Origin:
         if path.is_file():
             return path if path.name.endswith((".whl", ".tar.gz", ".zip")) else None
         return path if path.is_dir() and is_described(path) else None
+
+
+def is_of_this_machine(address: str) -> bool:
+    return address.startswith(("file:", "git+file:"))
 
 
 def siblings(
@@ -122,6 +128,8 @@ def siblings(
         listed = {name: place for name, place in written(root).items() if "://" in place} | listed
     listed |= lock.addresses
     addresses = {n: place for n, place in listed.items() if "://" in place and n not in homes and n != ours}
+    if origin is None or not origin.is_ours:
+        addresses = {n: place for n, place in addresses.items() if not is_of_this_machine(place)}
     for name, location in (*beyond, *listed.items()):
         if name != ours and name not in homes and name not in addresses:
             elsewhere.setdefault(name, location)

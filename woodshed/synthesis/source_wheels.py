@@ -19,7 +19,7 @@ from pypi_simple import NoSuchProjectError, PyPISimple
 
 from woodshed.records import TaskError
 from woodshed.sandbox import SandboxProvider
-from woodshed.synthesis import project, sources
+from woodshed.synthesis import builds, sources
 from woodshed.tasks.environment import built_wheels
 from woodshed.tasks.interpreters import OURS
 
@@ -40,7 +40,7 @@ def build(requirement: Requirement, sandboxes: SandboxProvider, python: str = OU
         else:
             source = f"pypi:{requirement.name}=={_newest(requirement)}"
             repository = sources.fetch(source, tree, sandboxes, python)
-        wheel = project.build(repository, project.BUILD_TIMEOUT_S, sandboxes)
+        wheel = builds.build(repository, builds.BUILD_TIMEOUT_S, sandboxes)
     file = built_wheels() / _file_name(requirement, wheel, python)
     file.parent.mkdir(parents=True, exist_ok=True)
     part = file.with_name(f".{file.name}.{os.getpid()}")
@@ -88,8 +88,8 @@ def _file_name(requirement: Requirement, wheel: bytes, python: str) -> str:
     Raises:
         TaskError: it is of another distribution or version.
     """
-    contents = project.contents_of(requirement.name, wheel)
-    info, metadata, version = project.metadata_of(requirement.name, contents, python)
+    contents = builds.contents_of(requirement.name, wheel)
+    info, metadata, version = builds.metadata_of(requirement.name, contents, python)
     name = canonicalize_name(metadata["Name"])
     if name != canonicalize_name(requirement.name) or not requirement.specifier.contains(
         version, prereleases=True

@@ -82,7 +82,7 @@ def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, pyth
     if into.exists():
         shutil.rmtree(into)
     into.parent.mkdir(parents=True, exist_ok=True)
-    digest, beside, origin = "", (), Origin(into, into)
+    digest, beside, origin = "", (), Origin(into, into, is_ours=False)
     if source.startswith("pypi:"):
         name, version, resolved, digest = _fetch_sdist(source, into)
     elif git := git_sources.read(source):
