@@ -5,10 +5,11 @@
     python benchmarks/async_training.py TASKS --toy --runs process:0,process:1                            any machine
 
 A run is an engine and a staleness. With staleness 0 attempts are made between two updates; above it, a collector makes
-them all the time. Each run is a process of `woodshed train`. A step ends when its metrics are written; the first
-`--warmup` steps compile, capture and fill the pipeline, and are not counted. Beside the time of a step: the share of
-it in which the trainer waited, what each card did, how old tokens were, the distance between engine and trainer, and
-the size of every version of the weights that was published. Each row is written as it is measured, and not twice.
+them all the time. Each run is a process of `woodshed train`; runs with the same engine share its server. A step ends
+when its metrics are written; the first `--warmup` steps compile, capture and fill the pipeline, and are not counted.
+Beside the time of a step: the share of it in which the trainer waited, what each card did, how old tokens were, the
+distance between engine and trainer, and the size of every version of the weights that was published. Each row is
+written as it is measured, and not twice.
 
 Bars: on one card with 16 cores staleness 2 takes steps 1.25 times as fast as the faster way of staleness 0; on two
 cards 1.6 times; no token older than the staleness.
@@ -21,6 +22,7 @@ of a step on one card. Adapters of rank 16 are 74 MB a version, and loading one 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -35,13 +37,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 from kept_rows import Rows, spread
 
+from woodshed.engines.engine import SamplerSettings
+from woodshed.engines.http import EndpointSettings
+from woodshed.engines.servers import ServedModel, StartSettings, serving
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
 
 LOOK_S = 0.1
+PAUSE_S = 0.01
+ROWS = 128
 BAR = {1: 1.25, 2: 1.6}
 """Times the speed of staleness 0, by the number of cards."""
 
@@ -50,13 +58,39 @@ def main() -> None:
     options = _options()
     settings = {name: getattr(options, name) for name in ("tasks_per_step", "attempts", "steps", "lora_rank")}
     rows = Rows(options.out, settings, key=("engine", "staleness", "gpus"), commit=options.commit)
-    for named in options.runs.split(","):
-        engine, _, staleness = named.partition(":")
-        about = {"engine": engine, "staleness": int(staleness or 0), "gpus": options.gpus}
-        if not rows.has(**about):
-            with tempfile.TemporaryDirectory() as scratch:
-                rows.add(about | measure(options, engine, int(staleness or 0), Path(scratch)))
+    named = [each.split(":") for each in options.runs.split(",")]
+    for engine, runs in itertools.groupby(named, key=lambda each: each[0]):
+        levels = [int(staleness) for _, staleness in runs]
+        missing = [n for n in levels if not rows.has(engine=engine, staleness=n, gpus=options.gpus)]
+        if not missing:
+            continue
+        with tempfile.TemporaryDirectory() as scratch, served(options, engine, Path(scratch)) as servers:
+            for staleness in missing:
+                about = {"engine": engine, "staleness": staleness, "gpus": options.gpus}
+                rows.add(about | measure(options, engine, staleness, servers, Path(scratch)))
     show(rows.rows)
+
+
+@contextmanager
+def served(
+    options: argparse.Namespace, engine: str, scratch: Path
+) -> Iterator[tuple[EndpointSettings, ...] | None]:
+    """One server for all runs with this engine, or None for the trainer's own."""
+    if engine == "local":
+        yield None
+        return
+    gpus = tuple(int(gpu) for gpu in options.gpus.split(",") if gpu)
+    arguments = tuple(each for each in options.arguments.split(",") if each)
+    settings = StartSettings(engine, SamplerSettings(max_rows=ROWS), gpus, arguments)
+    dtype = "float32" if options.toy else "bfloat16"
+    model = ServedModel(Path(options.model), dtype, options.lora_rank, staleness=4, trained_gpus=1)
+    began = time.monotonic()
+    try:
+        with serving(settings, model, scratch / "engines") as endpoints:
+            print(f"{engine}: ready after {time.monotonic() - began:.0f} s", flush=True)
+            yield endpoints
+    finally:
+        keep_logs(options, f"{engine}-server", [scratch / "engines" / "s0.log"])
 
 
 def _options() -> argparse.Namespace:
@@ -83,28 +117,30 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def recipe_of(options: argparse.Namespace, engine: str, staleness: int, runs: Path) -> Recipe:
+def recipe_of(
+    options: argparse.Namespace,
+    name: str,
+    staleness: int,
+    servers: tuple[EndpointSettings, ...] | None,
+    runs: Path,
+) -> Recipe:
     """The recipe of a run: that of the experiment, with rewards alone."""
     sizes = (3, 48, 128) if options.toy else (5, 192, 768)
     cores = os.cpu_count() or 1
-    started = {
-        "gpus": [int(gpu) for gpu in options.gpus.split(",") if gpu],
-        "arguments": [each for each in options.arguments.split(",") if each],
-    }
     policy = {"model": options.model, "lora_rank": options.lora_rank, "adapter": options.adapter}
-    in_flight = options.tasks_per_step * options.attempts * (1 + bool(staleness))
+    remote = {"kind": "http", "servers": [each.model_dump() for each in servers or ()]}
     return validate(
         Recipe,
         {
-            "name": f"{engine}-{staleness}",
+            "name": name,
             "runs": str(runs),
             "tasks": {"train": [str(options.tasks.resolve())], "heldout": []},
             "policy": policy | {"dtype": "float32" if options.toy else "bfloat16", "codec": "plain"},
-            "engine": {"kind": engine, "max_rows": 128} | (started if engine != "local" else {}),
+            "engine": {"max_rows": ROWS} | (remote if servers else {"kind": "local"}),
             "agent": dict(zip(("max_turns", "turn_tokens", "rollout_tokens"), sizes, strict=True)),
             "rollout": {
                 "attempts": options.attempts,
-                "max_in_flight": in_flight,
+                "max_in_flight": options.tasks_per_step * options.attempts * (1 + bool(staleness)),
                 "repeatable": False,
                 "tool_threads": cores,
             },
@@ -122,21 +158,62 @@ def recipe_of(options: argparse.Namespace, engine: str, staleness: int, runs: Pa
     )
 
 
-def measure(options: argparse.Namespace, engine: str, staleness: int, scratch: Path) -> dict[str, Any]:
+def measure(
+    options: argparse.Namespace,
+    engine: str,
+    staleness: int,
+    servers: tuple[EndpointSettings, ...] | None,
+    scratch: Path,
+) -> dict[str, Any]:
     """Figures of one run; where it failed, the end of what it printed."""
-    recipe = recipe_of(options, engine, staleness, scratch / "runs")
-    (scratch / "recipe.toml").write_text(recipe.to_toml())
-    run, log = recipe.runs / recipe.name, scratch / "log"
-    began = time.monotonic()
-    command = [sys.executable, "-m", "woodshed", "train", str(scratch / "recipe.toml")]
-    with log.open("wb") as out, cards_watched(scratch / "cards"):
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+    recipe = recipe_of(options, f"{engine}-{staleness}", staleness, servers, scratch / "runs")
+    written, log, cards = (scratch / f"{recipe.name}.{end}" for end in ("toml", "log", "cards"))
+    written.write_text(recipe.to_toml())
+    run, began = recipe.runs / recipe.name, time.monotonic()
+    url = (
+        servers[0].url if servers and not options.lora_rank else ""
+    )  # an adapter is loaded beside the others
+    with log.open("wb") as out, cards_watched(cards), Pauses(url) as pauses:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "woodshed", "train", str(written)], stdout=out, stderr=subprocess.STDOUT
+        )
         seen = Watched(run, process, began + options.limit)
         seen.until_end()
-    keep_logs(options, recipe.name, [log, run / "engines" / "s0.log", run / "logs" / "collector.log"])
+    keep_logs(
+        options, recipe.name, [log, *(run / "logs" / f"{each}.log" for each in ("collector", "trainer"))]
+    )
     if len(seen.steps) <= options.warmup + 1:
         return {"error": log.read_text(errors="replace")[-1500:], "exit_code": process.returncode}
-    return figures(RunDir(run), seen, options.warmup, busy(scratch / "cards", seen, options.warmup))
+    found = figures(RunDir(run), seen, options.warmup, busy(cards, seen, options.warmup))
+    return found | ({"paused_s": spread(pauses.seconds)} if pauses.seconds else {})
+
+
+class Pauses:
+    """Times for which a server stood still for new weights, seen by asking it all the time."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.seconds, self._is_over = url, list[float](), threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Pauses:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        began = 0.0
+        with httpx.Client(timeout=30) as client:
+            while self.url and not self._is_over.wait(PAUSE_S):
+                with suppress(httpx.HTTPError, ValueError, KeyError):
+                    is_paused = bool(client.get(f"{self.url}/is_paused").json()["is_paused"])
+                    if is_paused and not began:
+                        began = time.monotonic()
+                    elif began and not is_paused:
+                        self.seconds.append(time.monotonic() - began)
+                        began = 0.0
 
 
 class Watched:
@@ -237,8 +314,8 @@ def figures(run: RunDir, seen: Watched, warmup: int, cards: dict[str, Any]) -> d
         "staleness_mean": statistics.mean(line.get("staleness_mean", 0.0) for line in counted),
         "updates": sum(line["trained_rollouts"] > 0 for line in lines),
         "staleness_max": max(line.get("staleness_max", 0) for line in lines),
-        "reward": [round(line["reward"]["value"], 3) for line in lines],
-        "turns": round(statistics.mean(line["turns"]["value"] for line in counted), 2),
+        "reward": [line["reward"]["value"] for line in lines],
+        "turns": round(statistics.mean(line["turns"]["value"] or 0.0 for line in counted), 2),
         "update_bytes": spread([float(size) for size in sizes]),
         "versions": {name: list(found) for name, found in sorted(seen.versions.items())},
         "seconds": [line["seconds"] for line in lines],

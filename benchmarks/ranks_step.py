@@ -162,6 +162,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         options.scratch = options.scratch or Path(temporary)
+        options.scratch.mkdir(parents=True, exist_ok=True)
         lead(options)
 
 
