@@ -147,7 +147,7 @@ def main() -> None:
     )
     parser.add_argument("--cases", default="toy", choices=CASES)
     parser.add_argument("--only", nargs="*", help="names of cases; all without it")
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="1: one card alone")
     parser.add_argument("--limit", type=float, default=1e6, help="seconds for all of it")
     parser.add_argument("--commit", default="", help="of this code, where it is no checkout")
     parser.add_argument("--part", type=Path, help=argparse.SUPPRESS)
@@ -162,6 +162,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as temporary:
         options.scratch = options.scratch or Path(temporary)
+        options.scratch.mkdir(parents=True, exist_ok=True)
         lead(options)
 
 
@@ -170,31 +171,48 @@ def main() -> None:
 
 def lead(options: argparse.Namespace) -> None:
     """The layouts over the ranks, then one card; the file grows as they are measured."""
-    ends = time.monotonic() + options.limit
-    cards = max(1, torch.cuda.device_count())
+    ends, cards = time.monotonic() + options.limit, max(1, torch.cuda.device_count())
     alone = [(1, f"{n}/{cards}", str(n)) for n in range(cards)]
-    for stage in ([(options.ranks, "0/1", "")], alone):
+    for stage in ([(options.ranks, "0/1", "")] if options.ranks > 1 else [], alone):
         started = [start(options, *each) for each in stage]
-        tries = dict.fromkeys(range(len(stage)), len(CASES[options.cases]) * 2)
         while any(process.poll() is None for process in started):
             time.sleep(0.5)
-            report = merge(options)
             for n, process in enumerate(started):
-                if (
-                    process.poll() and tries[n] and time.monotonic() < ends
-                ):  # it goes on behind the row that failed
-                    tries[n] -= 1
+                if process.poll() and keep_failure(options, *stage[n][:2], process.returncode):
                     started[n] = start(options, *stage[n])
             if time.monotonic() > ends:
                 for process in started:
-                    process.kill()
-        report = merge(options)
-        show(report["rows"])
+                    process.terminate()  # torchrun ends its ranks
+                    process.wait()
+                break
+            merge(options)
+        show(merge(options)["rows"])
+
+
+def keep_failure(options: argparse.Namespace, world: int, share: str, code: int) -> bool:
+    """Write a row for what the ranks were at when they ended; False where they had not begun."""
+    part = part_of(options, world, share)
+    if not (begun := part.with_suffix(".begun")).exists():
+        return False
+    about = json.loads(begun.read_text())
+    begun.unlink()
+    rows = rows_of(options, part)
+    if not rows.has(**about):
+        rows.add(about | {"error": f"the ranks ended with exit code {code}"})
+    return True
+
+
+def part_of(options: argparse.Namespace, world: int, share: str) -> Path:
+    return options.scratch / f"part-{world}-{share.partition('/')[0]}.json"
+
+
+def rows_of(options: argparse.Namespace, part: Path) -> Rows:
+    return Rows(part, {"cases": options.cases}, key=("case", "layout"), commit=options.commit)
 
 
 def start(options: argparse.Namespace, world: int, share: str, card: str) -> subprocess.Popen[bytes]:
     """Ranks that measure what has no row yet, in a part of the report."""
-    part = options.scratch / f"part-{world}-{share.partition('/')[0]}.json"
+    part = part_of(options, world, share)
     command = [sys.executable]
     if world > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
@@ -254,14 +272,15 @@ def measure_part(options: argparse.Namespace) -> None:
     """This process group's rows that the part does not hold yet. A row that fails ends the ranks, after it was
     written; one process alone goes on."""
     device, world = meet()
-    rows = Rows(options.part, {"cases": options.cases}, key=("case", "layout"), commit=options.commit)
+    rows = rows_of(options, options.part)
     index, shares = (int(each) for each in options.share.split("/"))
     for number, (name, layout) in enumerate(units(options, world)):
         if number % shares != index or ranks.agreed(rows.has(case=name, layout=layout)):
             continue
+        about, failure = {"case": name, "layout": layout}, None
         if ranks.index() == 0:
             print(f"{time.strftime('%X')} {name}, {layout}", flush=True)
-        about, failure = {"case": name, "layout": layout}, None
+            options.part.with_suffix(".begun").write_text(json.dumps(about))
         try:
             found = measure(CASES[options.cases][name], name, layout, device, options.scratch)
         except Exception as error:
@@ -291,7 +310,7 @@ def units(options: argparse.Namespace, world: int) -> Iterator[tuple[str, str]]:
         yield name, ONE
         if case.dtype == "bfloat16" and case.optimizer == "adamw" and not case.recomputes:
             yield name, HALVED
-        if case.is_saved:
+        if case.is_saved and options.ranks > 1:
             yield name, LOADED
 
 
@@ -304,7 +323,7 @@ def meet() -> tuple[torch.device, int]:
         torch.backends.cuda.enable_cudnn_sdp(False)
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if is_cuda else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=120))
+        dist.init_process_group(backend, timeout=timedelta(seconds=60))
     return device, world
 
 

@@ -29,10 +29,11 @@ from woodshed.engines.router import MOST_AHEAD, Router
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.evals.suite import SuiteSettings
 from woodshed.experience import Collector, RolloutSettings
+from woodshed.experience.annotations import critic_of
 from woodshed.records import RecipeError, Rollout, SamplerError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
-from woodshed.stages.session import Session, critic_of
+from woodshed.stages.session import Session
 
 
 class Witness:
@@ -403,7 +404,7 @@ def test_the_critics_own_engine_is_closed(servers: list[Witness], tiny_task: Tas
     url = {"url": servers[0].url}
     recipe = recipe_of(tiny_task, tiny_model_dir, critic={"endpoint": url, "model": str(tiny_model_dir)})
     policys: Any = Held()
-    critic = critic_of(recipe, policys)
+    critic = critic_of(recipe.critic, policys)
     assert critic is not policys
     nothing: Any = None
     Session(recipe, nothing, nothing, policys, nothing, critic, nothing).close()

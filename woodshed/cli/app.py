@@ -52,6 +52,7 @@ ORDER = [  # of the commands in --help
     "view",
     "export",
     "monitor",
+    "child",
 ]
 
 

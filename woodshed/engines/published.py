@@ -36,6 +36,8 @@ from woodshed.runs.files import reason, remove, write_atomically
 RECORD, LATEST = "published.json", "LATEST"
 FULL_EVERY = 20
 """Versions from one whole publication to the next, from which a receiver that joins late begins."""
+KEPT = 2
+"""Newest versions that stay beside the whole publications that they follow from."""
 LEVEL = 1
 """Of zstd: higher ones take longer and save little on differences."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -131,15 +133,15 @@ def finish(folder: Path, published: Published) -> None:
             os.close(descriptor)
 
 
-def announce(folder: Path) -> None:
+def announce(folder: Path, kept: int = KEPT) -> None:
     """Name a folder as the newest, and remove those that no receiver needs any more.
 
-    The newest two stay, with the whole publication that they follow from, for receivers that join late or are behind.
+    The newest ones stay, with the whole publication that they follow from, for receivers that join late or are behind.
     """
     root = folder.parent
     write_atomically(root / LATEST, f"{folder.name}\n")
     versions = sorted(path for path in root.glob("v[0-9]*") if path.name <= folder.name)
-    needed = {each for newest in versions[-2:] for each in _chain(newest)}
+    needed = {each for newest in versions[-kept:] for each in _chain(newest)}
     for old in set(versions) - needed:
         shutil.rmtree(old)
 

@@ -37,11 +37,16 @@ def publish(worker: Worker, engine: Engine, folder: Path, version: int) -> None:
     engine.update_weights(write(worker, engine.renderer, folder, version), version)
 
 
-def write(worker: Worker, renderer: Renderer, root: Path, version: int) -> WeightUpdate:
+def write(
+    worker: Worker, renderer: Renderer, root: Path, version: int, kept: int = published.KEPT
+) -> WeightUpdate:
     """Publish the policy's weights as a folder below `root`, for engines of other processes.
 
     Whole bfloat16 weights are published as the difference to the version before, and in full at first and every
     `FULL_EVERY` versions. A version that is published again, with weights that changed meanwhile, replaces its folder.
+
+    Args:
+        kept: newest versions that stay, for engines that are behind.
     """
     sweep(root)
     before = worker.newest
@@ -64,7 +69,7 @@ def write(worker: Worker, renderer: Renderer, root: Path, version: int) -> Weigh
             sum((partial / file).stat().st_size for file in files),
         )
         published.finish(partial, record)
-    published.announce(target)
+    published.announce(target, kept)
     worker.newest, worker.since_full = (target, record), worker.since_full + 1 if is_delta else 0
     return WeightUpdate(kind, target)
 
