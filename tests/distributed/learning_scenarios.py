@@ -16,13 +16,14 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from worlds import device
 
+from woodshed.engines.local import routing
 from woodshed.experience.samples import HintBranch, TrainingSample
-from woodshed.learning import checkpoint, optimizer, ranks, tensor_folder
-from woodshed.learning.checkpoint import TrainState
+from woodshed.learning import checkpoint, optimizer, packing, ranks, tensor_folder
+from woodshed.learning.checkpoint import CheckpointWriter, TrainState
 from woodshed.learning.layout import LayoutSettings, shard
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
-from woodshed.learning.policy import Policy, add_adapter
+from woodshed.learning.policy import Policy, PolicySettings, add_adapter
 from woodshed.learning.trainer import Trainer
 from woodshed.learning.worker import Worker
 from woodshed.records import Hint
@@ -45,6 +46,9 @@ class Training:
     """Rollouts that are imitated as well."""
     dtype: str = "float32"
     activation_checkpointing: bool = False
+    forward: str = "packed"
+    routed: bool = False
+    """The engine tells experts, some of which its router cannot have chosen."""
     is_lost: bool = False
     """The first step's gradient is NaN, on one rank only."""
     layout: dict[str, int] = field(default_factory=dict)
@@ -67,7 +71,8 @@ def policy_of(training: Training) -> Policy:
     )
     world = ranks.count()
     layout = {axis: size for axis, size in training.layout.items() if world % size == 0 and world > 1}
-    shard(policy, LayoutSettings(**{"fsdp": world // layout.get("replicate", 1), **layout}))
+    fsdp = world // layout.get("replicate", 1) // layout.get("cp", 1)
+    shard(policy, LayoutSettings(fsdp=fsdp, **layout))
     return policy
 
 
@@ -91,7 +96,9 @@ def trainer_of(training: Training, run: RunDir | None = None) -> Trainer:
         policy,
         Decaying(kind=kind, learning_rate=3e-3, warmup_steps=0),
         LossSettings(micro_batch_tokens=64, **training.loss),
-        Measuring(teacher=training.teacher, teacher_rate=0.3, target_floor=2),  # type: ignore[arg-type]
+        Measuring.model_validate(
+            {"teacher": training.teacher, "teacher_rate": 0.3, "target_floor": 2, "forward": training.forward}
+        ),
         start=start,
         message_tokens=8,
     )
@@ -123,6 +130,9 @@ def samples_of(training: Training) -> list[TrainingSample]:
             sample = replace(sample, rl_weights=ones, advantages=advantages)
         if number < training.imitated:
             sample = replace(sample, ce_weights=ones)
+        if training.routed:
+            chosen = torch.randint(16, (len(ids) - 1, 2, 4), generator=rng).numpy()
+            sample = replace(sample, experts=(routing.write(0, chosen),))
         samples.append(sample)
     return samples
 
@@ -190,7 +200,9 @@ def save_after_two(trainings: dict[str, Training], folder: str) -> dict[str, Any
 def save(training: Training, run: RunDir) -> dict[str, Tensor]:
     trainer = trainer_of(training, run)
     steps_of(training, trainer, 2)
-    checkpoint.save(run, trainer, TrainState("rl", 2))
+    writer = CheckpointWriter(run)
+    writer.begin(trainer, TrainState("rl", 2))
+    writer.finish()
     return contents(trainer)
 
 
@@ -218,13 +230,29 @@ def die_while_saving(training: Training, folder: str) -> None:
         torch.save(kept, Path(folder) / "kept.pt")
     trainer, write = trainer_of(training, run), tensor_folder.save
 
-    def write_or_die(target: Path, tensors: dict[str, Tensor]) -> None:
+    def write_or_die(target: Path, tensors: dict[str, Tensor], group: Any) -> None:
         if target.name == "optimizer" and ranks.index() == ranks.count() - 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        write(target, tensors)
+        write(target, tensors, group)
 
     tensor_folder.save = write_or_die
-    checkpoint.save(run, trainer, TrainState("rl", 9))
+    writer = CheckpointWriter(run)
+    writer.begin(trainer, TrainState("rl", 9))
+    writer.finish()
+
+
+def loaded(folders: dict[str, str]) -> dict[str, dict[str, Tensor]]:
+    """Weights of policies of which ranks load their shards, whole."""
+    found = {}
+    for name, folder in folders.items():
+        settings = PolicySettings(model=folder, lora_rank=4 if name == "LoRA" else 0, device="cpu")
+        policy, _ = Policy.load(settings, seed=0, is_whole=False)
+        shard(policy, LayoutSettings(fsdp=ranks.count(), ep=2 if name == "experts" else 1))
+        found[name] = {key: whole(value).cpu() for key, value in policy.model.state_dict().items()}
+        found[f"{name}, log-probs"] = {
+            "": policy.logps(packing.pad(samples_of(Training())[:1], policy.device), 1.0).cpu()
+        }
+    return found
 
 
 def exported(trainings: dict[str, Training], folder: str) -> dict[str, Any]:

@@ -9,10 +9,14 @@ import learning_scenarios
 import pytest
 import torch
 from learning_scenarios import SAVED, Training
+from parallel_models import build
 from safetensors.torch import load_file
+from tiny_model import tiny_tokenizer
 from transformers import AutoModelForCausalLM
 from worlds import DEVICE, fitting, launch
 
+from woodshed.learning import packing
+from woodshed.learning.policy import Policy, PolicySettings
 from woodshed.runs.folder import RunDir
 
 KINDS = {
@@ -21,13 +25,27 @@ KINDS = {
     "Muon": {"optimizer": "muon"},
 }
 TRAININGS = {
-    **{kind: Training(**settings, steps=5) for kind, settings in KINDS.items()},
-    **{f"{kind}, live": Training(**settings, teacher="live") for kind, settings in KINDS.items()},
-    **{f"{kind}, frozen": Training(**settings, teacher="frozen") for kind, settings in KINDS.items()},
+    **{kind: Training(**settings, steps=3) for kind, settings in KINDS.items()},
+    "LoRA, live": Training(rank=4, teacher="live"),
+    "AdamW, live": Training(teacher="live"),
+    "Muon, frozen": Training(optimizer="muon", teacher="frozen"),
+    "LoRA, frozen": Training(rank=4, teacher="frozen"),
     "trust region": Training(teacher="trust-region"),
-    "experts": Training("qwen", steps=5, layout={"ep": 2}),
-    "experts, LoRA": Training("qwen", rank=4, steps=5, layout={"ep": 2}),
-    "experts, Muon": Training("qwen", optimizer="muon", steps=5, layout={"ep": 2}),
+    "separate": Training(forward="separate", teacher="frozen"),
+    "shared rollouts": Training(forward="separate", layout={"cp": 2}),
+    "shared rollouts, LoRA": Training(
+        rank=4, forward="separate", layout={"cp": 2}, loss={"kl_coef": 0.05}, imitated=2
+    ),
+    "shared rollouts, layers computed again": Training(
+        teacher="live", forward="separate", layout={"cp": 2}, activation_checkpointing=True
+    ),
+    "shared rollouts, Muon, experts": Training(
+        "qwen", optimizer="muon", forward="separate", layout={"cp": 2, "ep": 2}, routed=True
+    ),
+    "experts": Training("qwen", steps=3, layout={"ep": 2}),
+    "experts, LoRA": Training("qwen", rank=4, layout={"ep": 2}),
+    "experts, Muon": Training("qwen", optimizer="muon", layout={"ep": 2}),
+    "experts of an engine": Training("qwen", layout={"ep": 2}, routed=True),
     "replicas": Training(layout={"replicate": 2}),
     "a rank without rollouts": Training(rollouts=2, hinted=2, layout={"replicate": 2}),
     "a rank without hints": Training(hinted=1),
@@ -130,6 +148,32 @@ def test_a_rank_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path)
     kept = torch.load(folder / "kept.pt")
     loaded = learning_scenarios.load({"AdamW": TRAININGS["AdamW"]}, str(tmp_path))["AdamW"]
     assert all(torch.equal(loaded[key], value) for key, value in kept.items())
+
+
+def test_ranks_read_their_own_shards(tmp_path: Path):
+    """Ends that share a weight, an adapter, experts apart in the files, a buffer, and names of another family."""
+    families = {
+        "full": "llama",
+        "LoRA": "llama",
+        "experts": "qwen",
+        "buffers": "deepseek",
+        "renamed": "mixtral",
+    }
+    for family in families.values():
+        build(family).save_pretrained(tmp_path / family)
+        tiny_tokenizer().save_pretrained(tmp_path / family)
+    folders = {name: str(tmp_path / family) for name, family in families.items()}
+    for name, found in launch(2, "learning_scenarios:loaded", folders)[0].items():
+        kind, _, is_scored = name.partition(", ")
+        settings = PolicySettings(model=folders[kind], lora_rank=4 if kind == "LoRA" else 0, device="cpu")
+        policy, _ = Policy.load(settings, seed=0)
+        if is_scored:
+            sample = learning_scenarios.samples_of(Training())[:1]
+            torch.testing.assert_close(found[""], policy.logps(packing.pad(sample), 1.0).detach())
+            continue
+        expected = policy.model.state_dict()
+        assert found.keys() == expected.keys()
+        assert [key for key, value in expected.items() if not torch.equal(found[key], value)] == []
 
 
 def test_what_ranks_export_is_whole(tmp_path: Path):

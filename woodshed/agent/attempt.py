@@ -307,6 +307,7 @@ class Attempt:
             oracle=oracle,
             segment=self._conversation.segment,
             begins=self._conversation.begins,
+            experts=sample.experts,
         )
         self.turns.append(turn)
         self.ended = "sandbox_lost" if observations is None else self._loss or self._why_ended()

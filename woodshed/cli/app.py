@@ -52,7 +52,7 @@ ORDER = [  # of the commands in --help
     "view",
     "export",
     "monitor",
-    "take-part",
+    "child",
 ]
 
 

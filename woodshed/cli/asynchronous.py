@@ -1,8 +1,11 @@
-"""`woodshed take-part`: the processes of asynchronous RL, which `woodshed train` starts."""
+"""`woodshed child`: the processes of asynchronous RL, which `woodshed train` starts."""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,8 +25,8 @@ LOCK_S = 20.0
 """Longest wait for the lock of a process that is ending."""
 
 
-@app.command("take-part", hidden=True)
-def take_part(
+@app.command("child", hidden=True)
+def child(
     role: Annotated[Literal["trainer", "collector"], typer.Argument()],
     path: Annotated[Path, typer.Argument(metavar="RUN")],
     server: Annotated[list[str] | None, typer.Option(help="Address of an engine server.")] = None,
@@ -38,7 +41,10 @@ def take_part(
     run = RunDir.open(path)
     lock(run, role)
     with keeping("what is finished is kept", run), progress_bars() as progress:
-        (train if role == "trainer" else collect)(run, progress)
+        if role == "trainer":
+            train(run, progress)
+        else:
+            collect(run, server or (), progress)
 
 
 def is_another_rank() -> bool:
@@ -81,19 +87,33 @@ def train(run: RunDir, progress: Progress) -> None:
         run_recipe(chosen, run, progress)
 
 
-def collect(run: RunDir, progress: Progress) -> None:
-    """The collector's part."""
-    from woodshed.engines.create import create
+def collect(run: RunDir, servers: Sequence[str], progress: Progress) -> None:
+    """The collector's part.
+
+    Args:
+        servers: that the launcher has started, and starts again where they die.
+    """
+    from woodshed.engines.create import connect, create
+    from woodshed.engines.http import EndpointSettings
+    from woodshed.engines.servers import START_S
     from woodshed.stages.asynchronous import collector_recipe
     from woodshed.stages.asynchronous.collector import CollectorProcess
     from woodshed.tasks import folder
-    from woodshed.tokens.model_files import load_tokenizer
+    from woodshed.tokens import model_files
     from woodshed.tokens.renderer import create_renderer
 
     recipe = collector_recipe.read(run)
     sets = [run.path / "tasks" / name for name in ("train", "heldout")]
     practice, heldout = (folder.load_set(each) if any(each.iterdir()) else [] for each in sets)
-    tokenizer, model_dir = load_tokenizer(recipe.policy.model)
+    if not model_files.resolve(recipe.policy.model, weights=False).gguf:
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # transformers loads it where it can
+    tokenizer, model_dir = model_files.load_tokenizer(recipe.policy.model)
     renderer = create_renderer(tokenizer, codec=recipe.policy.codec, model_dir=model_dir)
-    with closing(create(recipe.engine, renderer)) as engine:
+    if servers:
+        endpoints = [EndpointSettings(url=url, model="policy") for url in servers]
+        opened = connect(endpoints, renderer, recipe.engine, START_S)
+    else:
+        opened = create(recipe.engine, renderer)
+    with closing(opened) as engine:
         CollectorProcess(run, recipe, engine, practice, heldout, progress).run()

@@ -213,8 +213,9 @@ def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     Raises:
         WoodshedError: bad tasks or settings; or one of them cannot go on. The run folder stays resumable.
     """
+    from woodshed.engines.create import starts_servers
     from woodshed.stages import preflight
-    from woodshed.stages.asynchronous import launcher
+    from woodshed.stages.asynchronous import launcher, messages
     from woodshed.stages.plan import prepare
     from woodshed.stages.task_sets import task_sets
 
@@ -222,7 +223,11 @@ def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     practice, heldout = task_sets(recipe, run, progress)
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
-    launcher.launch(run, launcher.commands(run, recipe.layout.world), tell)
+    messages.prolong(run, recipe.rl.steps)
+    if starts_servers(recipe.engine):
+        progress(0, 0, f"starting {recipe.engine.kind}, which takes minutes at times")
+    with launcher.servers_of(recipe, run) as servers:
+        launcher.launch(run, launcher.commands(run, recipe.layout.world, servers), tell)
 
 
 def take_part() -> None:
@@ -256,7 +261,8 @@ def say_changes(run: RunDir, chosen: Recipe) -> list[str]:
     state = checkpoint.read_position(newest) if newest else checkpoint.TrainState(chosen.stage_labels[0])
     # Attempts of later steps remain where a checkpoint was deleted: a change would not be in them.
     steps_taken = state.step if state.stage == "rl" else 0
-    is_behind = any(phase == "train" and step > steps_taken for phase, step, _ in run.batches("rollouts"))
+    ahead = steps_taken + chosen.rl.staleness
+    is_behind = any(phase == "train" and step > ahead for phase, step, _ in run.batches("rollouts"))
     allowed = changes.FREE if is_behind else changes.NOTED
     notes = changes.accept(run, chosen, allowed=allowed, stage=state.stage, steps_taken=state.step)
     if notes:

@@ -12,7 +12,7 @@ from woodshed.tokens.renderer import Renderer
 
 
 class EngineElsewhere:
-    """What a trainer has in place of an engine while a collector samples: it renders, and samples nothing."""
+    """A trainer's stand-in for an engine while a collector samples: it renders, and samples nothing."""
 
     takes: Literal["shared", "folder"] = "folder"
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 from pydantic import Field
 
-from woodshed.records import SamplerError
+from woodshed.records import RoutedExperts, SamplerError
 from woodshed.settings import Settings
 from woodshed.tokens.renderer import Renderer
 
@@ -57,6 +57,9 @@ class Sample:
     finish_reason: Literal["stop", "length"]
     versions: Versions
     """Versions of the weights that sampled it; the counts add up to len(ids)."""
+    experts: RoutedExperts | None = None
+    """The experts that were chosen for prompt and message, where the model has some and the engine tells them; the last
+    token, which was not read, has none."""
 
 
 @dataclass(frozen=True)

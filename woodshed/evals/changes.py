@@ -36,7 +36,7 @@ NOTED = (
     *(f"optimizer.{name}" for name in PACE),
     "sft.learning_rate",
     *("rl.steps", "sft.steps", "distill.steps", "evaluation.every"),
-    *("layout.fsdp", "layout.replicate", "layout.ep"),
+    *("layout.fsdp", "layout.replicate", "layout.cp", "layout.ep"),
     "stability.max_kl_to_start",
     *("curriculum.repeats", "curriculum.grow"),
 )

@@ -20,9 +20,9 @@ from woodshed.records import Turn, from_json, to_json
 class Journal:
     """Journals of the attempts of a run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        place.mkdir(parents=True, exist_ok=True)
 
     def append(self, rollout_id: str, turn: Turn) -> None:
         """Write a turn of an attempt to disk."""
@@ -57,12 +57,12 @@ class Journal:
     def keep_only(self, rollout_ids: Iterable[str]) -> None:
         """Forget all other attempts."""
         names = {self._path(rollout_id).name for rollout_id in rollout_ids}
-        for path in self.folder.glob("*.jsonl"):
+        for path in self.place.glob("*.jsonl"):
             if path.name not in names:
                 path.unlink()
 
     def _path(self, rollout_id: str) -> Path:
-        return self.folder / f"{rollout_id}.jsonl"
+        return self.place / f"{rollout_id}.jsonl"
 
 
 def equal(made: Turn, kept: Turn) -> bool:

@@ -9,11 +9,14 @@ Every term has a denominator of its own, so one sample may take part in all thre
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass, replace
 
-from woodshed.records import Hint, RunError
+from woodshed.records import Hint, RoutedExperts, RunError
 
 Spans = tuple[tuple[int, int], ...]
+STREAMS = ("logps", "old", "advantages", "rl_weights", "ce_weights")
+"""Fields of a sample with a number for each predicted token."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,12 @@ class TrainingSample:
     """Number of its segment in the rollout."""
     group: int = 0
     """Number of the group whose mean is the baseline of the advantages."""
+    experts: tuple[RoutedExperts, ...] = ()
+    """Experts of its tokens, as engines told them, each part by its place in ids: the first part that names a token is
+    what all later tokens saw. Tokens without any are routed by the trainer's own routers."""
 
     def __post_init__(self) -> None:
-        for name in ("logps", "old", "advantages", "rl_weights", "ce_weights"):
+        for name in STREAMS:
             if (length := len(getattr(self, name))) not in (0, len(self.predicted)):
                 raise RunError(
                     f"sample {self.rollout_id!r} has {length} {name} for {len(self.predicted)} predicted tokens; give "
@@ -100,6 +106,10 @@ class TrainingSample:
         """Rollout and segment, by which a sample is known among those of a step."""
         return self.rollout_id, self.segment
 
+    def experts_before(self, end: int) -> tuple[RoutedExperts, ...]:
+        """Experts of its first tokens, as far as they are known."""
+        return tuple(_before(part, end) for part in self.experts if part.start < end)
+
     @property
     def has_advantage(self) -> bool:
         """True where its reward alone gives a token a policy gradient."""
@@ -110,10 +120,19 @@ def student_view(sample: TrainingSample, branch: HintBranch) -> TrainingSample:
     """The sample up to the last token of a branch; only the branch's tokens are predicted."""
     logp = dict(zip(sample.predicted, sample.logps, strict=False))
     logps = tuple(logp[i] for i in branch.predicted) if logp else ()
-    return TrainingSample(sample.ids[: branch.predicted[-1] + 1], branch.predicted, logps)
+    end = branch.predicted[-1] + 1
+    return TrainingSample(sample.ids[:end], branch.predicted, logps, experts=sample.experts_before(end))
 
 
 def teacher_view(sample: TrainingSample, branch: HintBranch) -> TrainingSample:
     """The same tokens behind the hint."""
     predicted = tuple(branch.position + i for i in branch.behind_hint)
-    return TrainingSample(sample.ids[: branch.position] + branch.ids, predicted)
+    experts = sample.experts_before(branch.position)
+    return TrainingSample(sample.ids[: branch.position] + branch.ids, predicted, experts=experts)
+
+
+def _before(part: RoutedExperts, end: int) -> RoutedExperts:
+    tokens, layers, each = part.shape
+    kept = min(tokens, end - part.start)
+    data = base64.b64decode(part.data)[: 2 * kept * layers * each]
+    return RoutedExperts(part.start, (kept, layers, each), base64.b64encode(data).decode())

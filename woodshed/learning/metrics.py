@@ -39,17 +39,20 @@ class Metrics:
     """
 
     values: dict[str, list[float | Tensor]] = field(default_factory=dict)
+    speaks: bool = True
+    """False on a rank that computes the same as another one, whose numbers count."""
     compared: list[tuple[Sequence[HintBranch], tuple[Tensor, ...]]] = field(default_factory=list)
     """Hint branches of a micro-batch, and (G, N) each: log-probs without and with the hint, divergence."""
 
     def add(self, **values: float | Tensor) -> None:
         """Keep one micro-batch's numbers."""
-        for name, value in values.items():
+        for name, value in values.items() if self.speaks else ():
             self.values.setdefault(name, []).append(value.detach() if isinstance(value, Tensor) else value)
 
     def compare(self, branches: Sequence[HintBranch], *values_GN: Tensor) -> None:
         """Keep what `compared` holds of one micro-batch."""
-        self.compared.append((branches, tuple(each.detach() for each in values_GN)))
+        if self.speaks:
+            self.compared.append((branches, tuple(each.detach() for each in values_GN)))
 
     def observe_logps(
         self, logp_BN: Tensor, logp_sampler_BN: Tensor, mask_BN: Tensor, old_BN: Tensor | None = None

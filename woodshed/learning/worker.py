@@ -18,7 +18,7 @@ from torch import Tensor
 from woodshed.engines.published import Published, PublishedTensor
 from woodshed.experience.samples import TrainingSample
 from woodshed.learning import checkpoint, packing, ranks
-from woodshed.learning.checkpoint import TrainState
+from woodshed.learning.checkpoint import CheckpointWriter, TrainState
 from woodshed.learning.loss_settings import FeedbackSettings, LossSettings
 from woodshed.learning.optimizer import OptimizerSettings
 from woodshed.learning.policy import Policy
@@ -73,6 +73,7 @@ class Worker:
     ) -> None:
         self.policy, self.run, self.copied = policy, run, copied
         self.commands = commands or RankCalls()
+        self.checkpoints = CheckpointWriter(run)
         self._trainer: Trainer | None = None
         self._without_noise: dict[str, Tensor] = {}
         self._weight_files = WeightFiles(policy)
@@ -96,6 +97,7 @@ class Worker:
         The weights at the beginning of a stage with a teacher are kept as the checkpoint `before-LABEL`.
         """
         policy = self.policy
+        self.checkpoints.finish()
         if newest is not None and not resumes:
             policy.load_weights(read_saved(newest / "policy", EARLIER, policy.trainable))
         start = checkpoint.start_weights(self.run, policy, f"before-{label}") if settings.feedback else None
@@ -137,12 +139,18 @@ class Worker:
 
     @everywhere
     def save(self, state: TrainState, *, kept: int = checkpoint.KEPT) -> None:
-        """Write a checkpoint; see `checkpoint.save`."""
-        checkpoint.save(self.run, self.trainer, state, kept=kept)
+        """Begin to write a checkpoint; see `CheckpointWriter`."""
+        self.checkpoints.begin(self.trainer, state, kept=kept)
+
+    @everywhere
+    def settle(self) -> None:
+        """Wait until the newest checkpoint is complete."""
+        self.checkpoints.finish()
 
     @everywhere
     def go_back(self, version: int) -> None:
         """Give the policy the weights of an earlier version back."""
+        self.checkpoints.finish()
         self.policy.load_weights(checkpoint.version_weights(self.run, version, self.policy))
 
     @everywhere
@@ -189,4 +197,5 @@ class Worker:
     @everywhere
     def export(self) -> None:
         """Write the final weights; see `checkpoint.export`."""
+        self.checkpoints.finish()
         checkpoint.export(self.run, self.policy)

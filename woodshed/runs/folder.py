@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import shlex
@@ -224,7 +225,7 @@ class RunDir:
             layout = self.section("layout")
             if self.section("rl").get("staleness"):  # `woodshed train` starts the ranks
                 return 1
-            return int(layout.get("fsdp", 1)) * int(layout.get("replicate", 1))
+            return math.prod(int(layout.get(axis, 1)) for axis in ("fsdp", "replicate", "cp"))
         except (RunError, ValueError, TypeError):
             return 1
 

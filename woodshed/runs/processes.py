@@ -81,7 +81,7 @@ class Child:
 
     @property
     def said(self) -> str:
-        """What it said since it was started last."""
+        """All that it said since it was started last."""
         with self.log.open("rb") as log:
             log.seek(self.begins)
             return log.read().decode(errors="replace")

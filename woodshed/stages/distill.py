@@ -259,6 +259,7 @@ def answer(asked: Sequence[Demonstration], engine: Engine, *, name: str, seed: i
             calls=(),
             observations=(),
             error_kind=None,
+            experts=sample.experts,
         )
         ended = "finished" if sample.finish_reason == "stop" else "max_tokens"
         rollouts.append(Rollout(rollout_id, each.id, each.id, 0, seed, (turn,), Patch({}), ended, 0.0))

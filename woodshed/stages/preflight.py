@@ -76,7 +76,7 @@ def refuse_asynchronous(recipe: Recipe) -> None:
     if needs_model(recipe.engine):
         raise RecipeError(
             f"{said} needs an engine that reads weights from a folder, and engine.kind = {recipe.engine.kind!r} "
-            "computes with the trainer's own; set engine.kind='http' and [[engine.servers]], or rl.staleness=0"
+            "computes with the trainer's own; set engine.kind='process', 'vllm' or 'http', or rl.staleness=0"
         )
     if recipe.stages not in (("rl",), ("sft", "rl")):
         raise RecipeError(

@@ -60,10 +60,7 @@ class SFTSettings(ExpertSettings):
     """Optimizer steps."""
     imitate: tuple[str, ...] = Field(default=("scripted",), min_length=1)
     """What is imitated: "scripted" (attempts at tasks.train), run folders, ATIF files or folders of them (.json), and
-    files of chats (.jsonl)."""
-    unsolved: bool = False
-    """Imitate also attempts of runs and ATIF files that did not solve their task. What a monitor flagged is never
-    imitated."""
+    files of chats (.jsonl). Of runs and ATIF files it is what solved its task and no monitor flagged."""
     batch: int = Field(default=32, ge=1)
     """Attempts and transcripts in one optimizer step."""
     learning_rate: float = Field(default=1e-3, ge=0)

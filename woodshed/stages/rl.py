@@ -29,7 +29,7 @@ from woodshed.stages.asynchronous.source import Tailing
 from woodshed.stages.choosing import Choosing
 from woodshed.stages.recipe import Recipe
 from woodshed.stages.session import Clock, Session, begin, refuse_stale
-from woodshed.stages.sources import Source, StepExperience, hints_to_learn, is_measured
+from woodshed.stages.sources import ExperienceSource, StepExperience, hints_to_learn, is_measured
 
 
 def run(session: Session, state: TrainState) -> None:
@@ -68,7 +68,7 @@ def time_left(recipe: Recipe, laps: Laps, step: int) -> str:
     return f", {left} after it" if left else ""
 
 
-def one_step(session: Session, source: Source, laps: Laps, state: TrainState) -> TrainState:
+def one_step(session: Session, source: ExperienceSource, laps: Laps, state: TrainState) -> TrainState:
     """Take attempts, an update, and the checkpoint that the next step goes on from; publish the new weights."""
     clock = Clock()
     experience = source.take(state, clock)
@@ -107,12 +107,12 @@ class Inline:
             self.choosing.restore(state.curriculum, state.growth)
 
     def publish(self, state: TrainState, *, is_last: bool) -> None:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         session = self.session
         publish(session.worker, session.engine, session.run.path / "weights", state.version)
 
     def measure(self, state: TrainState, *, is_last: bool) -> None:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         evaluate.measure(self.session, state.version)
 
     def take(self, state: TrainState, clock: Clock) -> StepExperience:
@@ -146,16 +146,16 @@ class Inline:
         return StepExperience(attempts, chosen, terms, disabled)
 
     def learned(self, state: TrainState, seen: StepExperience) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         self.choosing.observe(seen.attempts)
         return self.choosing.told(), self.choosing.state()
 
     def why_dry(self, step: int) -> str:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         return self.choosing.choice.why_dry(self.session.recipe.rl.tasks_per_step)
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         self.choosing.close()
 
 
@@ -216,7 +216,7 @@ def mean_terms(reward_terms: Sequence[RewardTerms]) -> dict[str, float]:
 
 def record(
     session: Session,
-    source: Source,
+    source: ExperienceSource,
     state: TrainState,
     metrics: dict[str, Any],
     rollouts: Sequence[Rollout],
@@ -279,7 +279,7 @@ def through_gate(
 
 def why_stop(
     session: Session,
-    source: Source,
+    source: ExperienceSource,
     state: TrainState,
     metrics: dict[str, Any],
     rollouts: Sequence[Rollout],

@@ -19,7 +19,7 @@ class RLSettings(Settings):
     """Different tasks in one step."""
     staleness: int = Field(default=0, ge=0, le=64)
     """Most steps that a token may be behind the step that learns from it. 0: attempts are made between two updates.
-    Above: they are made all the time, by a process of their own, through servers (engine.kind = "http")."""
+    Above: a process of their own makes them all the time, through servers (engine.kind = process, vllm or http)."""
 
     @field_validator("steps", mode="before")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ from woodshed.tokens.codec import refuse_lossy
 from woodshed.tokens.renderer import Renderer, create_renderer
 
 Progress = Callable[[int, int, str], None]
+
+FINISH_S = 60.0
+"""Seconds that the end of a run waits for its newest checkpoint."""
 
 
 @dataclass
@@ -70,7 +74,9 @@ class Session:
         return self.worker.trainer
 
     def close(self) -> None:
-        """Close the engines."""
+        """Close the engines, and let a checkpoint be completed that the ranks can still complete."""
+        with suppress(Exception):  # what ended the run is told already
+            self.worker.checkpoints.finish(FINISH_S)
         try:
             if self.critic is not self.engine:
                 self.critic.close()
@@ -162,6 +168,7 @@ def begin(
         temperature=session.recipe.engine.temperature,
         message_tokens=message_tokens,
     )
+    session.worker.settle()
     newest = checkpoint.latest(session.run, session.recipe.stage_labels)
     session.worker.begin(state.stage, settings, newest, resumes=state.step > 0)
     if unpacked := session.worker.trainer.unpacked:

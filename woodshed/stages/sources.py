@@ -31,7 +31,7 @@ class StepExperience:
     """Classes of hints that are not trained on, with the reason."""
 
 
-class Source(Protocol):
+class ExperienceSource(Protocol):
     """Attempts for every step, by the newest weights that it was given."""
 
     def publish(self, state: TrainState, *, is_last: bool) -> None:
@@ -51,7 +51,7 @@ class Source(Protocol):
         ...
 
     def take(self, state: TrainState, clock: Clock) -> StepExperience:
-        """What the step learns from; waits until it is there."""
+        """Attempts that the step learns from; waits until they are there."""
         ...
 
     def learned(self, state: TrainState, seen: StepExperience) -> tuple[Mapping[str, Any], dict[str, Any]]:

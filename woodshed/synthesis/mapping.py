@@ -25,7 +25,6 @@ from woodshed.sandbox import BUBBLEWRAP, Result, SandboxProvider
 from woodshed.synthesis.baseline import Baseline
 from woodshed.synthesis.coverage_map import AT_IMPORT, Map
 from woodshed.synthesis.progress import Progress
-from woodshed.synthesis.project import PYTHON
 from woodshed.tasks import environment
 
 COVERAGE = "coverage==7.17.5"
@@ -109,7 +108,7 @@ def trace(
     Raises:
         TaskError: it gave no answer, and no test of it had begun.
     """
-    (site,) = (environment.tool(COVERAGE, PYTHON) / "lib").glob("python*/site-packages")
+    (site,) = (environment.tool(COVERAGE, baseline.environment.python) / "lib").glob("python*/site-packages")
     tracer = Path(__file__).with_name("tracer.py")
     binds = {**baseline.spec.binds, "/run/coverage": site, "/run/woodshed/woodshed_tracer.py": tracer}
     files = [path for path in baseline.package_files if path.endswith(".py")]

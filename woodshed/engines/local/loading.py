@@ -44,29 +44,31 @@ class LoadedModel:
 
 
 def load(
-    spec: str, *, dtype: str = "float32", adapter: Path | None = None, cache: Path | None = None
+    spec: str,
+    *,
+    dtype: str = "float32",
+    adapter: Path | None = None,
+    cache: Path | None = None,
+    is_hollow: bool = False,
 ) -> LoadedModel:
     """Load weights and tokenizer from any specification of `tokens.model_files`, with an unmerged PEFT adapter.
 
     A GGUF file is dequantised once, to bfloat16 safetensors in the cache, so that every machine and every precision
     starts from the same numbers.
 
+    Args:
+        is_hollow: leave the base's weights out. They are zeros that take no memory, and are no good but to be replaced.
+
     Raises:
         ModelError: weights, tokenizer or adapter that cannot be found, verified or read; names the file.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     source = resolve(spec, cache)
     directory = _dequantised(source, models_dir(cache)) if source.gguf else source.directory
     with _quiet(), _explained(directory, "folder"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=getattr(torch, dtype), output_loading_info=True, **SAFE
-        )
-        model, info = loaded
+        model = (_hollow if is_hollow else _whole)(directory, getattr(torch, dtype))
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    if missing := sorted(info["missing_keys"]):
-        # transformers would initialise them at random
-        raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
     rows = model.get_input_embeddings().num_embeddings
     if tokenizer.vocab_size > rows:
         raise ModelError(
@@ -78,6 +80,38 @@ def load(
     if adapter is not None:
         model = with_adapter(model, adapter)
     return LoadedModel(model, tokenizer, directory)
+
+
+def _whole(directory: Path, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=dtype, output_loading_info=True, **SAFE
+    )
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        # transformers would initialise them at random
+        raise ModelError(f"{directory}: {len(missing)} weights are missing, {missing[0]!r} among them")
+    return model
+
+
+def _hollow(directory: Path, dtype: torch.dtype) -> Any:
+    """The model that a folder describes, with zeros of one element as weights, stretched to their shapes."""
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    apart = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(directory, **apart)
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    for module in model.modules():
+        for key, weight in module.named_parameters(recurse=False):
+            zeros = torch.zeros((), dtype=weight.dtype).expand(weight.shape)
+            setattr(module, key, torch.nn.Parameter(zeros, requires_grad=weight.requires_grad))
+    model.tie_weights()
+    if (directory / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    return model
 
 
 def with_adapter(model: Any, adapter: Path) -> Any:

@@ -13,7 +13,7 @@ from woodshed.runs.folder import RunDir
 
 
 @dataclass(eq=False)
-class Batch:
+class AttemptBatch:
     """Attempts at the tasks of one step or one evaluation, and what is known about them so far.
 
     A part of its rollouts and verdicts is one attempt, a part of its flags one group.

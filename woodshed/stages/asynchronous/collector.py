@@ -36,7 +36,7 @@ from woodshed.grading import Judging
 from woodshed.monitors import flag_policy
 from woodshed.records import Flag, Hint, RewardTerms, Rollout, Task, Verdict
 from woodshed.runs.folder import RunDir
-from woodshed.stages.asynchronous.batch import Batch
+from woodshed.stages.asynchronous.batch import AttemptBatch
 from woodshed.stages.asynchronous.collector_recipe import CollectorRecipe
 from woodshed.stages.asynchronous.messages import Collected, Draw, Publication, read_experience
 from woodshed.stages.choosing import Choosing
@@ -44,7 +44,6 @@ from woodshed.tasks import folder
 
 TURN_S = 0.25
 """Longest time between two looks at what the trainer has published."""
-SOURCE = "collector"
 
 
 class CollectorProcess:
@@ -85,7 +84,7 @@ class CollectorProcess:
         self.published: list[Publication] = []
         self.loaded = -1
         """Version that the engine samples by; -1 before the first."""
-        self.batches: list[Batch] = []
+        self.batches: list[AttemptBatch] = []
         self.observed = 0
         """Steps that the choice of tasks has learned from."""
         self.update: tuple[Publication, Future[None]] | None = None
@@ -115,11 +114,11 @@ class CollectorProcess:
             if slot.number not in batch.rollouts
         )
 
-    def _of_step(self, step: int, tasks: Sequence[Task]) -> Batch:
+    def _of_step(self, step: int, tasks: Sequence[Task]) -> AttemptBatch:
         asked, levels = with_levels(tasks, self.recipe.effort, step)
-        return Batch("train", step, asked, levels, self.recipe.rollout.attempts)
+        return AttemptBatch("train", step, asked, levels, self.recipe.rollout.attempts)
 
-    def _open(self, batch: Batch) -> Batch | None:
+    def _open(self, batch: AttemptBatch) -> AttemptBatch | None:
         """Take up a batch, unless it is collected already."""
         if self.folder.find("collected", Collected, batch.phase, batch.step) is not None:
             return None
@@ -162,18 +161,22 @@ class CollectorProcess:
             harness = stack.enter_context(maker.harness(pool))
             self.flight = stack.enter_context(InFlight(maker, pool, harness))
             self.flight.journal = self.journal
-            self.of: dict[Slot, Batch] = {}
+            self.of: dict[Slot, AttemptBatch] = {}
             for batch in list(self.batches):
                 self._resume(batch)
-            before = time.monotonic()
+            looked = -TURN_S
             while not self._is_done():
-                if self.is_abandoned:
-                    return False
-                self._follow()
+                if time.monotonic() - looked >= TURN_S:
+                    looked = time.monotonic()
+                    self._show_life()
+                    self._follow()
+                    if self.is_abandoned:
+                        return False
                 self._draw()
+                before = time.monotonic()
                 for slot, made in self.flight.turn(TURN_S):
                     self._keep(self.of.pop(slot), slot.number, made)
-                before = self._beat(before)
+                self._count_idle(time.monotonic() - before)
         return True
 
     @property
@@ -191,15 +194,16 @@ class CollectorProcess:
     def _is_done(self) -> bool:
         return self.last is not None and self.loaded == self.last.version and not self.batches
 
-    def _beat(self, before: float) -> float:
-        """Show that this process lives, and count places for attempts that nobody may use."""
-        now, flight, most = time.monotonic(), self.flight, self.recipe.rollout.max_in_flight
-        os.utime(self.folder.path / f"lock-{SOURCE}")
-        if not flight.waiting:
-            self.idle_s += (now - before) * max(0.0, 1 - len(flight.flying) / most)
-        return now
+    def _show_life(self) -> None:
+        os.utime(self.folder.path / "lock-collector")
 
-    def _resume(self, batch: Batch) -> None:
+    def _count_idle(self, seconds: float) -> None:
+        """Count places for attempts that no admitted attempt uses."""
+        flight, most = self.flight, self.recipe.rollout.max_in_flight
+        if not flight.waiting:
+            self.idle_s += seconds * max(0.0, 1 - len(flight.flying) / most)
+
+    def _resume(self, batch: AttemptBatch) -> None:
         """Have done what is missing of a batch."""
         slots = [slot for slot in batch.slots if slot.number not in batch.rollouts]
         self.of |= dict.fromkeys(slots, batch)
@@ -220,7 +224,7 @@ class CollectorProcess:
     def _follow(self) -> None:
         """Have the engine load the next weights, where there are some and no evaluation needs those it has."""
         for batch in self.folder.batches("published")[len(self.published) :]:
-            self.published += self.folder.find("published", Publication, *batch[:2]) or []
+            self.published += self.folder.find("published", Publication, *batch[:2], part=batch[2]) or []
         if self.update is not None:
             chosen, future = self.update
             if future.done():
@@ -267,7 +271,7 @@ class CollectorProcess:
         manifest.keep(self.folder, conditions)
         if settings.effort is not None:
             tasks = [with_effort(task, settings.effort) for task in tasks]
-        batch = self._open(Batch("eval", version, tasks, {}, settings.attempts))
+        batch = self._open(AttemptBatch("eval", version, tasks, {}, settings.attempts))
         if batch is not None:
             self._resume(batch)
 
@@ -310,7 +314,7 @@ class CollectorProcess:
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
-    def _keep(self, batch: Batch, part: int, made: Rollout) -> None:
+    def _keep(self, batch: AttemptBatch, part: int, made: Rollout) -> None:
         place = (batch.phase, batch.step)
         texts = token_texts([made], self.engine.renderer)
         self.folder.append("token_texts", [texts], *place, part=part)
@@ -319,7 +323,7 @@ class CollectorProcess:
         batch.rollouts[part] = made
         self._judge(batch, part, made)
 
-    def _judge(self, batch: Batch, part: int, made: Rollout) -> None:
+    def _judge(self, batch: AttemptBatch, part: int, made: Rollout) -> None:
         def judged(future: Future[Verdict]) -> None:
             verdict = dataclasses.replace(future.result(), rollout_id=made.id)
             self.folder.append("verdicts", [verdict], batch.phase, batch.step, part=part)
@@ -330,7 +334,7 @@ class CollectorProcess:
 
         self._when_done(self.judging.add(made), judged)
 
-    def _watch(self, batch: Batch, place: int) -> None:
+    def _watch(self, batch: AttemptBatch, place: int) -> None:
         group = batch.group(place)
         verdicts = {
             made.id: batch.verdicts[part]
@@ -352,7 +356,7 @@ class CollectorProcess:
         """Handle a result on this thread."""
         future.add_done_callback(lambda done: self.flight.events.put(partial(then, done)))
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: AttemptBatch) -> None:
         """Annotate a batch of which every attempt is graded and watched."""
         if not batch.is_complete:
             return

@@ -8,13 +8,19 @@ with it, and `--resume` goes on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from woodshed.records import RunError
+from woodshed import documents
+from woodshed.engines.create import start_settings, starts_servers
+from woodshed.engines.servers import ServedModel, serving
+from woodshed.records import RecipeError, RunError
 from woodshed.runs import machine, processes
 from woodshed.runs.folder import RunDir
 from woodshed.runs.processes import Child
+from woodshed.stages.recipe import Recipe
+from woodshed.tokens import model_files
 
 LOOK_S = 0.1
 STARTS = 5
@@ -30,6 +36,41 @@ PROGRESS = {
 """Files by whose size a process has come further."""
 
 
+def served(recipe: Recipe) -> ServedModel:
+    """The policy as servers of the launcher are to sample from it.
+
+    Raises:
+        ModelError, RecipeError: the model or its adapter cannot be found.
+    """
+    policy = recipe.policy
+    rank = policy.lora_rank
+    if policy.adapter:
+        file = Path(policy.adapter) / "adapter_config.json"
+        rank = int(documents.read_json(file, RecipeError, "Name another adapter")["r"])
+    is_cuda = policy.resolved_device().startswith("cuda")
+    return ServedModel(
+        model_files.resolve(policy.model).directory,
+        policy.dtype,
+        lora_rank=rank,
+        staleness=recipe.rl.staleness,
+        trained_gpus=recipe.layout.world if is_cuda else 0,
+    )
+
+
+@contextmanager
+def servers_of(recipe: Recipe, run: RunDir) -> Iterator[tuple[str, ...]]:
+    """Addresses of the engine servers that a recipe has started for its run; () where they are others'.
+
+    Raises:
+        SamplerError: one does not start.
+    """
+    if not starts_servers(recipe.engine):
+        yield ()
+        return
+    with serving(start_settings(recipe.engine), served(recipe), run.path / "engines") as endpoints:
+        yield tuple(endpoint.url for endpoint in endpoints)
+
+
 def commands(run: RunDir, ranks: int, servers: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
     """Command line of each process of a run.
 
@@ -40,8 +81,8 @@ def commands(run: RunDir, ranks: int, servers: Sequence[str] = ()) -> dict[str, 
     path = str(run.path.resolve())
     addresses = [word for url in servers for word in ("--server", url)]
     return {
-        "trainer": (*machine.program(ranks), "take-part", "trainer", path),
-        "collector": (*machine.program(), "take-part", "collector", path, *addresses),
+        "trainer": (*machine.program(ranks), "child", "trainer", path),
+        "collector": (*machine.program(), "child", "collector", path, *addresses),
     }
 
 

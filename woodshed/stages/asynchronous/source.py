@@ -16,7 +16,14 @@ from woodshed.learning.checkpoint import TrainState
 from woodshed.records import Hint, RewardTerms, Rollout, RunError, Task
 from woodshed.runs.pace import duration
 from woodshed.stages import evaluate
-from woodshed.stages.asynchronous.messages import Collected, Draw, Publication, Taken, read_experience
+from woodshed.stages.asynchronous.messages import (
+    Collected,
+    Draw,
+    Publication,
+    Taken,
+    publish_again,
+    read_experience,
+)
 from woodshed.stages.session import Clock, Session
 from woodshed.stages.sources import StepExperience, hints_to_learn, is_measured
 from woodshed.tasks import folder
@@ -32,7 +39,7 @@ COLLECTOR_LOCK = "lock-collector"
 
 
 class Tailing:
-    """Attempts of a collector, read from the run folder as they are complete. See `Source`."""
+    """Attempts of a collector, read from the run folder as they are complete. See `ExperienceSource`."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.run, recipe = session, session.run, session.recipe
@@ -40,6 +47,8 @@ class Tailing:
         self.admission = Admission(recipe.rl.tasks_per_step, self.staleness)
         self.tasks = {task.id: task for task in session.practice}
         self.waited_s = 0.0
+        self.versions: dict[int, tuple[int, int]] = {}
+        """Oldest and newest version behind the step that was taken last."""
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -61,7 +70,7 @@ class Tailing:
                 f"{self.run.path / 'checkpoints'} (policy.adapter or policy.model)"
             )
         measured = is_measured(self.session.recipe, state.step) or bool(state.stopped)
-        known = self.run.find("published", Publication, "train", version)
+        known = [offer for _, step, offer in self.run.read("published", Publication) if step == version]
         if known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last:
             return
         behind = self.staleness + 2  # so many versions behind an engine that evaluates may be
@@ -69,21 +78,21 @@ class Tailing:
         assert update.folder is not None and update.kind != "shared"
         name = update.folder.relative_to(self.run.path).as_posix()
         offer = Publication(version, name, update.kind, measured, is_last)
-        self.run.append("published", [offer], "train", version)
+        publish_again(self.run, offer)
 
     def _note_taken(self, state: TrainState) -> None:
         """Write which groups the checkpoint has learned from, and those before it; a kill may have kept one back."""
         noted = {step for _, step, _ in self.run.batches("taken")}
         for step in range(state.step):
             if step not in noted:
-                versions = _versions(self._experience(step).rollouts)
-                taken = Taken(tuple(self.admission.groups(step)), (min(versions), max(versions)))
+                versions = self.versions.get(step) or _versions(self._experience(step).rollouts)
+                taken = Taken(tuple(self.admission.groups(step)), versions)
                 self.run.append("taken", [taken], "train", step)
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
     def take(self, state: TrainState, clock: Clock) -> StepExperience:
-        """See `Source`.
+        """See `ExperienceSource`.
 
         Raises:
             RunError: the collector shows no life, or an attempt is of weights that the step may not learn from.
@@ -94,6 +103,7 @@ class Tailing:
         self.waited_s = time.monotonic() - began
         attempts = self._experience(step)
         refuse_older(attempts.rollouts, step, self.staleness)
+        self.versions = {step: _versions(attempts.rollouts)}
         clock.lap("attempts")
         hints = find("hints", Hint, "train", step) or []
         terms = find("reward_terms", RewardTerms, "train", step) or []
@@ -103,7 +113,7 @@ class Tailing:
         return StepExperience(attempts, chosen, terms, state.disabled_hints)
 
     def learned(self, state: TrainState, seen: StepExperience) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """See `Source`; with how old the tokens were, and who waited for whom."""
+        """See `ExperienceSource`; with how old the tokens were, and who waited for whom."""
         step = state.step
         collected = (self.run.find("collected", Collected, "train", step) or [])[0]
         waits = {"trainer_s": self.waited_s, "admission_s": collected.idle_s}
@@ -112,7 +122,7 @@ class Tailing:
         return {**self._draw(step).told, **told}, {}
 
     def why_dry(self, step: int) -> str:
-        """See `Source`."""
+        """See `ExperienceSource`."""
         self._wait(f"train {step}: tasks", lambda: self.run.find("draws", Draw, "train", step))
         return self._draw(step).dry
 
@@ -159,7 +169,7 @@ class Tailing:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def _wait(self, text: str, ready: Callable[[], T | None]) -> T:
-        """What `ready` gives once it gives something; the collector must show life meanwhile."""
+        """The first thing that `ready` gives; the collector must show life meanwhile."""
         began, told = time.monotonic(), False
         while (found := ready()) is None:
             self._refuse_silence(began, text)
@@ -184,11 +194,12 @@ class Tailing:
             )
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `ExperienceSource`."""
 
 
-def _versions(rollouts: Sequence[Rollout]) -> list[int]:
-    return [version for made in rollouts for turn in made.turns for version, _ in turn.versions] or [0]
+def _versions(rollouts: Sequence[Rollout]) -> tuple[int, int]:
+    found = [version for made in rollouts for turn in made.turns for version, _ in turn.versions] or [0]
+    return min(found), max(found)
 
 
 def staleness(rollouts: Sequence[Rollout], step: int) -> dict[str, Any]:
