@@ -357,6 +357,16 @@ def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path
     assert (own.tree / "pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
+def test_an_application_takes_a_library_from_a_folder_beside_it(tmp_path: Path):
+    root = workspaces.applications(tmp_path / "shop")
+    assert members(root) == ["libs/money", "services/till"]
+    fetched = sources.fetch(str(root / "services/till"), tmp_path / "tree")
+    assert sorted(path.name for path in fetched.tree.iterdir()) == ["requirements.txt", "tests", "till"]
+    inside = siblings(fetched.tree, "till", fetched.beside, fetched.origin)
+    read = requirements.find(fetched.tree, message_from_string("Name: till\n"), inside)
+    assert read.tests == [f"money @ {(root / 'libs/money').as_uri()}", "six==1.17.0"]
+
+
 # ---- Pythons ------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +401,7 @@ def made(source: Path | str, out: Path, **changes: object) -> synthesis.MakeRepo
 
 NEEDED = {
     **{"core": {"wire"}, "wire": {"core"}, "desk": {"core", "wire"}},
+    **{"till": {"money"}, "money": set()},
     **{"ledger": set(), "shop": {"ledger"}, "base-lib": set(), "tool-lib": {"base-lib"}},
 }
 """Siblings of each member."""
@@ -401,7 +412,7 @@ def member_of(task: Task) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["uv_workspace", "poetry_monorepo", "hatch_workspace"])
+@pytest.mark.parametrize("kind", ["uv_workspace", "poetry_monorepo", "hatch_workspace", "applications"])
 def test_every_member_of_a_root_becomes_proven_tasks(kind: str, index: Path, tmp_path: Path):
     root = getattr(workspaces, kind)(tmp_path / "team")
     report = made(root, tmp_path / "out")

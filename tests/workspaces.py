@@ -138,6 +138,21 @@ def hatch_workspace(root: Path) -> Path:
     return lay(root, files)
 
 
+def applications(root: Path) -> Path:
+    """A repository of git whose service has requirement files alone, and takes a library from a folder beside it."""
+    digest = "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"
+    needs = f"-e ../../libs/money\nsix==1.17.0 --hash=sha256:{digest}\n"
+    files = below("services/till", {"requirements.txt": needs, **package("till", ("money",), root=".")})
+    setup = "from setuptools import setup\n"
+    setup += "setup(name='money', version='1.0', package_dir={'': 'src'}, packages=['money'])\n"
+    files |= below("libs/money", {"setup.py": setup, **package("money")})
+    lay(root, files)
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "one")
+    return lay(root, {"services/till/untracked.py": "SECRET = 1\n"})
+
+
 def git_repository(root: Path) -> str:
     """A package that no index has, in git; its commit."""
     text = f'[project]\nname = "remote"\nversion = "2.0"\n{SETUPTOOLS}'

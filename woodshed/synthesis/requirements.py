@@ -107,7 +107,7 @@ def find(tree: Path, metadata: Message, inside: Siblings, python: str = OURS) ->
     for root in requirements.roots:  # which grows
         needs = dependencies(tree, root)
         requirements.package += _apart(requirements, inside, reader.active(needs, ""), needed=True)
-    requirements.tests += _imported(tree, inside)
+    requirements.tests = list(dict.fromkeys([*requirements.tests, *_imported(tree, inside)]))
     requirements.left_out = list(dict.fromkeys(requirements.left_out))
     return requirements
 
