@@ -26,7 +26,7 @@ from woodshed.synthesis import (
     sources,
 )
 from woodshed.synthesis.members import members, source_of
-from woodshed.synthesis.siblings import Origin, siblings
+from woodshed.synthesis.siblings import Origin, siblings, surroundings
 from woodshed.synthesis.written_sources import relative, written
 from woodshed.tasks import environment, interpreters
 from woodshed.tasks.folder import writing
@@ -365,6 +365,21 @@ def test_an_application_takes_a_library_from_a_folder_beside_it(tmp_path: Path):
     inside = siblings(fetched.tree, "till", fetched.beside, fetched.origin)
     read = requirements.find(fetched.tree, message_from_string("Name: till\n"), inside)
     assert read.tests == [f"money @ {(root / 'libs/money').as_uri()}", "six==1.17.0"]
+
+
+def test_what_lies_around_a_member_is_known_by_its_contents(tmp_path: Path):
+    root = workspaces.uv_workspace(tmp_path / "team")
+
+    def around() -> str:
+        found = sources.fetch(str(root / "packages/desk"), tmp_path / "tree")
+        return surroundings(found.tree, found.beside, found.origin)
+
+    seen = [around(), around()]
+    for path in ("packages/core/src/core/__init__.py", "uv.lock"):
+        workspaces.lay(root, {path: "# other\n"})
+        seen.append(around())
+    workspaces.lay(root, {"packages/desk/src/desk/more.py": "", "README.md": "x"})
+    assert seen[0] == seen[1] != "" and len({*seen}) == 3 and around() == seen[-1]
 
 
 # ---- Pythons ------------------------------------------------------------------------------------------------

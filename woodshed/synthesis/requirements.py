@@ -119,7 +119,10 @@ def _imported(tree: Path, inside: Siblings) -> Iterator[str]:
     }
     for name in sorted(names - sys.stdlib_module_names - plugins.IMPORTED_AS.keys()):
         canonical = canonicalize_name(name)
-        source = inside.at(inside.elsewhere.get(canonical, ""))
+        place = inside.elsewhere.get(canonical, "")
+        source = (
+            inside.at(place) if {*Path(place).parts} != {".."} else ""
+        )  # what is around it may hold it, too
         if source and canonical not in inside.homes:
             yield f"{canonical} @ {source}"
 
