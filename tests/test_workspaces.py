@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import zipfile
@@ -23,6 +24,7 @@ from woodshed.synthesis import (
     pins,
     project,
     requirements,
+    setup_command,
     sources,
 )
 from woodshed.synthesis.members import members, source_of
@@ -380,6 +382,21 @@ def test_what_lies_around_a_member_is_known_by_its_contents(tmp_path: Path):
         seen.append(around())
     workspaces.lay(root, {"packages/desk/src/desk/more.py": "", "README.md": "x"})
     assert seen[0] == seen[1] != "" and len({*seen}) == 3 and around() == seen[-1]
+
+
+def test_a_setup_command_writes_what_every_task_holds(tiny_task: Task, tmp_path: Path):
+    tree = workspaces.lay(tmp_path / "tree", {"tally/__init__.py": "", "README": "", "old.txt": "1"})
+    told = "mkdir -p tally/gen dist && echo 'X = 1' > tally/gen/x.py && rm README && echo 2 > old.txt"
+    told += " && touch a.pyc dist/y && python -c 'import pytest, tally'"
+    repository = sources.Repository("tally", "1", tree, "", "", "", setup=told)
+    assert setup_command.run(repository, tiny_task.environment, BUBBLEWRAP) == ("old.txt", "tally/gen/x.py")
+    assert (tree / "tally/gen/x.py").read_text() == "X = 1\n" and (tree / "old.txt").read_text() == "2\n"
+    assert (tree / "README").exists() and not (tree / "dist").exists()
+    broken = dataclasses.replace(repository, setup="echo first; echo 'proto: not found' >&2; exit 3")
+    with pytest.raises(
+        TaskError, match=r"(?s)setup=.echo first.*failed \(nonzero.*no network.*proto: not found"
+    ):
+        setup_command.run(broken, tiny_task.environment, BUBBLEWRAP)
 
 
 # ---- Pythons ------------------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ def make(
 
 def _fetched(source: str, tree: Path, settings: SynthesisSettings, phases: Phases) -> sources.Repository:
     phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
-    return sources.fetch(source, tree, settings.sandbox.create(), settings.python)
+    repository = sources.fetch(source, tree, settings.sandbox.create(), settings.python)
+    return replace(repository, setup=settings.setup)
 
 
 def _make_members(

@@ -67,6 +67,8 @@ class Repository:
     """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
     python: str = interpreters.OURS
     """Version of Python that it is built and tested with."""
+    setup: str = ""
+    """Shell command that prepares it for its tests (`setup_command`)."""
 
 
 def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, python: str = "") -> Repository:
