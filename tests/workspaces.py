@@ -102,7 +102,10 @@ def uv_workspace(root: Path) -> Path:
 
 def uv_package(root: Path) -> Path:
     """A package at the root of a workspace, with a member inside whose version its code reads."""
-    files = package("suite", ("core",)) | below("packages/core", package("core"))
+    files = package("suite", ("core",))
+    files["packages/core/src/core/__init__.py"] = (
+        "def core_total(values):\n    return sum(v for v in values if v > 0)\n"
+    )
     files["src/suite/about.py"] = "from importlib.metadata import version\n\nCORE = version('core')\n"
     files["tests/test_about.py"] = (
         "from suite.about import CORE\n\n\ndef test_core():\n    assert CORE.startswith('0.1.0')\n"
