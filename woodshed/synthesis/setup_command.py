@@ -34,8 +34,8 @@ def run(repository: Repository, environment: Environment, sandboxes: SandboxProv
             printed = "".join(f"\n    {line}" for line in lines) or " nothing"
             ended = f"{result.outcome} after {result.seconds:.0f} s"
             raise TaskError(
-                f"{repository.name}: setup={repository.setup!r} failed ({ended}). It has no network, and nobody answers "
-                f"it. It last printed:{printed}"
+                f"{repository.name}: setup={repository.setup!r} failed ({ended}). It has no network, and nobody "
+                f"answers it. It last printed:{printed}"
             )
         written = [
             c for c in sandbox.diff() if c.kind != "deleted" and c.file_type == "file" and _is_kept(c.path)
