@@ -353,8 +353,8 @@ class HttpEngine:
                 )
 
     def _exact(self, choice: dict[str, Any], request: SampleRequest, version: int) -> tuple[Sample, bool]:
-        """Sample from the server's answer and True if it was cut. Raises SamplerError where it is not token-exact, PassingError
-        where it has no token yet."""
+        """Sample from the server's answer, and True if it was cut. Raises SamplerError where it is not token-exact,
+        PassingError where it has no token yet."""
         ids = tuple(choice.get("token_ids") or ())
         logps = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         reason = choice.get("finish_reason")
