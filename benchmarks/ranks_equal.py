@@ -21,6 +21,7 @@ import json
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -122,17 +123,25 @@ def write_model(folder: Path, num_layers: int) -> int:
     return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
 
-def loading(folder: str, is_whole: bool) -> int:
-    """Peak memory in bytes that a rank takes to load its shards, beyond what it had before, pages of the file included;
-    libraries are loaded by a small model first."""
-    before = 0
+def loading(folder: str, is_whole: bool) -> dict[str, int]:
+    """Peak memory in bytes that a rank takes to load its shards, beyond what it had before: all, and without pages of
+    files, which the kernel can drop. Libraries are loaded by a small model first."""
+    before, own, is_loaded = (0, 0), [0], threading.Event()
+
+    def watch() -> None:
+        while not is_loaded.wait(0.002):
+            own[0] = max(own[0], memory("RssAnon"))
+
     for name in ("small", "model"):
         Path("/proc/self/clear_refs").write_text("5")  # the peak is now
-        before = memory("VmRSS")
+        before = memory("VmRSS"), memory("RssAnon")
+        if name == "model":
+            threading.Thread(target=watch, daemon=True).start()
         settings = PolicySettings(model=f"{folder}/{name}", lora_rank=0, device="cpu")
         policy, _ = Policy.load(settings, seed=0, is_whole=is_whole)
         shard(policy, LayoutSettings(fsdp=ranks.count()))
-    return memory("VmHWM") - before
+    is_loaded.set()
+    return {"all": memory("VmHWM") - before[0], "own": own[0] - before[1]}
 
 
 def memory(name: str) -> int:
