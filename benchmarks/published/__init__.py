@@ -31,6 +31,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "machine": machine.machine,
     "beside-commit": machine.beside_commit,
     "call-path": machine.call_path,
+    "chaos": machine.chaos,
     "grading": machine.grading,
     "red-team": machine.red_team,
     "isolation": machine.isolation,
