@@ -19,6 +19,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "gate": learning.gate,
     "agreement": engines.agreement,
     "vllm-training": engines.vllm_training,
+    "weight-updates": engines.weight_updates,
     "decode": engines.decode,
     "decode-again": engines.decode_again,
     "grpo": engines.grpo,
