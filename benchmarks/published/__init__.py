@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from published import engines, learning, machine
+from published import engines, learning, machine, ranks
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": learning.headline,
@@ -27,6 +27,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "redesign": engines.redesign,
     "full-weights": engines.full_weights,
     "hint-cost": engines.hint_cost,
+    "router-replay": ranks.router_replay,
+    "ranks-equal": ranks.ranks_equal,
+    "ranks-held": ranks.ranks_held,
+    "ranks-dealt": ranks.ranks_dealt,
     "muon": engines.muon,
     "muon-facts": engines.muon_facts,
     "machine": machine.machine,

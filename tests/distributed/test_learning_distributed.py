@@ -58,7 +58,7 @@ TRAININGS = {
     "all losses": Training(imitated=2),
     "a step that one rank loses": Training(rank=4, is_lost=True),
     "layers computed again": Training(activation_checkpointing=True),
-    "master weights": Training(dtype="bfloat16", steps=5),
+    "master weights": Training(dtype="bfloat16", steps=3),
 }
 COMPARED = (
     "rl_loss",
