@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from published import engines, learning, machine
+from published import cards, engines, learning, machine
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "headline": learning.headline,
@@ -21,10 +21,14 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "vllm-training": engines.vllm_training,
     "decode": engines.decode,
     "decode-again": engines.decode_again,
+    "decode-lora": engines.decode_lora,
     "grpo": engines.grpo,
     "step": engines.step,
     "redesign": engines.redesign,
     "full-weights": engines.full_weights,
+    "step-one-card": cards.ranks_step,
+    "step-noise": cards.ranks_agree,
+    "step-facts": cards.ranks_facts,
     "hint-cost": engines.hint_cost,
     "muon": engines.muon,
     "muon-facts": engines.muon_facts,
