@@ -52,6 +52,8 @@ LOOK_S = 0.1
 PAUSE_S = 0.01
 TRAINED = re.compile(r'^\{"phase": ?"train", ?"step": ?(\d+), ?"part": ?\d+, ?"record"', re.M)
 """Start of a line of metrics.jsonl with a step's figures."""
+GRADED = re.compile(r'"reward": ?\{"value": ?[\d.-]')
+"""A reward among them: some attempt was graded."""
 ROWS = 128
 BAR = {1: 1.25, 2: 1.6}
 """Times the speed of staleness 0, by the number of cards."""
@@ -245,6 +247,8 @@ class Watched:
         if metrics.exists():
             written = len(set(TRAINED.findall(metrics.read_text())))
             self.steps += [time.monotonic()] * (written - len(self.steps))
+            if self.steps and not GRADED.search(metrics.read_text()):
+                self.process.terminate()  # no attempt counts: nothing will be trained
         for record in self.run.glob("weights/*/published.json"):
             if record.parent.name not in self.versions:
                 with suppress(OSError, ValueError):  # swept away meanwhile
@@ -294,6 +298,8 @@ def busy(log: Path, seen: Watched, warmup: int) -> dict[str, Any]:
 
 def figures(run: RunDir, seen: Watched, warmup: int, cards: dict[str, Any]) -> dict[str, Any]:
     lines = [line for phase, _, line in run.read("metrics") if phase == "train"]
+    if all(line["reward"]["value"] is None for line in lines):
+        return {"error": "no attempt could be graded, so nothing was trained"}
     seconds = [after - before for before, after in zip(seen.steps, seen.steps[1:], strict=False)][
         warmup - 1 :
     ]

@@ -1,4 +1,4 @@
-"""Blocks on work that is spread over several GPUs."""
+"""Blocks on training steps, one card and several, and on engine and trainer beside each other."""
 
 from __future__ import annotations
 

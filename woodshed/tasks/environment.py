@@ -437,7 +437,12 @@ def _pip(python: Path, options: Sequence[str], wanted: Sequence[str], version: s
         "--",
         *map(as_argument, wanted),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL)
+    own = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # seen as installed there
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, env=own
+    )
     if done.returncode == 0:
         return
     output = done.stderr + done.stdout
