@@ -66,9 +66,9 @@ def _own_or_asked(text: str, described: project.Project) -> str:
     Raises:
         TaskError: it is of the repository, and not to be had there.
     """
-    name = canonicalize_name(re.split(r"[\s<>=!~;(\[@]", text)[0])
+    name = re.split(r"[\s<>=!~;(\[@]", text)[0]
     source = described.inside.source(name)
-    if source and name not in described.inside.homes:
+    if source and canonicalize_name(name) not in described.inside.homes:
         return f"{name} @ {source}"
     _refuse_own(name, "it was asked for as one of extra_requirements", described)
     return text
