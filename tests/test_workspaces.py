@@ -343,8 +343,12 @@ def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path
         testpaths = ["packages"]
         xfail_strict = true
         """
-    workspaces.lay(root, {"pyproject.toml": told, "requirements-dev.txt": "freezegun\n-e packages/desk\n"})
+    workspaces.lay(
+        root, {"conftest.py": "import os, pytest\n", "requirements-dev.txt": "freezegun\n-e packages/desk\n"}
+    )
+    workspaces.lay(root, {"pyproject.toml": told})
     fetched = sources.fetch(str(root / "packages/core"), tmp_path / "tree")
+    assert (fetched.tree / "conftest.py").read_text() == "import os, pytest\n"
     assert (fetched.tree / "pytest.ini").read_text() == (
         "[pytest]\naddopts = -m 'not slow' --timeout=30\nmarkers = \n    slow: takes long\n    odd: is odd\n"
         "xfail_strict = true\n"
@@ -354,6 +358,8 @@ def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path
     desk, wire = ((root / f"packages/{name}").as_uri() for name in ("desk", "wire"))
     assert read.tests == [f"desk @ {desk}", "freezegun", "pytest-mock", f"wire @ {wire}"]
     assert read.demanded == ["pytest-timeout"]
+    workspaces.lay(root, {"conftest.py": "from packages import x\n"})
+    assert not (sources.fetch(str(root / "packages/core"), tmp_path / "tree").tree / "conftest.py").exists()
     workspaces.lay(root, {"packages/core/pytest.ini": "[pytest]\naddopts = -q\n"})
     own = sources.fetch(str(root / "packages/core"), tmp_path / "tree")
     assert (own.tree / "pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
