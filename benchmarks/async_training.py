@@ -25,6 +25,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -37,6 +38,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 from kept_rows import Rows, spread
 
 from woodshed.engines.engine import SamplerSettings
@@ -47,6 +49,9 @@ from woodshed.settings import validate
 from woodshed.stages.recipe import Recipe
 
 LOOK_S = 0.1
+PAUSE_S = 0.01
+TRAINED = re.compile(r'^\{"phase": ?"train", ?"step": ?(\d+), ?"part": ?\d+, ?"record"', re.M)
+"""Start of a line of metrics.jsonl with a step's figures."""
 ROWS = 128
 BAR = {1: 1.25, 2: 1.6}
 """Times the speed of staleness 0, by the number of cards."""
@@ -168,7 +173,10 @@ def measure(
     written, log, cards = (scratch / f"{recipe.name}.{end}" for end in ("toml", "log", "cards"))
     written.write_text(recipe.to_toml())
     run, began = recipe.runs / recipe.name, time.monotonic()
-    with log.open("wb") as out, cards_watched(cards):
+    url = (
+        servers[0].url if servers and not options.lora_rank else ""
+    )  # an adapter is loaded beside the others
+    with log.open("wb") as out, cards_watched(cards), Pauses(url) as pauses:
         process = subprocess.Popen(
             [sys.executable, "-m", "woodshed", "train", str(written)], stdout=out, stderr=subprocess.STDOUT
         )
@@ -179,7 +187,36 @@ def measure(
     )
     if len(seen.steps) <= options.warmup + 1:
         return {"error": log.read_text(errors="replace")[-1500:], "exit_code": process.returncode}
-    return figures(RunDir(run), seen, options.warmup, busy(cards, seen, options.warmup))
+    found = figures(RunDir(run), seen, options.warmup, busy(cards, seen, options.warmup))
+    return found | ({"paused_s": spread(pauses.seconds)} if pauses.seconds else {})
+
+
+class Pauses:
+    """Times for which a server stood still for new weights, seen by asking it all the time."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.seconds, self._is_over = url, list[float](), threading.Event()
+        self._thread = threading.Thread(target=self._ask)
+
+    def __enter__(self) -> Pauses:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        began = 0.0
+        with httpx.Client(timeout=30) as client:
+            while self.url and not self._is_over.wait(PAUSE_S):
+                with suppress(httpx.HTTPError, ValueError, KeyError):
+                    is_paused = bool(client.get(f"{self.url}/is_paused").json()["is_paused"])
+                    if is_paused and not began:
+                        began = time.monotonic()
+                    elif began and not is_paused:
+                        self.seconds.append(time.monotonic() - began)
+                        began = 0.0
 
 
 class Watched:
@@ -206,7 +243,7 @@ class Watched:
     def _look(self) -> None:
         metrics = self.run / "metrics.jsonl"
         if metrics.exists():
-            written = sum('"train"' in line[:40] for line in metrics.read_text().splitlines())
+            written = len(set(TRAINED.findall(metrics.read_text())))
             self.steps += [time.monotonic()] * (written - len(self.steps))
         for record in self.run.glob("weights/*/published.json"):
             if record.parent.name not in self.versions:
@@ -280,8 +317,8 @@ def figures(run: RunDir, seen: Watched, warmup: int, cards: dict[str, Any]) -> d
         "staleness_mean": statistics.mean(line.get("staleness_mean", 0.0) for line in counted),
         "updates": sum(line["trained_rollouts"] > 0 for line in lines),
         "staleness_max": max(line.get("staleness_max", 0) for line in lines),
-        "reward": [round(line["reward"]["value"], 3) for line in lines],
-        "turns": round(statistics.mean(line["turns"]["value"] for line in counted), 2),
+        "reward": [line["reward"]["value"] for line in lines],
+        "turns": round(statistics.mean(line["turns"]["value"] or 0.0 for line in counted), 2),
         "update_bytes": spread([float(size) for size in sizes]),
         "versions": {name: list(found) for name, found in sorted(seen.versions.items())},
         "seconds": [line["seconds"] for line in lines],

@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_training
+import torch
 from local_server import serving
 from test_practice import recipe_of
+from tiny_training import feedback_of, four_attempts, hint_for, samples_of, tiny_policy
 
 from woodshed.cli import asynchronous
 from woodshed.cli.train import run_recipe
 from woodshed.engines.elsewhere import EngineElsewhere
 from woodshed.engines.engine import SampleRequest
-from woodshed.experience.samples import TrainingSample
 from woodshed.learning.checkpoint import TrainState
 from woodshed.learning.loss_settings import LossSettings
+from woodshed.learning.policy import Policy
 from woodshed.records import RecipeError, Rollout, RunError, SamplerError, Task
 from woodshed.runs.folder import RunDir
 from woodshed.settings import validate
@@ -78,10 +81,37 @@ def test_a_step_learns_from_attempts_of_the_version_before(
     assert (run.path / "policy").is_dir()
 
 
-def test_older_tokens_are_told_apart():
-    sample = TrainingSample((1, 2, 3, 4), (1, 2, 3), (-1.0,) * 3, versions=((3, 1), (4, 2)))
-    assert sample.at(4).old == (1.0, 0.0, 0.0)
-    assert sample.at(3).old == () and replace(sample, versions=()).at(9).old == ()
+@pytest.mark.parametrize("form", ["separate", "packed"])
+@pytest.mark.parametrize("teacher", ["frozen", "live"])
+def test_older_tokens_are_told_apart_and_change_no_loss(form: str, teacher: str, tmp_path: Path):
+    made = four_attempts(tmp_path)
+    turns = [replace(turn, versions=((-1, 3), (0, len(turn.sampled_ids) - 3))) for turn in made[1].turns]
+    made[1] = replace(made[1], turns=tuple(turns))
+    hint = hint_for(made[1], 0)
+    samples = samples_of(made, [1.0, 0.0, 0.0, 1.0], [hint])
+    marked = [sample.at(0) for sample in samples]
+    assert [sum(sample.old) for sample in marked] == [0, 3 * len(turns), 0, 0]
+    assert samples[1].at(-1).old == ()
+    found = []
+    for given in (samples, marked):
+        policy = tiny_policy()
+        nudge(policy)
+        feedback = feedback_of(forward=form, teacher=teacher)
+        found.append(tiny_training.step(policy, given, feedback=feedback, start=policy.snapshot(), rate=0.0))
+    same, apart = found
+    assert "drift_mean" not in same
+    assert {k: v for k, v in apart.items() if k in ("rl_loss", "kl_loss", "grad_norm")} == {
+        k: v for k, v in same.items() if k in ("rl_loss", "kl_loss", "grad_norm")
+    }
+    assert apart["drift_mean"] > 0 and apart["logp_gap_mean"] > 0
+    assert apart["drift_mean"] != apart["logp_gap_mean"] != same["logp_gap_mean"]
+
+
+def nudge(policy: Policy) -> None:
+    """Move the weights a little away from those that sampled."""
+    with torch.no_grad():
+        for weight in policy.trainable.values():
+            weight.add_(0.05 * torch.ones_like(weight))
 
 
 @pytest.mark.parametrize(

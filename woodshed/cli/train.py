@@ -215,7 +215,7 @@ def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     """
     from woodshed.engines.create import starts_servers
     from woodshed.stages import preflight
-    from woodshed.stages.asynchronous import launcher
+    from woodshed.stages.asynchronous import launcher, messages
     from woodshed.stages.plan import prepare
     from woodshed.stages.task_sets import task_sets
 
@@ -223,6 +223,7 @@ def launch_recipe(recipe: Recipe, run: RunDir, progress: Progress) -> None:
     practice, heldout = task_sets(recipe, run, progress)
     preflight.refuse_tasks(recipe, practice, heldout)
     prepare(recipe, run, practice, heldout)
+    messages.prolong(run, recipe.rl.steps)
     if starts_servers(recipe.engine):
         progress(0, 0, f"starting {recipe.engine.kind}, which takes minutes at times")
     with launcher.servers_of(recipe, run) as servers:
@@ -242,7 +243,7 @@ def take_part() -> None:
     from woodshed.runs.folder import RunDir
 
     with launch.following() as (job, commands):
-        policy, _ = Policy.load(job.policy, seed=job.seed)
+        policy, _ = Policy.load(job.policy, seed=job.seed, is_whole=False)
         shard(policy, job.layout)
         commands.follow(Worker(policy, RunDir(job.run), commands))
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from woodshed.records import Hint, RoutedExperts, RunError
 
 Spans = tuple[tuple[int, int], ...]
+STREAMS = ("logps", "old", "advantages", "rl_weights", "ce_weights")
+"""Fields of a sample with a number for each predicted token."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class TrainingSample:
     what all later tokens saw. Tokens without any are routed by the trainer's own routers."""
 
     def __post_init__(self) -> None:
-        for name in ("logps", "old", "advantages", "rl_weights", "ce_weights"):
+        for name in STREAMS:
             if (length := len(getattr(self, name))) not in (0, len(self.predicted)):
                 raise RunError(
                     f"sample {self.rollout_id!r} has {length} {name} for {len(self.predicted)} predicted tokens; give "

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from woodshed.engines.local import invariant
-from woodshed.experience.samples import HintBranch, TrainingSample, student_view, teacher_view
+from woodshed.experience.samples import STREAMS, HintBranch, TrainingSample, student_view, teacher_view
 from woodshed.learning import packing
 from woodshed.learning.packing import Padded, PaddedBranches, RowSegment
 from woodshed.learning.policy import Policy
@@ -67,6 +67,7 @@ def trunk(sample: TrainingSample) -> TrainingSample:
         sample.ids[:end],
         tuple(sample.predicted[n] for n in kept),
         tuple(sample.logps[n] for n in kept) if sample.logps else (),
+        old=tuple(sample.old[n] for n in kept) if sample.old else (),
         branches=sample.branches,
         rollout_id=sample.rollout_id,
         segment=sample.segment,
@@ -126,11 +127,7 @@ def _with_branches(sample: TrainingSample) -> TrainingSample:
         predicted += [len(ids) + i for i in branch.behind_hint]
         ids += branch.ids
     more = (0.0,) * (len(predicted) - len(sample.predicted))
-    streams = {
-        name: (*values, *more)
-        for name in ("logps", "advantages", "rl_weights", "ce_weights")
-        if (values := getattr(sample, name))
-    }
+    streams = {name: (*values, *more) for name in STREAMS if (values := getattr(sample, name))}
     experts = sample.experts_before(len(sample.ids))
     return replace(sample, ids=tuple(ids), predicted=tuple(predicted), experts=experts, **streams)
 

@@ -7,7 +7,7 @@ trainer      published (weights of a version) -> taken (after the checkpoint tha
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from woodshed.experience import Experience
@@ -67,6 +67,23 @@ class Taken:
     groups: tuple[int, ...]
     versions: tuple[int, int]
     """Oldest and newest version that sampled its attempts."""
+
+
+def prolong(run: RunDir, steps: int) -> None:
+    """Take the end of a run back that goes on to more steps, before anybody reads that none follows.
+
+    Args:
+        steps: of the whole run.
+    """
+    offers = [offer for _, _, offer in run.read("published", Publication)]
+    if offers and offers[-1].is_last and offers[-1].version < steps:
+        publish_again(run, replace(offers[-1], is_last=False))
+
+
+def publish_again(run: RunDir, offer: Publication) -> None:
+    """Note weights, or another meaning of weights that were noted before, under the next part of their version."""
+    parts = sum(step == offer.version for _, step, _ in run.batches("published"))
+    run.append("published", [offer], "train", offer.version, part=parts)
 
 
 def read_experience(run: RunDir, phase: str, step: int, task_ids: Sequence[str], attempts: int) -> Experience:

@@ -16,7 +16,14 @@ from woodshed.learning.checkpoint import TrainState
 from woodshed.records import Hint, RewardTerms, Rollout, RunError, Task
 from woodshed.runs.pace import duration
 from woodshed.stages import evaluate
-from woodshed.stages.asynchronous.messages import Collected, Draw, Publication, Taken, read_experience
+from woodshed.stages.asynchronous.messages import (
+    Collected,
+    Draw,
+    Publication,
+    Taken,
+    publish_again,
+    read_experience,
+)
 from woodshed.stages.session import Clock, Session
 from woodshed.stages.sources import StepExperience, hints_to_learn, is_measured
 from woodshed.tasks import folder
@@ -40,6 +47,8 @@ class Tailing:
         self.admission = Admission(recipe.rl.tasks_per_step, self.staleness)
         self.tasks = {task.id: task for task in session.practice}
         self.waited_s = 0.0
+        self.versions: dict[int, tuple[int, int]] = {}
+        """Oldest and newest version behind the step that was taken last."""
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -51,7 +60,6 @@ class Tailing:
         Raises:
             RunError: later weights were published, whose checkpoint is gone.
         """
-        self._note_taken(state)
         version, root = state.version, self.run.path / "weights"
         newest = max((step for _, step, _ in self.run.batches("published")), default=0)
         if newest > version:
@@ -61,23 +69,27 @@ class Tailing:
                 f"{self.run.path / 'checkpoints'} (policy.adapter or policy.model)"
             )
         measured = is_measured(self.session.recipe, state.step) or bool(state.stopped)
-        known = self.run.find("published", Publication, "train", version)
-        if known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last:
-            return
+        known = [offer for _, step, offer in self.run.read("published", Publication) if step == version]
+        is_told = known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last
         behind = self.staleness + 2  # so many versions behind an engine that evaluates may be
-        update = publish.write(self.session.worker, self.session.renderer, root, version, behind)
+        worker, renderer = self.session.worker, self.session.renderer
+        update = None if is_told else publish.write(worker, renderer, root, version, behind)
+        worker.settle()  # what others are told has a checkpoint
+        self._note_taken(state)
+        if update is None:
+            return
         assert update.folder is not None and update.kind != "shared"
         name = update.folder.relative_to(self.run.path).as_posix()
         offer = Publication(version, name, update.kind, measured, is_last)
-        self.run.append("published", [offer], "train", version)
+        publish_again(self.run, offer)
 
     def _note_taken(self, state: TrainState) -> None:
         """Write which groups the checkpoint has learned from, and those before it; a kill may have kept one back."""
         noted = {step for _, step, _ in self.run.batches("taken")}
         for step in range(state.step):
             if step not in noted:
-                versions = _versions(self._experience(step).rollouts)
-                taken = Taken(tuple(self.admission.groups(step)), (min(versions), max(versions)))
+                versions = self.versions.get(step) or _versions(self._experience(step).rollouts)
+                taken = Taken(tuple(self.admission.groups(step)), versions)
                 self.run.append("taken", [taken], "train", step)
 
     # -- attempts --------------------------------------------------------------------------------------------------
@@ -94,6 +106,7 @@ class Tailing:
         self.waited_s = time.monotonic() - began
         attempts = self._experience(step)
         refuse_older(attempts.rollouts, step, self.staleness)
+        self.versions = {step: _versions(attempts.rollouts)}
         clock.lap("attempts")
         hints = find("hints", Hint, "train", step) or []
         terms = find("reward_terms", RewardTerms, "train", step) or []
@@ -187,8 +200,9 @@ class Tailing:
         """See `ExperienceSource`."""
 
 
-def _versions(rollouts: Sequence[Rollout]) -> list[int]:
-    return [version for made in rollouts for turn in made.turns for version, _ in turn.versions] or [0]
+def _versions(rollouts: Sequence[Rollout]) -> tuple[int, int]:
+    found = [version for made in rollouts for turn in made.turns for version, _ in turn.versions] or [0]
+    return min(found), max(found)
 
 
 def staleness(rollouts: Sequence[Rollout], step: int) -> dict[str, Any]:
