@@ -194,6 +194,10 @@ def test_members_of_roots(tmp_path: Path):
     assert len(members(workspaces.lay(uv, {"pyproject.toml": virtual}))) == 3
     assert members(workspaces.lay(uv, {"pyproject.toml": virtual + workspaces.SETUPTOOLS})) == []
     assert members(workspaces.lay(uv, {"pyproject.toml": virtual, "src/all/__init__.py": ""})) == []
+    for odd in ('members = "x"', 'members = ["/etc", "../..", "", 3]', "members = {a = 1}\nexclude = 3"):
+        root = workspaces.uv_workspace(tmp_path / "odd")
+        workspaces.lay(root, {"pyproject.toml": f"[tool.uv.workspace]\n{odd}\n"})
+        assert len(members(root)) == 3
     assert source_of("git+https://h/x@main", "libs/a") == "git+https://h/x@main#subdirectory=libs/a"
     assert source_of("git+https://h/x#subdirectory=py", "a") == "git+https://h/x#subdirectory=py/a"
 
