@@ -94,6 +94,7 @@ def test_file_addresses_of_hatch_and_pdm_are_relative_to_their_project():
         "file:///workspace/../core": "../core",
         "file:///${PROJECT_ROOT}/../core": "../core",
         "file:../core": "../core",
+        "{root:uri}/../core": "../core",
         "file:///workspace/libs/core": "libs/core",
         "file:///home/x/core": "",
         "https://host/core.whl": "",
