@@ -244,6 +244,7 @@ def started() -> list[tuple[str, str]]:
 
 
 TRIED = {
+    "woodshed.engines.guard": "tests/test_servers.py",
     "woodshed.synthesis.leaks.scanner": "tests/test_leaks.py",
     "woodshed.synthesis.leaks.exploit": "tests/test_leaks.py",
     "woodshed.synthesis.leaks.collected": "tests/test_odd_sources.py",
