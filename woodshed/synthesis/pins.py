@@ -46,7 +46,7 @@ def environment_of(
         circular = _circular(wishes, described)
         wishes, demanded = ([w for w in some if w not in circular] for some in (wishes, described.plugins))
         pins, dropped = index.pins(needed, wishes, demanded)
-        given_up += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
+        dropped += [f"{text}: it requires a copy of what the repository itself holds" for text in circular]
     for name in _own_among(pins, described):
         _refuse_own(name, "pytest or a requirement of the package or of its tests needs it", described)
     environment = Environment(
