@@ -313,6 +313,29 @@ def test_what_a_compilation_lacks_is_named(printed: str, said: str):
     assert builds._way_out("error: something else") == ""
 
 
+def test_an_application_that_names_no_build_is_taken_as_it_lies(tmp_path: Path):
+    """setuptools refuses two packages side by side; uv never builds what names no build system."""
+    told = """
+        [project]
+        name = "Till"
+        version = "1"
+        dependencies = ["six"]
+        [project.optional-dependencies]
+        test = ["freezegun; python_version > '3'", "attrs"]
+        """
+    root = workspaces.lay(
+        tmp_path / "app", {"pyproject.toml": told, "till/__init__.py": "", "web/__init__.py": ""}
+    )
+    found = sources.fetch(str(workspaces.lay(root, {"tests/__init__.py": ""})), tmp_path / "tree")
+    described = project.read(found)
+    assert (described.packages, described.requirements) == (("till", "web"), ("six",))
+    assert described.distribution == "till==1" and described.test_requirements == ("attrs", "freezegun")
+    assert "tests/__init__.py" not in builds.contents_of("till", builds.as_it_is(found))
+    workspaces.lay(found.tree, {"pyproject.toml": told + workspaces.SETUPTOOLS})
+    with pytest.raises(TaskError, match="package discovery"):
+        project.read(found)
+
+
 def test_a_sibling_is_found_by_name_whatever_address_the_build_wrote(tmp_path: Path):
     root = workspaces.poetry_monorepo(tmp_path / "team")
     inside = siblings(root / "shop", "shop", (), Origin(root / "shop"))
