@@ -490,6 +490,19 @@ def test_every_member_of_a_root_becomes_proven_tasks(kind: str, index: Path, tmp
     assert synthesis.check(report.accepted[-1]) == []
 
 
+def test_members_none_of_which_can_be_used_are_all_named(tmp_path: Path):
+    files = {
+        f"{place}/{name}": "" for place in ("a/web", "b/web") for name in ("requirements.txt", "tests/x.txt")
+    }
+    with pytest.raises(TaskError) as raised:
+        made(workspaces.lay(tmp_path / "team", files), tmp_path / "out")
+    said = str(raised.value).splitlines()
+    assert [line.partition(": no package")[0] for line in said] == [
+        "a/web: no tasks: a-web",  # two members with the same last name have their whole places
+        "b/web: no tasks: b-web",
+    ]
+
+
 @pytest.mark.slow
 def test_a_member_inside_of_the_package_is_imported_from_there_and_has_its_metadata(
     index: Path, tmp_path: Path
