@@ -25,6 +25,7 @@ import argparse
 import itertools
 import json
 import os
+import re
 import shutil
 import statistics
 import subprocess
@@ -49,6 +50,8 @@ from woodshed.stages.recipe import Recipe
 
 LOOK_S = 0.1
 PAUSE_S = 0.01
+TRAINED = re.compile(r'^\{"phase": ?"train", ?"step": ?(\d+), ?"part": ?\d+, ?"record"', re.M)
+"""Start of a line of metrics.jsonl with a step's figures."""
 ROWS = 128
 BAR = {1: 1.25, 2: 1.6}
 """Times the speed of staleness 0, by the number of cards."""
@@ -240,7 +243,7 @@ class Watched:
     def _look(self) -> None:
         metrics = self.run / "metrics.jsonl"
         if metrics.exists():
-            written = sum('"train"' in line[:40] for line in metrics.read_text().splitlines())
+            written = len(set(TRAINED.findall(metrics.read_text())))
             self.steps += [time.monotonic()] * (written - len(self.steps))
         for record in self.run.glob("weights/*/published.json"):
             if record.parent.name not in self.versions:

@@ -9,14 +9,13 @@ measurements. Axes: weights cut over all ranks, and rows shared by two of them (
 
 Reported: largest difference of a weight from one process, after the steps and after the step behind the checkpoint, and
 if every tensor of the checkpoint came back bit by bit. Also: peak memory of each rank that loads a model whole and in
-shards; what a step waits for its checkpoint; and the work of the slowest rank where rollouts are dealt by tokens, by
-work, and by work in the order of it (calculated for lengths of a heavy tail).
+shards; what a step waits for its checkpoint; and the work of the slowest rank where rollouts are dealt by tokens and by
+work (calculated for lengths of a heavy tail).
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import json
 import statistics
@@ -26,7 +25,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import transformers
@@ -181,12 +179,8 @@ def dealt() -> list[dict[str, Any]]:
         found: dict[str, list[float]] = {}
         for _ in range(50):
             lengths = np.clip(rng.lognormal(9.0, 0.9, 64), 500, 120_000).astype(int).tolist()
-            for way, cost, sorts in (
-                ("tokens", float, False),
-                ("work", work, False),
-                ("work, in order", work, True),
-            ):
-                total = slowest(lengths, count, cost, work, sorts)
+            for way, cost in (("tokens", float), ("work", work)):
+                total = slowest(lengths, count, cost, work)
                 found.setdefault(way, []).append(total * count / sum(map(work, lengths)))
         rows += [
             {"ranks": count, "way": way, "over_even": statistics.mean(each)} for way, each in found.items()
@@ -195,19 +189,13 @@ def dealt() -> list[dict[str, Any]]:
 
 
 def slowest(
-    lengths: list[int], count: int, cost: Callable[[int], float], work: Callable[[int], float], sorts: bool
+    lengths: list[int], count: int, cost: Callable[[int], float], work: Callable[[int], float]
 ) -> float:
-    """Sum over micro-batches of the work of the slowest rank."""
-    shares: list[list[list[int]]] = []
-    for rank in range(count):
-        with (
-            mock.patch.object(ranks, "count", lambda: count),
-            mock.patch.object(ranks, "index", functools.partial(int, rank)),
-        ):
-            batches = ranks.deal(lengths, lengths, lambda i, n: packing.first_fit(i, n, 32_768), cost)
-        mine = [batch.items for batch in batches if batch.counts]
-        shares.append(mine if sorts else mine[::-1] if rank % 2 else mine)
-    works = [[sum(map(work, batch)) for batch in share] for share in shares]
+    """Sum over micro-batches of the work of the slowest rank, as `ranks.deal` deals."""
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for length in sorted(lengths, reverse=True):
+        min(shares, key=lambda share: sum(map(cost, share))).append(length)
+    works = [[sum(map(work, batch)) for batch in packing.first_fit(share, share, 32_768)] for share in shares]
     return sum(max(each) for each in itertools.zip_longest(*works, fillvalue=0.0))
 
 

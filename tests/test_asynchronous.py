@@ -85,13 +85,13 @@ def test_a_step_learns_from_attempts_of_the_version_before(
 @pytest.mark.parametrize("teacher", ["frozen", "live"])
 def test_older_tokens_are_told_apart_and_change_no_loss(form: str, teacher: str, tmp_path: Path):
     made = four_attempts(tmp_path)
-    turns = [replace(turn, versions=((2, 3), (3, len(turn.sampled_ids) - 3))) for turn in made[1].turns]
+    turns = [replace(turn, versions=((-1, 3), (0, len(turn.sampled_ids) - 3))) for turn in made[1].turns]
     made[1] = replace(made[1], turns=tuple(turns))
     hint = hint_for(made[1], 0)
     samples = samples_of(made, [1.0, 0.0, 0.0, 1.0], [hint])
-    marked = [sample.at(3) for sample in samples]
+    marked = [sample.at(0) for sample in samples]
     assert [sum(sample.old) for sample in marked] == [0, 3 * len(turns), 0, 0]
-    assert samples[1].at(2).old == ()
+    assert samples[1].at(-1).old == ()
     found = []
     for given in (samples, marked):
         policy = tiny_policy()

@@ -382,7 +382,7 @@ def test_the_rest_is_estimated_by_what_was_measured(monkeypatch: pytest.MonkeyPa
 SHELL = {
     "woodshed ev": "eval",
     "woodshed eval tasks --li": "--limit",
-    "woodshed train r.toml rl.st": "rl.steps=",
+    "woodshed train r.toml rl.ste": "rl.steps=",
 }
 
 

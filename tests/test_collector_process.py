@@ -14,7 +14,7 @@ import pytest
 from pretend_trainer import PretendTrainer
 from scripted import FINISH, renderer
 
-from woodshed.engines.engine import SampleRequest
+from woodshed.engines.engine import SampleRequest, WeightUpdate
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.records import Hint, Patch, Rollout, SamplerError, Task, Verdict
 from woodshed.runs.folder import RunDir
@@ -39,6 +39,14 @@ class ByPatch:
 
 
 VERIFIER = ByPatch()
+
+
+class SlowToLoad(ScriptedEngine):
+    """An engine that has other weights for a while after it was started."""
+
+    def update_weights(self, update: WeightUpdate, version: int) -> None:
+        time.sleep(0.4)
+        super().update_weights(update, version)
 
 
 def says(request: SampleRequest) -> str:
@@ -87,7 +95,7 @@ def collect(
     run = RunDir.open(root)
     run.lock("collector")
     for left in range(kills, -1, -1):
-        engine = ScriptedEngine(renderer(), script)
+        engine = SlowToLoad(renderer(), script)
         process = CollectorProcess(run, recipe(), engine, practice(task), [task], lambda *_: None)
         if left:
             with pytest.raises(SamplerError, match="killed"):

@@ -25,7 +25,7 @@ from woodshed.cli.train import run_recipe
 from woodshed.engines.create import EngineSettings, create
 from woodshed.engines.engine import Sample, SampleRequest, WeightUpdate
 from woodshed.engines.local.server import FolderEngine, LocalServer
-from woodshed.engines.router import Router
+from woodshed.engines.router import MOST_AHEAD, Router
 from woodshed.engines.scripted import ScriptedEngine
 from woodshed.evals.suite import SuiteSettings
 from woodshed.experience import Collector, RolloutSettings
@@ -209,6 +209,7 @@ def test_a_server_of_another_model_is_refused_before_any_attempt(
     [
         ("kind='http'", "needs servers; add"),
         ("servers=[{url='http://127.0.0.1:1'}]", "uses no servers"),
+        ("gpus=[0]", "starts no servers; gpus and arguments are for vllm and process"),
         ("kind='htp'", "no engine 'htp'; did you mean 'http'"),
     ],
 )
@@ -256,6 +257,41 @@ def test_a_router_gives_to_the_engine_that_has_the_fewest():
         router.update_weights(WeightUpdate("shared"), 3)
         assert {engine.policy_version for engine in engines} == {3} == {router.policy_version}
     assert all(engine.closed for engine in engines)
+
+
+def test_a_group_keeps_to_the_engine_whose_cache_knows_it_until_that_is_much_busier():
+    engines = [Held(), Held()]
+    with closing(Router(engines)) as router:
+        for group in "aabaab":
+            router.submit(SampleRequest((1, 2), 4, 0, group))
+        assert [len(engine.futures) for engine in engines] == [4, 2]
+        router.submit_all([SampleRequest((1, 2), 4, 0, "a")] * 8)
+        assert router.in_flight == [2 + MOST_AHEAD + 1, 3], "the last one moved"
+
+
+class Unwilling(Held):
+    """Takes no weights as long as it is told so."""
+
+    refuses = True
+
+    def update_weights(self, update: WeightUpdate, version: int) -> None:
+        if self.refuses:
+            raise SamplerError("no")
+        super().update_weights(update, version)
+
+
+def test_an_engine_without_the_newest_weights_gets_no_messages():
+    behind, other = Unwilling(), Held()
+    with closing(Router([behind, other])) as router:
+        router.update_weights(WeightUpdate("shared"), 1)
+        router.submit_all([SampleRequest((1, 2), 4, 0)] * 3)
+        assert (router.policy_version, router.in_flight) == (1, [0, 3])
+        behind.refuses = False
+        router.update_weights(WeightUpdate("shared"), 2)
+        router.submit(SampleRequest((1, 2), 4, 0))
+        assert (router.policy_version, router.in_flight) == (2, [1, 3])
+    with closing(Router([Unwilling(), Unwilling()])) as router, pytest.raises(SamplerError, match="no"):
+        router.update_weights(WeightUpdate("shared"), 1)
 
 
 def test_an_engine_of_ones_own_must_be_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import zipfile
@@ -23,10 +24,11 @@ from woodshed.synthesis import (
     pins,
     project,
     requirements,
+    setup_command,
     sources,
 )
 from woodshed.synthesis.members import members, source_of
-from woodshed.synthesis.siblings import Origin, siblings
+from woodshed.synthesis.siblings import Origin, siblings, surroundings
 from woodshed.synthesis.written_sources import relative, written
 from woodshed.tasks import environment, interpreters
 from woodshed.tasks.folder import writing
@@ -357,6 +359,46 @@ def test_the_root_of_a_repository_says_what_holds_for_its_members(tmp_path: Path
     assert (own.tree / "pytest.ini").read_text() == "[pytest]\naddopts = -q\n"
 
 
+def test_an_application_takes_a_library_from_a_folder_beside_it(tmp_path: Path):
+    root = workspaces.applications(tmp_path / "shop")
+    assert members(root) == ["libs/money", "services/till"]
+    fetched = sources.fetch(str(root / "services/till"), tmp_path / "tree")
+    assert sorted(path.name for path in fetched.tree.iterdir()) == ["requirements.txt", "tests", "till"]
+    inside = siblings(fetched.tree, "till", fetched.beside, fetched.origin)
+    read = requirements.find(fetched.tree, message_from_string("Name: till\n"), inside)
+    assert read.tests == [f"money @ {(root / 'libs/money').as_uri()}", "six==1.17.0"]
+
+
+def test_what_lies_around_a_member_is_known_by_its_contents(tmp_path: Path):
+    root = workspaces.uv_workspace(tmp_path / "team")
+
+    def around() -> str:
+        found = sources.fetch(str(root / "packages/desk"), tmp_path / "tree")
+        return surroundings(found.tree, found.beside, found.origin)
+
+    seen = [around(), around()]
+    for path in ("packages/core/src/core/__init__.py", "uv.lock"):
+        workspaces.lay(root, {path: "# other\n"})
+        seen.append(around())
+    workspaces.lay(root, {"packages/desk/src/desk/more.py": "", "README.md": "x"})
+    assert seen[0] == seen[1] != "" and len({*seen}) == 3 and around() == seen[-1]
+
+
+def test_a_setup_command_writes_what_every_task_holds(tiny_task: Task, tmp_path: Path):
+    tree = workspaces.lay(tmp_path / "tree", {"tally/__init__.py": "", "README": "", "old.txt": "1"})
+    told = "mkdir -p tally/gen dist && echo 'X = 1' > tally/gen/x.py && rm README && echo 2 > old.txt"
+    told += " && touch a.pyc dist/y && python -c 'import pytest, tally'"
+    repository = sources.Repository("tally", "1", tree, "", "", "", setup=told)
+    assert setup_command.run(repository, tiny_task.environment, BUBBLEWRAP) == ("old.txt", "tally/gen/x.py")
+    assert (tree / "tally/gen/x.py").read_text() == "X = 1\n" and (tree / "old.txt").read_text() == "2\n"
+    assert (tree / "README").exists() and not (tree / "dist").exists()
+    broken = dataclasses.replace(repository, setup="echo first; echo 'proto: not found' >&2; exit 3")
+    with pytest.raises(
+        TaskError, match=r"(?s)setup=.echo first.*failed \(nonzero.*no network.*proto: not found"
+    ):
+        setup_command.run(broken, tiny_task.environment, BUBBLEWRAP)
+
+
 # ---- Pythons ------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +433,7 @@ def made(source: Path | str, out: Path, **changes: object) -> synthesis.MakeRepo
 
 NEEDED = {
     **{"core": {"wire"}, "wire": {"core"}, "desk": {"core", "wire"}},
+    **{"till": {"money"}, "money": set()},
     **{"ledger": set(), "shop": {"ledger"}, "base-lib": set(), "tool-lib": {"base-lib"}},
 }
 """Siblings of each member."""
@@ -401,7 +444,7 @@ def member_of(task: Task) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["uv_workspace", "poetry_monorepo", "hatch_workspace"])
+@pytest.mark.parametrize("kind", ["uv_workspace", "poetry_monorepo", "hatch_workspace", "applications"])
 def test_every_member_of_a_root_becomes_proven_tasks(kind: str, index: Path, tmp_path: Path):
     root = getattr(workspaces, kind)(tmp_path / "team")
     report = made(root, tmp_path / "out")

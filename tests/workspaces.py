@@ -102,7 +102,10 @@ def uv_workspace(root: Path) -> Path:
 
 def uv_package(root: Path) -> Path:
     """A package at the root of a workspace, with a member inside whose version its code reads."""
-    files = package("suite", ("core",)) | below("packages/core", package("core"))
+    files = package("suite", ("core",))
+    files["packages/core/src/core/__init__.py"] = (
+        "def core_total(values):\n    return sum(v for v in values if v > 0)\n"
+    )
     files["src/suite/about.py"] = "from importlib.metadata import version\n\nCORE = version('core')\n"
     files["tests/test_about.py"] = (
         "from suite.about import CORE\n\n\ndef test_core():\n    assert CORE.startswith('0.1.0')\n"
@@ -136,6 +139,21 @@ def hatch_workspace(root: Path) -> Path:
         about = {f"src/{name}/about.py": '__version__ = "3.1"\n', "pyproject.toml": text}
         files |= below(f"libs/{name}", package(name, others) | about)
     return lay(root, files)
+
+
+def applications(root: Path) -> Path:
+    """A repository of git whose service has requirement files alone, and takes a library from a folder beside it."""
+    digest = "4721f391ed90541fddacab5acf947aa0d3dc7d27b2e1e8eda2be8970586c3274"
+    needs = f"-e ../../libs/money\nsix==1.17.0 --hash=sha256:{digest}\n"
+    files = below("services/till", {"requirements.txt": needs, **package("till", ("money",), root=".")})
+    setup = "from setuptools import setup\n"
+    setup += "setup(name='money', version='1.0', package_dir={'': 'src'}, packages=['money'])\n"
+    files |= below("libs/money", {"setup.py": setup, **package("money")})
+    lay(root, files)
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "-m", "one")
+    return lay(root, {"services/till/untracked.py": "SECRET = 1\n"})
 
 
 def git_repository(root: Path) -> str:

@@ -215,7 +215,7 @@ app.add_typer(monitor_app, name="monitor", help="Measure the monitors that watch
 
 
 def _settings_beginning(incomplete: str) -> list[str]:
-    """Settings of a recipe for the shell's completion: "rl.st" becomes "rl.steps="."""
+    """Settings of a recipe for the shell's completion: "rl.ste" becomes "rl.steps="."""
     from woodshed.settings import leaves
     from woodshed.stages.recipe import Recipe
 

@@ -243,7 +243,7 @@ def take_part() -> None:
     from woodshed.runs.folder import RunDir
 
     with launch.following() as (job, commands):
-        policy, _ = Policy.load(job.policy, seed=job.seed)
+        policy, _ = Policy.load(job.policy, seed=job.seed, is_whole=False)
         shard(policy, job.layout)
         commands.follow(Worker(policy, RunDir(job.run), commands))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import secrets
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,7 +82,9 @@ class ServerWeights:
         """An idle connection, which breaks when the server dies; None before it got weights."""
         self._failure = ""
         self.canary_gap = 0.0
-        """Nats at the last update."""
+        """Nats at the last update,"""
+        self.stage_s = self.hold_s = 0.0
+        """its seconds before the server heard of it, and those in which no message was written or begun."""
 
     @property
     def now(self) -> Sampling:
@@ -122,7 +125,9 @@ class ServerWeights:
         Raises:
             SamplerError: the version is damaged, and nothing has changed; or the server does not take it.
         """
+        begun = time.monotonic()
         with self._updating, self._receiver.received(folder) as (checked, published):
+            self.stage_s, self.hold_s = time.monotonic() - begun, 0.0
             self._load(checked, replace(published, version=version))
 
     def close(self) -> None:
@@ -168,6 +173,7 @@ class ServerWeights:
 
     def _load_whole(self, folder: Path, published: Published) -> None:
         """Cut the messages in the middle and load, while later ones wait."""
+        begun = time.monotonic()
         with self._changed:
             self._is_held = True
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
@@ -184,6 +190,7 @@ class ServerWeights:
                 break
         else:
             self._refuse(published)
+        self.hold_s = time.monotonic() - begun
         with self._changed:
             self._is_held = False
             self._changed.notify_all()

@@ -23,6 +23,7 @@ from woodshed.engines import guard, vllm
 from woodshed.engines.engine import SamplerSettings
 from woodshed.engines.guard import Orders
 from woodshed.engines.http import EndpointSettings
+from woodshed.engines.vllm import ServedModel
 from woodshed.records import SamplerError
 from woodshed.runs import machine
 
@@ -35,25 +36,8 @@ LOCAL = ("temperature", "max_rows", "cache_mb")
 
 
 @dataclass(frozen=True)
-class ServedModel:
-    """The policy that servers are to sample from."""
-
-    folder: Path
-    """Hugging Face folder."""
-    dtype: str
-    lora_rank: int = 0
-    """Rank of the adapters that are served; 0 for whole weights."""
-    staleness: int = 0
-    """Versions that attempts may lag behind: adapters that are in use at the same time."""
-    adapter: Path | None = None
-    """PEFT folder that is served at once, for policies that are not trained."""
-    trained_gpus: int = 0
-    """GPUs of this machine, from the first, on which the policy is trained."""
-
-
-@dataclass(frozen=True)
 class StartSettings:
-    """What servers are started with."""
+    """Settings of servers that a run starts."""
 
     kind: str
     """"vllm", or "process" for the local engine."""

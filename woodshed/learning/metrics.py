@@ -23,6 +23,7 @@ MEANS = (
     ("entropy", "entropy_sum", "rl_tokens"),
     ("kl_to_start", "kl_to_start_sum", "rl_tokens"),
     ("hint_gain", "hint_gain_sum", "targets"),
+    ("experts_refilled", "experts_dropped", "experts_logged"),
 )
 """(name, numerator, denominator) of each mean."""
 

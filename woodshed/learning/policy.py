@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -136,8 +135,9 @@ class Policy:
                 parameter.data = parameter.data.float()
             if is_whole and parameter.numel() and not torch.isfinite(parameter.detach().abs().max()):
                 raise ModelError(f"weight {name} holds NaN or infinite values; fetch or train it again")
+        device = torch.device(settings.resolved_device())
         if not is_whole:
-            sharded_loading.without_memory(model)
+            sharded_loading.without_memory(model, device)
         policy = cls(
             model,
             is_adapter=is_adapter,
@@ -146,7 +146,7 @@ class Policy:
             activation_checkpointing=settings.activation_checkpointing,
         )
         if not is_whole:
-            policy.unread = (loaded.directory, torch.device(settings.resolved_device()))
+            policy.unread = (loaded.directory, device)
         return policy, loaded
 
     def find_weights(self) -> None:
@@ -183,30 +183,6 @@ class Policy:
     def speaks(self) -> bool:
         """True on the one of those ranks whose measurements count."""
         return not self.sharers or self.sharers.rank() == 0
-
-    def work(self, length: int) -> float:
-        """Work of a sequence in tokens that attend to nothing: attention to half of the others costs as much as a
-        layer's matrices where the length is their size over the heads' width."""
-        return length * (1 + length / self._even_length)
-
-    @functools.cached_property
-    def _even_length(self) -> float:
-        """The length at which attention costs as much as the matrices of a layer that one token goes through."""
-        config = self.model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", 0)
-        if not heads:
-            return math.inf
-        width = getattr(config, "head_dim", None) or config.hidden_size / heads
-        chosen = getattr(config, "num_experts_per_tok", None) or 1
-        ends = {
-            id(end.weight) for end in (self.model.get_input_embeddings(), self.model.get_output_embeddings())
-        }
-        sizes = [
-            weight.numel() * (chosen / weight.shape[0] if weight.ndim == 3 else 1)
-            for weight in self.model.parameters()
-            if id(weight) not in ends
-        ]
-        return sum(sizes) / config.num_hidden_layers / (heads * width)
 
     def forward(self, padded: Padded) -> Predictions:
         """Read sequences, and predict the tokens that are asked for.
@@ -363,7 +339,8 @@ class Policy:
         rank iterates, to the end.
         """
         self._let_go()
-        names, masters = dict[Tensor, list[str]](), dict[Tensor, Tensor](self._masters)
+        names: dict[Tensor, list[str]] = {}
+        masters: dict[Any, Any] = dict(self._masters)
         for name, weight in self.model.state_dict(keep_vars=True).items():
             names.setdefault(weight, []).append(name)
         for weight, shared in names.items():

@@ -60,30 +60,25 @@ def deal(
     items: Sequence[T],
     lengths: Sequence[int],
     split: Callable[[Sequence[int], Sequence[int]], list[list[int]]],
-    cost: Callable[[int], float] = float,
     sharers: int = 1,
 ) -> list[DealtBatch[T]]:
     """This rank's micro-batches, as many as any other rank's.
 
-    Items go to the rank with the least work so far, longest first. In every micro-batch all wait for the slowest, so
-    each takes its own in the order of their work. A rank with fewer micro-batches than another gets the shortest item
-    again, which takes part in the exchange and must count nothing.
+    Items go to the rank with the fewest positions so far, longest first. A rank with fewer micro-batches than another
+    gets the shortest item again, which takes part in the exchange and must count nothing.
 
     Args:
         split: makes micro-batches of items, given by their indices, and their lengths.
-        cost: work of an item of this length.
         sharers: ranks, neighbours, that have the same micro-batches and share each row.
     """
     readers = count() // sharers
     shares: list[list[int]] = [[] for _ in range(readers)]
-    loads = [0.0] * readers
+    loads = [0] * readers
     for i in sorted(range(len(items)), key=lambda i: -lengths[i]):
         reader = loads.index(min(loads))
         shares[reader].append(i)
-        loads[reader] += cost(lengths[i])
+        loads[reader] += lengths[i]
     dealt = [split(sorted(share), [lengths[i] for i in sorted(share)]) for share in shares]
-    if readers > 1:
-        dealt = [sorted(parts, key=lambda part: -sum(cost(lengths[i]) for i in part)) for parts in dealt]
     shortest = sorted(range(len(items)), key=lambda i: lengths[i])[:1]
     mine, batches = dealt[index() // sharers], []
     for n in range(max(map(len, dealt))):

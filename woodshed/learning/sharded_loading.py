@@ -26,7 +26,7 @@ STACKED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)
 """Stack of all experts' matrices to the matrices of one expert, as the files of most families name them."""
 
 
-class WeightFiles:
+class ShardFiles:
     """The safetensors of a model's folder, of which boxes are read."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -66,13 +66,15 @@ def _expert(name: str, number: int) -> tuple[str, ...]:
     return tuple(f"{prefix}.{number}.{part}.weight" for part in STACKED.get(stack, ("",)))
 
 
-def without_memory(model: Any) -> None:
-    """Put the weights of a model that it was built without on the meta device; those of an adapter stay."""
+def without_memory(model: Any, device: torch.device) -> None:
+    """Put the weights of a model that it was built without on the meta device, and those of an adapter on theirs."""
     for module in model.modules():
         for key, weight in module.named_parameters(recurse=False):
             if weight.numel() > 1 and not any(weight.stride()):
                 empty = nn.Parameter(weight.detach().to("meta"), requires_grad=weight.requires_grad)
                 setattr(module, key, empty)
+            else:
+                weight.data = weight.data.to(device)
     _tie(model)
 
 
@@ -92,7 +94,7 @@ def fill(model: Any, folder: Path, device: torch.device) -> None:
         if "lora_" not in name
     }
     with ExitStack() as stack:
-        files = WeightFiles(folder, stack)
+        files = ShardFiles(folder, stack)
         known: dict[Tensor, str] = {}
         for name, value in wanted.items():
             if value not in known or files.holds(name):

@@ -95,8 +95,7 @@ class StepInputs:
 
     def deal(self, items: Sequence[T], lengths: Sequence[int]) -> list[DealtBatch[T]]:
         """This rank's micro-batches; see `ranks.deal`."""
-        policy = self.policy
-        return ranks.deal(items, lengths, self.micro_batches, policy.work, policy.num_sharers)
+        return ranks.deal(items, lengths, self.micro_batches, self.policy.num_sharers)
 
     def pad(self, samples: Sequence[TrainingSample]) -> Padded:
         """A micro-batch as tensors."""

@@ -123,6 +123,9 @@ class Trainer:
         norm = ranks.agreed(
             float(clip_grad_norm_(self.policy.trainable.values(), self.settings.max_grad_norm))
         )
+        logged, dropped = self.policy.replay.take_counts()
+        if logged:
+            work.metrics.add(experts_logged=logged, experts_dropped=dropped)
         means = work.metrics.means()
         self._refuse_broken(norm, means)
         rate = learning_rate(self.settings, self.taken, self.steps)

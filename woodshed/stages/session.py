@@ -101,7 +101,7 @@ def open_session(
         PolicyError, RecipeError: weights or a setting of the recipe cannot be used.
     """
     progress(0, 0, f"loading {recipe.policy.model}")
-    policy, loaded = Policy.load(recipe.policy, seed=recipe.seed)
+    policy, loaded = Policy.load(recipe.policy, seed=recipe.seed, is_whole=ranks.count() == 1)
     copied = None
     if ranks.count() > 1:
         shard(policy, recipe.layout)

@@ -15,7 +15,7 @@ from woodshed.grading.results import TestRun
 from woodshed.grading.session import with_runner
 from woodshed.records import Environment, SandboxError, TaskError
 from woodshed.sandbox import BUBBLEWRAP, Result, Sandbox, SandboxProvider, SandboxSpec
-from woodshed.synthesis import advice, builds, pins, project, suite
+from woodshed.synthesis import advice, builds, pins, project, setup_command, suite
 from woodshed.synthesis.configuration import refuse_what_pytest_refuses
 from woodshed.synthesis.progress import Progress
 from woodshed.synthesis.sources import Repository
@@ -158,6 +158,8 @@ def _draft_of(
     progress(0, 0, f"preparing the environment of {name}")
     environment, described = pins.environment_of(described, extra_requirements, sandboxes)
     environment = replace(environment, variables=tuple(variables), pytest_options=tuple(options))
+    made = setup_command.run(repository, environment, sandboxes)
+    described = replace(described, generated=(*described.generated, *made))
     for reason in described.left_out:
         progress(0, 0, f"preparing the environment of {name}, not installed: {reason}")
     return _draft(repository, described, environment), described

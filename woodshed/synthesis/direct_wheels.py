@@ -66,6 +66,8 @@ class DirectWheels:
     """The distribution that the tasks are of: whoever requires it finds it in the workspace."""
     python: str
     sandboxes: SandboxProvider
+    packages: tuple[str, ...] = ()
+    """Import names of that project, which no wheel may bring."""
     is_ours: bool = True
     """False for a repository that was fetched: its addresses name nothing on this machine."""
     _made: dict[str, DirectWheel] = field(default_factory=dict)
@@ -135,6 +137,9 @@ class DirectWheels:
     def _keep(self, repository: sources.Repository, wheel: bytes, with_code: bool) -> DirectWheel:
         """Put a wheel into the cache: under a version of its own, without requirements that have an address."""
         contents = builds.contents_of(repository.name, wheel)
+        for place in (package.replace(".", "/") for package in self.packages if with_code):
+            if {f"{place}/__init__.py", f"{place}.py"} & contents.keys():
+                raise TaskError(f"its wheel holds {place}, the code that the tasks are about")
         info, metadata, version = builds.metadata_of(repository.name, contents, self.python)
         name = canonicalize_name(metadata["Name"])
         inside = siblings(repository.tree, name, repository.beside, repository.origin)

@@ -42,6 +42,7 @@ from woodshed.synthesis.repository_context import (
     folder_name,
     read_context,
 )
+from woodshed.synthesis.siblings import Origin
 from woodshed.synthesis.stats import UNREAD, rejected
 from woodshed.synthesis.test_writing import write_tests
 from woodshed.tasks import environment, folder
@@ -111,7 +112,8 @@ def make(
 
 def _fetched(source: str, tree: Path, settings: SynthesisSettings, phases: Phases) -> sources.Repository:
     phases.named("fetch")(0, 0, f"fetching {git_sources.without_secrets(source)}")
-    return sources.fetch(source, tree, settings.sandbox.create(), settings.python)
+    repository = sources.fetch(source, tree, settings.sandbox.create(), settings.python)
+    return replace(repository, setup=settings.setup)
 
 
 def _make_members(
@@ -382,7 +384,10 @@ def _make_reverts(
             tree = Path(scratch, f"tree-{number}")
             repository = _fetched(f"git+file://{history}@{commit.sha}", tree, settings, phases)
             repository = replace(
-                repository, name=sources.plain_name(git.name), source=f"git+{address}@{commit.sha}"
+                repository,
+                name=sources.plain_name(git.name),
+                source=f"git+{address}@{commit.sha}",
+                origin=Origin(tree, tree, is_ours=git.address.startswith("file:")),
             )
             staging = Path(scratch, f"staging-{number}")
             staging.mkdir()

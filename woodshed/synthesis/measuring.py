@@ -103,7 +103,7 @@ def _gone_if_refused(parts: Path) -> Iterator[None]:
 
 def _place(repository: sources.Repository, settings: SynthesisSettings) -> str:
     """Name of what is kept for a repository: another one for whatever changes the outcomes of its tests."""
-    asked = [GENERATOR, repository.sha256, repository.python, *settings.extra_requirements]
+    asked = [GENERATOR, repository.sha256, repository.python, repository.setup, *settings.extra_requirements]
     asked.append(surroundings(repository.tree, repository.beside, repository.origin))
     asked += [*settings.pytest_args, *settings.deselect, *settings.env]
     key = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]

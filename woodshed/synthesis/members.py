@@ -6,11 +6,12 @@ their suites; one session over all of them would meet two `tests/conftest.py`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from woodshed.synthesis import git_sources
 from woodshed.synthesis.configuration import read_toml, table, words
-from woodshed.synthesis.siblings import DESCRIPTIONS, is_described, is_workspace, modules, projects
+from woodshed.synthesis.siblings import ASIDE, DESCRIPTIONS, is_described, is_workspace, modules, projects
 
 
 def members(tree: Path) -> list[str]:
@@ -33,7 +34,7 @@ def members(tree: Path) -> list[str]:
     hatch = table(whole, "tool", "hatch", "envs", "default", "workspace")
     patterns = patterns or [text for text in hatch.get("members", []) if isinstance(text, str)]
     if not patterns:
-        return [place for place, _ in projects(tree)]
+        return sorted({place for place, _ in projects(tree)} | set(_applications(tree)))
     left_out = {path for pattern in excluded for path in tree.glob(pattern)}
     found = {path for pattern in patterns for path in tree.glob(pattern)} - left_out
     return sorted(
@@ -41,6 +42,15 @@ def members(tree: Path) -> list[str]:
         for path in found
         if path != tree and any((path / name).is_file() for name in DESCRIPTIONS)
     )
+
+
+def _applications(tree: Path) -> Iterator[str]:
+    """Folders that describe no distribution, and have requirements and tests of their own."""
+    for path in tree.rglob("requirements*"):
+        place = path.parent.relative_to(tree).as_posix()
+        has_tests = any((path.parent / name).is_dir() for name in ("tests", "test"))
+        if has_tests and place != "." and not is_described(path.parent) and not ASIDE & {*Path(place).parts}:
+            yield place
 
 
 def source_of(source: str, place: str) -> str:

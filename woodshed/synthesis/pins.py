@@ -35,7 +35,8 @@ def environment_of(
     """
     origin = described.inside.origin
     ours = origin is not None and origin.is_ours
-    wheels = DirectWheels(described.distribution.partition("==")[0], described.python, sandboxes, ours)
+    own = described.distribution.partition("==")[0]
+    wheels = DirectWheels(own, described.python, sandboxes, described.packages, ours)
     needed = wheels.pinned([*described.requirements, *(_own_or_asked(text, described) for text in extra)])
     wishes, given_up = _built_wishes(described.test_requirements, wheels)
     wishes += [*described.plugins, *_metadata_of(described.described, wheels)]

@@ -107,7 +107,7 @@ def find(tree: Path, metadata: Message, inside: Siblings, python: str = OURS) ->
     for root in requirements.roots:  # which grows
         needs = dependencies(tree, root)
         requirements.package += _apart(requirements, inside, reader.active(needs, ""), needed=True)
-    requirements.tests += _imported(tree, inside)
+    requirements.tests = list(dict.fromkeys([*requirements.tests, *_imported(tree, inside)]))
     requirements.left_out = list(dict.fromkeys(requirements.left_out))
     return requirements
 
@@ -119,7 +119,10 @@ def _imported(tree: Path, inside: Siblings) -> Iterator[str]:
     }
     for name in sorted(names - sys.stdlib_module_names - plugins.IMPORTED_AS.keys()):
         canonical = canonicalize_name(name)
-        source = inside.at(inside.elsewhere.get(canonical, ""))
+        place = inside.elsewhere.get(canonical, "")
+        source = (
+            inside.at(place) if {*Path(place).parts} != {".."} else ""
+        )  # what is around it may hold it, too
         if source and canonical not in inside.homes:
             yield f"{canonical} @ {source}"
 

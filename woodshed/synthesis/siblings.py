@@ -328,4 +328,5 @@ def is_workspace(folder: Path) -> bool:
         tools = table(read_toml(folder / "pyproject.toml"), "tool")
     except TaskError:
         return False
-    return any("workspace" in table(tools, tool) for tool in ("uv", "rye", "hatch", "pixi"))
+    tables = [table(tools, tool) for tool in ("uv", "rye", "hatch", "pixi")]
+    return any("workspace" in each for each in (*tables, table(tools, "hatch", "envs", "default")))

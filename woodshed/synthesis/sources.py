@@ -5,6 +5,7 @@ A source is "pypi:name==version", an address of git (`git_sources`) or a local p
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -66,6 +67,8 @@ class Repository:
     """Paths that no task can hold, with the reason; in names that are not UTF-8, bytes as codes."""
     python: str = interpreters.OURS
     """Version of Python that it is built and tested with."""
+    setup: str = ""
+    """Shell command that prepares it for its tests (`setup_command`)."""
 
 
 def fetch(source: str, into: Path, sandboxes: SandboxProvider = BUBBLEWRAP, python: str = "") -> Repository:
@@ -294,10 +297,12 @@ def _fetch_folder(source: str, into: Path, sandboxes: SandboxProvider) -> tuple[
     if not source or not folder.is_dir():
         raise TaskError(f"no folder {source!r}; a source is a path, pypi:NAME==VERSION, {git_sources.FORMS}")
     folder, version = folder.resolve(), "0.0.0"
-    top = folder if (folder / ".git").exists() else whole(folder) or folder
+    top, names = folder if (folder / ".git").exists() else whole(folder), list[str]()
     try:
-        names, version = _asked_inside(top, folder, sandboxes) if (top / ".git").exists() else ([], version)
-        if names or (top == folder and (folder / ".git").exists()):
+        if top and (top / ".git").exists():
+            with contextlib.suppress(*((TaskError,) if top != folder else ())):  # of a part a copy is as good
+                names, version = _asked_inside(top, folder, sandboxes)
+        if names or top == folder:
             into.mkdir()
             for name in names:
                 _copy_listed(folder, name, into)

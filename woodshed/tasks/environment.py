@@ -305,6 +305,8 @@ def _build(
     # The environment's own Python runs pip here, which is safe only while the environment is empty.
     _pip(build / "bin" / "python", ["--no-compile"], environment.requirements, environment.python)
     site = build / "lib" / f"python{environment.python}" / "site-packages"
+    for told in site.glob("*.dist-info/direct_url.json"):  # names a folder of this machine
+        told.unlink()
     _open_namespaces(site, environment.packages)
     progress(1, 3, "checking the environment")
     _check(site, environment, pins)

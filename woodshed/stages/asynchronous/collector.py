@@ -100,13 +100,16 @@ class CollectorProcess:
         grown = self.folder.path / "tasks" / "grown"
         if grown.is_dir() and any(grown.iterdir()):
             self.known |= {task.id: task for task in folder.load_set(grown)}
-        for step, draw in sorted(draws.items()):
-            self.dry = bool(draw.dry)
-            if not draw.dry:
-                self.admission.begun = self.admission.per_step * (step + 1)
-                self.choosing.restore(draw.choice["curriculum"], draw.choice["growth"])
-                self.observed = max(0, step - self.recipe.rl.staleness)
-                self._open(self._of_step(step, [self.known[name] for name in draw.task_ids]))
+        self.dry = any(draw.dry for draw in draws.values())
+        drawn = {step: draw for step, draw in sorted(draws.items()) if not draw.dry}
+        for step, draw in drawn.items():
+            self._open(self._of_step(step, [self.known[name] for name in draw.task_ids]))
+        if drawn:
+            newest = max(drawn)
+            choice = drawn[newest].choice
+            self.choosing.restore(choice["curriculum"], choice["growth"])
+            self.admission.begun = self.admission.per_step * (newest + 1)
+            self.observed = max(0, newest - self.recipe.rl.staleness)
         self.journal.keep_only(
             slot.rollout_id
             for batch in self.batches
@@ -162,7 +165,12 @@ class CollectorProcess:
             self.flight = stack.enter_context(InFlight(maker, pool, harness))
             self.flight.journal = self.journal
             self.of: dict[Slot, AttemptBatch] = {}
-            for batch in list(self.batches):
+            begun = list(self.batches)
+            while self.loaded < 0:  # nothing is sampled by weights of which nobody knows the version
+                self._show_life()
+                self._follow()
+                time.sleep(TURN_S / 5)
+            for batch in begun:
                 self._resume(batch)
             looked = -TURN_S
             while not self._is_done():

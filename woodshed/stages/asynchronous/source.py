@@ -60,7 +60,6 @@ class Tailing:
         Raises:
             RunError: later weights were published, whose checkpoint is gone.
         """
-        self._note_taken(state)
         version, root = state.version, self.run.path / "weights"
         newest = max((step for _, step, _ in self.run.batches("published")), default=0)
         if newest > version:
@@ -71,10 +70,14 @@ class Tailing:
             )
         measured = is_measured(self.session.recipe, state.step) or bool(state.stopped)
         known = [offer for _, step, offer in self.run.read("published", Publication) if step == version]
-        if known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last:
-            return
+        is_told = known and (self.run.path / known[-1].folder).is_dir() and known[-1].is_last == is_last
         behind = self.staleness + 2  # so many versions behind an engine that evaluates may be
-        update = publish.write(self.session.worker, self.session.renderer, root, version, behind)
+        worker, renderer = self.session.worker, self.session.renderer
+        update = None if is_told else publish.write(worker, renderer, root, version, behind)
+        worker.settle()  # what others are told has a checkpoint
+        self._note_taken(state)
+        if update is None:
+            return
         assert update.folder is not None and update.kind != "shared"
         name = update.folder.relative_to(self.run.path).as_posix()
         offer = Publication(version, name, update.kind, measured, is_last)
